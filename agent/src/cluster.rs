@@ -223,7 +223,10 @@ async fn trust(config: &Config, client: Client, owner: &Owner) -> Result<(), Sto
         match read_trust(&map) {
             Ok((verifier, ca)) => owner.tell(Event::Trust(verifier, ca))?,
             Err(why) => {
-                tracing::warn!(why, "the trust ConfigMap is not readable; keeping the last");
+                tracing::warn!(
+                    why,
+                    "the trust ConfigMap cannot be read; its last state stays in use"
+                );
             }
         }
     }
@@ -289,7 +292,7 @@ async fn capacities(
                 )
                 .await;
             match written {
-                Ok(_) => tracing::info!(?wanted, "the node's capacity says what its cards have"),
+                Ok(_) => tracing::info!(?wanted, "the node's capacity is written"),
                 Err(error) => {
                     let error = in_words(&error);
                     tracing::warn!(error, "the node's capacity cannot be written");
@@ -345,12 +348,12 @@ async fn presence(
                 .create(&PostParams::default(), &blank(&config.node_name, uid))
                 .await
             {
-                Ok(_) => tracing::info!("the GpuNode is made"),
+                Ok(_) => tracing::info!("the GpuNode is created"),
                 // Ours or an admin's, a moment ago; the watch says so.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => {
                     let error = in_words(&error);
-                    tracing::warn!(error, "the GpuNode cannot be made");
+                    tracing::warn!(error, "the GpuNode cannot be created");
                     failed = true;
                 }
             }

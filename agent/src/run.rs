@@ -144,7 +144,7 @@ async fn alone(
             return Err(RunError::NotAlone(path));
         }
         if config.pod_uid.is_some() && standby.is_none() {
-            tracing::info!("stands by until the agent of this node has ended");
+            tracing::info!("waits until the node's other agent has ended");
             standby = Some(Standby::start(config)?);
         }
         tokio::select! {
@@ -459,14 +459,14 @@ fn hook_obstacle(config: &Config) -> Option<String> {
             Err(error) => {
                 tracing::error!(%error, "the hook cannot be installed");
                 return Some(format!(
-                    "the container hook cannot be installed at {}: {error}",
+                    "the OCI hook cannot be installed at {}: {error}",
                     config.hook_path.display()
                 ));
             }
         }
     } else if !config.hook_path.exists() {
         // The path is the host's; a container without the mount does not see it.
-        tracing::warn!(hook = %config.hook_path.display(), "the hook is not seen at its place");
+        tracing::warn!(hook = %config.hook_path.display(), "the installed hook cannot be found");
     }
     None
 }

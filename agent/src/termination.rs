@@ -63,7 +63,7 @@ async fn one(proc_root: PathBuf, client: Option<SupervisorClient>, termination: 
         let work = client.terminate(server, termination.pids.clone());
         match tokio::time::timeout(BREAK_OFF, work).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(server, %error, "clients are not taken off"),
+            Ok(Err(error)) => tracing::debug!(server, %error, "clients are not terminated"),
             Err(_) => tracing::warn!(server, "the MPS daemon is slow; killing its clients"),
         }
     }

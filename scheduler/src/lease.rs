@@ -176,7 +176,7 @@ pub(crate) async fn run(
                     grantor.extend(until);
                 }
                 if !leading.send_replace(true) {
-                    tracing::info!(identity = election.identity, "this replica acts");
+                    tracing::info!(identity = election.identity, "this replica leads");
                 }
             }
             Ok(false) if election.lost() => {
@@ -194,7 +194,7 @@ pub(crate) async fn run(
             .await
             .is_err()
         {
-            tracing::warn!("writes are under way: the lease is left to run out");
+            tracing::warn!("writes are in flight: the lease is left to expire");
             return Ok(());
         }
         grantor.revoke();
@@ -271,8 +271,8 @@ async fn release(leases: &Api<Lease>, election: &Election) {
     };
     match tokio::time::timeout(RETRY, released).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the lease is not given back"),
-        Err(_) => tracing::warn!("the lease is not given back in time"),
+        Ok(Err(error)) => tracing::warn!(%error, "the lease is not released"),
+        Err(_) => tracing::warn!("the lease is not released in time"),
     }
 }
 

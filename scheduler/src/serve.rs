@@ -176,7 +176,7 @@ impl<S> Accept<TcpStream, S> for Limited {
             let peer = peer.ip();
             let mut places = locked(&self.0);
             if !places.take(peer) {
-                tracing::debug!(%peer, "a connection too many");
+                tracing::debug!(%peer, "too many connections: refused one");
                 return Err(io::Error::other("too many connections"));
             }
             drop(places);

@@ -78,7 +78,7 @@ impl Service {
             }
             if handed_on || Instant::now() >= until || self.stop.is_cancelled() {
                 return Err(Status::unavailable(
-                    "this agent stands by until the one before it has ended",
+                    "this agent waits until the previous one has ended",
                 ));
             }
             for socket in self.others() {
@@ -142,7 +142,7 @@ pub async fn sweep(config: &Config) {
             continue;
         };
         if error.kind() == io::ErrorKind::ConnectionRefused {
-            tracing::info!(socket = %socket.display(), "a socket of an agent that is gone is removed");
+            tracing::info!(socket = %socket.display(), "removed the socket of a former agent");
             let _ = std::fs::remove_file(&socket);
         }
     }

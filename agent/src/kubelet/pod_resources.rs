@@ -160,7 +160,7 @@ pub async fn follow(
                 *ids == expected
             }
             Err(error) => {
-                tracing::debug!(%error, "what the kubelet shows is not known");
+                tracing::debug!(%error, "the kubelet's allocatable devices cannot be read");
                 false
             }
         };

@@ -427,7 +427,7 @@ impl Daemon {
         if let Some(pid) = child.id()
             && let Err(error) = self.tools.cgroups.take(pid, &self.name)
         {
-            warn!(server = self.name, %error, "the MPS daemon would end with this container");
+            warn!(server = self.name, %error, "the MPS daemon cannot be moved out of this container's cgroup and would end with the container");
         }
         self.process = child.id().and_then(|pid| self.tools.processes.find(pid));
         self.child = Some(child);

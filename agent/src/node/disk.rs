@@ -60,7 +60,7 @@ impl Disk {
         }
         let cdi = OwnDir::new(&config.cdi_dir, names::cdi::FILE_PREFIX);
         if let Err(error) = cdi.sweep_temporaries() {
-            tracing::warn!(%error, "temporary CDI files stay");
+            tracing::warn!(%error, "temporary CDI files cannot be removed");
         }
         Ok(Self {
             checkpoint: config.checkpoint(),
@@ -110,7 +110,10 @@ impl Disk {
         for (part, error) in &unreadable {
             if old_reasons.get(part) != Some(error) {
                 let part = part.in_words();
-                tracing::warn!(error, "{part} cannot be read; the last good state stands");
+                tracing::warn!(
+                    error,
+                    "{part} cannot be read; its last known state stays in use"
+                );
             }
         }
         for part in old_reasons
@@ -269,7 +272,7 @@ impl Disk {
         match linked {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => {
-                tracing::warn!(%name, "the proof of a running container was gone");
+                tracing::warn!(%name, "the proof of a running container was missing and is written again");
                 Ok(())
             }
         }
@@ -280,7 +283,7 @@ impl Disk {
     pub fn forget(&mut self, alloc: AllocId) {
         let id = alloc.to_string();
         if let Err(error) = self.cdi.remove(&id) {
-            tracing::warn!(%alloc, %error, "a CDI file stays");
+            tracing::warn!(%alloc, %error, "a CDI file cannot be removed");
         }
         unless_gone(std::fs::remove_dir_all(self.share_dir.join(&id)), &id);
         // Those that are there now, and not only those that were there at the last look.
@@ -303,7 +306,7 @@ fn unless_gone(removed: io::Result<()>, name: &str) {
     if let Err(error) = removed
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(name, %error, "something of a dead allocation stays");
+        tracing::warn!(name, %error, "a file of a dead allocation cannot be removed");
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
         .iter()
         .map(|card| {
             one(card).unwrap_or_else(|error| {
-                tracing::debug!(gpu = %card.uuid, %error, "links are not told");
+                tracing::debug!(gpu = %card.uuid, %error, "NVLink links cannot be read");
                 Vec::new()
             })
         })

@@ -59,7 +59,7 @@ pub async fn run(sources: Sources, endpoint: String, stop: CancellationToken) {
                 let addresses: BTreeSet<SocketAddr> = addresses.collect();
                 for (address, token) in &streams {
                     if !addresses.contains(address) {
-                        info!(%address, "scheduler is gone from its name");
+                        info!(%address, "a scheduler's address is no longer in DNS");
                         token.cancel();
                     }
                 }

@@ -69,7 +69,7 @@ impl Core {
         match tokio::time::timeout(ANSWER, self.pass_on(&sent, certificates)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "a resize is not passed on to the replica that acts");
+                tracing::warn!(%error, "a resize is not passed on to the leader");
                 unasked
             }
             Err(_) => unasked,

@@ -171,7 +171,7 @@ impl Observer {
             here = difference.here,
             there = difference.there,
             why = difference.why,
-            "would differ"
+            "differs"
         );
     }
 }

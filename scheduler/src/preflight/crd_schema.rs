@@ -26,12 +26,12 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
             Ok(None) => continue,
             // Who may not look goes on: the watch says what it cannot read.
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                tracing::warn!(name, "may not look at the definition");
+                tracing::warn!(name, "not allowed to read the CRD");
                 continue;
             }
             Err(source) => {
                 return Err(PreflightError::Api {
-                    what: "read a definition",
+                    what: "read a CRD",
                     source: Box::new(source),
                 });
             }
@@ -48,7 +48,7 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
             tracing::warn!(
                 name,
                 fields = missing.join(", "),
-                "an older definition: these fields are not kept"
+                "an older CRD: the API server drops these fields"
             );
         }
     }

@@ -65,7 +65,7 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
             }
             Err(error) => {
                 links.meters.failed();
-                tracing::warn!("asking for nodes: {error}");
+                tracing::warn!("requesting nodes: {error}");
                 // What of it was written is seen in a listing.
                 planner.there = None;
                 let pause = planner.retry;

@@ -101,7 +101,7 @@ async fn hear(
                 break (Some(Status::deadline_exceeded(silent)), Duration::ZERO);
             }
             Ok(Err(status)) => {
-                tracing::debug!(node, %status, "telemetry broke off");
+                tracing::debug!(node, %status, "telemetry was interrupted");
                 break (None, SILENCE);
             }
             Ok(Ok(None)) => break (None, SILENCE),
@@ -125,7 +125,7 @@ async fn hear(
     tracing::info!(node, why, "telemetry ends");
     if let Some(status) = ended {
         meters.refused(status.code());
-        tracing::warn!(node, code = ?status.code(), "what the agent of {node} says is not taken: {}", status.message());
+        tracing::warn!(node, code = ?status.code(), "a message of the agent of {node} is refused: {}", status.message());
         let _ = timeout(SILENCE, answers.send(Err(status))).await;
     }
     drop(answers);

@@ -152,7 +152,7 @@ pub enum TrustError {
         source: Box<kube::Error>,
     },
     /// Somebody put something else there.
-    #[error("{object} cannot be used: {why}; delete it and a new one is made")]
+    #[error("{object} cannot be used: {why}; delete it, and a new one is created")]
     Content {
         /// "Secret x/y".
         object: String,
