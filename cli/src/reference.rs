@@ -210,7 +210,7 @@ fn objects() -> String {
     for (definition, what) in [
         (
             api::GpuNode::crd(),
-            "Made by the agent of the node of that name; `spec` is the administrator's.",
+            "Made by the agent of the node of that name; the administrator writes `spec`.",
         ),
         (
             api::Queue::crd(),
@@ -223,11 +223,11 @@ fn objects() -> String {
         (api::Topology::crd(), "KAI's. The levels of a data centre."),
         (
             api::kai::ShardDefinition::crd(),
-            "KAI's. How one node pool is scheduled; a change acts at once, and the conditions `Ready` and `KeysIgnored` say what of it does not.",
+            "KAI's. How one node pool is scheduled. A change takes effect at once; the conditions `Ready` and `KeysIgnored` name the keys that do not.",
         ),
         (
             api::kai::ConfigDefinition::crd(),
-            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names what of it means nothing here, `Ready` what is otherwise in the scheduler that runs.",
+            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names the keys without an effect, `Ready` those that differ in the running scheduler.",
         ),
     ] {
         let definition = serde_json::to_value(&definition).unwrap();

@@ -114,7 +114,7 @@ pub struct Card {
     pub compute_capability: String,
     /// PCI bus id, `00000000:01:00.0`.
     pub pci: String,
-    /// NUMA node where the driver says one.
+    /// NUMA node, if the driver reports one.
     pub numa: Option<u32>,
     /// UUIDs of cards that a link joins to it, or `nvswitch`.
     pub nvlink_peers: Vec<String>,
@@ -139,7 +139,7 @@ pub enum Health {
     /// As far as the driver knows.
     #[default]
     Healthy,
-    /// Nothing new is placed on it.
+    /// No new pods are placed on it.
     Unhealthy {
         /// One line.
         reason: String,

@@ -121,7 +121,7 @@ impl NodeCards {
 /// One physical card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// The name that everything else uses.
+    /// Identifies the card everywhere else.
     pub uuid: GpuUuid,
     /// NVML's order on the node.
     pub index: u32,
@@ -152,7 +152,7 @@ pub struct Card {
     /// MPS clients that the card takes, and how many shares may therefore be on it at
     /// once in the MPS modes. 0: not limited.
     pub client_slots: u32,
-    /// NUMA node where the driver says one.
+    /// NUMA node, if the driver reports one.
     pub numa: Option<u32>,
     /// UUIDs of cards with a direct link; empty where none.
     pub nvlink_peers: Vec<GpuUuid>,

@@ -127,7 +127,7 @@ pub struct TopologyRule {
     pub topology: TopologyName,
     /// All in one domain of this level.
     pub required: Option<Arc<str>>,
-    /// In one domain of this level where that is possible.
+    /// In one domain of this level, if possible.
     pub preferred: Option<Arc<str>>,
 }
 
