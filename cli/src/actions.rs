@@ -33,7 +33,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                     bind.node.to_string().into(),
                     grants(&bind.grants),
                     if bind.pod.as_str().ends_with(scheduler::trial::ANEW) {
-                        "made anew by its controller".into()
+                        "recreated by its controller".into()
                     } else {
                         "".into()
                     },
@@ -67,7 +67,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                 promise.name.to_string().into(),
                 promise.node.to_string().into(),
                 Cell::shown(cards.clone(), cards.join(",")),
-                "when what is leaving there has left".into(),
+                "when the pods that are leaving there have ended".into(),
                 promise.pod.to_string().into(),
             ]);
         }

@@ -122,7 +122,7 @@ impl Cluster {
     pub(crate) fn failure(&self, what: &str, error: &kube::Error) -> Failure {
         match error {
             kube::Error::Api(status) if status.code == 404 => Failure::cluster(format!(
-                "the cluster at {} knows no {what}: is Aliquot installed there (kubectl apply -k deploy)?",
+                "the cluster at {} has no {what}: is Aliquot installed there (kubectl apply -k deploy)?",
                 self.url
             )),
             kube::Error::Api(status) if status.code == 403 || status.code == 401 => {

@@ -84,7 +84,7 @@ fn moment(event: &Event) -> i64 {
 
 fn table(args: &Args, events: Vec<Event>) -> Table {
     let now = i64::try_from(clock().0).unwrap_or(i64::MAX);
-    let mut table = Table::new(COLUMNS, "the scheduler has said nothing");
+    let mut table = Table::new(COLUMNS, "the scheduler has sent no events");
     for event in events {
         let at = moment(&event);
         let kind = event.type_.clone().unwrap_or_default();

@@ -160,7 +160,7 @@ impl Keys {
             tokio::time::sleep(PAUSE).await;
         }
         Err(Failure::cluster(
-            "the former key is deleted, and no scheduler has made a new one in 30 s: one that starts will",
+            "the previous key is deleted, and no scheduler has created a new one in 30 s: the next one that starts will",
         ))
     }
 
@@ -169,12 +169,12 @@ impl Keys {
             let mut known = self.read().await?;
             if known.signs.as_deref() == Some(key) {
                 return Err(Failure::no(format!(
-                    "{key} signs: have another key sign first, with `aliquot keys rotate`"
+                    "{key} is the signing key: rotate it first, with `aliquot keys rotate`"
                 )));
             }
             if known.keys.remove(key).is_none() {
                 return Err(Failure::input(format!(
-                    "no key {key} is believed; `aliquot keys list` says which are"
+                    "no key {key} is trusted; `aliquot keys list` lists the trusted keys"
                 )));
             }
             let text = serde_json::to_string(&known.keys)

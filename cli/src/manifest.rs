@@ -32,7 +32,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
         .with_context(|| format!("{} cannot be read", path.display()))?;
     let documents = parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))?;
     if documents.is_empty() {
-        bail!("{} has no manifest in it", path.display());
+        bail!("{} contains no manifest", path.display());
     }
     Ok(documents)
 }
@@ -150,7 +150,7 @@ pub(crate) async fn apply(client: &Client, object: &Value) -> anyhow::Result<App
 pub(crate) fn caveat(applied: &Applied) -> Option<String> {
     WITHOUT_CONTROLLER.contains(&applied.kind.as_str()).then(|| {
         format!(
-            "{} {}: kept, but the demo has no controller that makes pods of it; apply the pods themselves",
+            "{} {}: stored, but the demo has no controller that creates its pods; apply the pods themselves",
             applied.kind, applied.name
         )
     })

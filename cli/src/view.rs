@@ -214,7 +214,7 @@ pub(crate) fn why(pod: &Pod) -> String {
         return reason.to_owned();
     }
     let Some(status) = &pod.status else {
-        return "the scheduler has not looked at it yet".to_owned();
+        return "the scheduler has not tried it yet".to_owned();
     };
     if let Some(message) = &status.message {
         return message.clone();
@@ -248,7 +248,7 @@ pub(crate) fn why(pod: &Pod) -> String {
     match (status.phase.as_deref(), bound) {
         (Some("Succeeded"), _) => String::new(),
         (_, true) => "bound, not started yet".to_owned(),
-        (_, false) => "the scheduler has not looked at it yet".to_owned(),
+        (_, false) => "the scheduler has not tried it yet".to_owned(),
     }
 }
 

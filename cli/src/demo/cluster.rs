@@ -126,7 +126,7 @@ impl Cluster {
     }
 
     fn start_node(&mut self, paths: &Paths, name: &str) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut workload = vec![program.display().to_string()];
         workload.extend(words(&["sim-gpu", "workload"]));
@@ -192,7 +192,7 @@ impl HardwareControl {
     /// `sim-gpu ctl VERB INDEX` on a node's driver.
     pub(super) async fn card(&self, node: &str, index: u32, verb: &str) -> anyhow::Result<()> {
         let root = Paths::below(&self.place, node).driver;
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let output = tokio::process::Command::new(program)
             .args(["sim-gpu", "ctl", verb, &index.to_string(), "--root"])
             .arg(root)
@@ -365,7 +365,7 @@ async fn admission(client: &Client) -> anyhow::Result<()> {
     let begin = Instant::now();
     while api.get_opt(object::WEBHOOK_CONFIGURATION).await?.is_none() {
         if begin.elapsed() > Duration::from_secs(30) {
-            bail!("the scheduler's webhook does not stand after 30 s");
+            bail!("the scheduler's webhook is not ready after 30 s");
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

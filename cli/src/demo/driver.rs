@@ -62,7 +62,7 @@ impl Driver {
             "cards": [{"preset": cards.preset, "count": cards.count}],
         });
         std::fs::write(&hardware, document.to_string())?;
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let errors = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -91,7 +91,7 @@ impl Driver {
                     return Ok(());
                 }
             }
-            bail!("the simulated driver of {node} ended at its start")
+            bail!("the simulated driver of {node} ended during its start")
         };
         tokio::time::timeout(START, ready)
             .await

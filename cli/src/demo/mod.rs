@@ -378,7 +378,7 @@ async fn settle(
     }
     if in_time && (hardware.is_none() || refused.is_some()) {
         say(&format!(
-            "\nAs told, after {:.1} s.\n",
+            "\nEverything is as expected, after {:.1} s.\n",
             begin.elapsed().as_secs_f64()
         ));
         return Ok(ExitCode::SUCCESS);

@@ -82,7 +82,7 @@ fn limit() -> Vec<ScenarioStep> {
             let view = seen.view;
             let same = view.cards_of(NAMESPACE, "polite") == view.cards_of(NAMESPACE, "greedy");
             runs(seen, "polite").filter(|_| same)?;
-            Some("polite runs on the same card and has noticed nothing.".to_owned())
+            Some("polite runs on the same card and is not affected.".to_owned())
         }),
         ScenarioStep::Show,
         ScenarioStep::Say(
@@ -123,7 +123,7 @@ fn card() -> Vec<ScenarioStep> {
                 card.index, card.health_reason
             ))
         }),
-        ScenarioStep::Say("New work goes to the other card, without anybody's doing."),
+        ScenarioStep::Say("New pods are placed on the other card."),
         ScenarioStep::Apply(share("second", "4000", &["alloc", "1000", "hold"])),
         ScenarioStep::Until("second runs on the other card", |seen| {
             let view = seen.view;
@@ -158,7 +158,7 @@ fn preemption() -> Vec<ScenarioStep> {
         ScenarioStep::Until("training runs", |seen| runs(seen, "training")),
         ScenarioStep::Show,
         ScenarioStep::Say(
-            "`urgent` comes into the same queue with the class inference (125) and wants 4000 MiB.",
+            "`urgent` joins the same queue with the class inference (125) and requests 4000 MiB.",
         ),
         ScenarioStep::Apply(prioritised(
             share("urgent", "4000", &["alloc", "1000", "hold"]),
@@ -171,7 +171,7 @@ fn preemption() -> Vec<ScenarioStep> {
         ScenarioStep::Until("urgent runs", |seen| runs(seen, "urgent")),
         ScenarioStep::Show,
         ScenarioStep::Say(
-            "training's controller would make it anew now; it would wait, and `aliquot explain` would say for whom.",
+            "training's controller would recreate it now; it would wait, and `aliquot explain` would say for which pod.",
         ),
     ]
 }

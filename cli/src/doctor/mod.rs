@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     } else {
         block_on(async {
             let cluster = args.place.connect().await?;
-            let mut progress = Progress::of("asking the API server", 0);
+            let mut progress = Progress::of("querying the API server", 0);
             progress.spin();
             let seen = cluster::Seen::look(&cluster).await?;
             drop(progress);
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn report(findings: &[Finding]) -> Report {
-    let mut table = Table::new(COLUMNS, "nothing was looked at");
+    let mut table = Table::new(COLUMNS, "nothing was checked");
     for finding in findings {
         let (word, tone) = match finding.state {
             State::Fine => ("ok", Tone::Good),
@@ -148,7 +148,7 @@ fn report(findings: &[Finding]) -> Report {
             .count()
     };
     let (broken, warnings, unknown) = (of(State::Broken), of(State::Warning), of(State::Unknown));
-    let verdict = format!("{broken} broken, {warnings} to be looked at, {unknown} unknown");
+    let verdict = format!("{broken} broken, {warnings} to check, {unknown} unknown");
     let mut report = Report::from(table);
     report
         .below

@@ -151,7 +151,7 @@ impl<'a> Trial<'a> {
                 let events = self.changed(|pod| pod.queue = default);
                 ideas.push(CandidateChange::new(
                     format!(
-                        "make the queue {queue}, or name another in the label {} ({} exists)",
+                        "create the queue {queue}, or name another in the label {} ({} exists)",
                         proto::names::kai::QUEUE_LABEL,
                         proto::names::kai::DEFAULT_QUEUE
                     ),
@@ -169,7 +169,7 @@ impl<'a> Trial<'a> {
                 }
             });
             ideas.push(CandidateChange::new(
-                "leave the sharing mode to the node",
+                "remove the sharing mode, so that the node's default applies",
                 events,
             ));
         }
@@ -186,7 +186,7 @@ impl<'a> Trial<'a> {
                     other.cordoned &= other.uuid != card.uuid;
                 }
                 let idea = CandidateChange::new(
-                    format!("open the cordoned GPU {} of node {name}", card.index),
+                    format!("uncordon GPU {} of node {name}", card.index),
                     vec![Event::Cards(agent)],
                 );
                 ideas.push(idea.by(format!("aliquot uncordon {name}/{}", card.index)));
@@ -196,7 +196,7 @@ impl<'a> Trial<'a> {
             let mut open = node.clone();
             open.unschedulable = false;
             let idea = CandidateChange::new(
-                format!("open the cordoned node {}", node.name),
+                format!("uncordon node {}", node.name),
                 vec![Event::Node(open)],
             );
             ideas.push(idea.by(format!("kubectl uncordon {}", node.name)));
@@ -212,7 +212,7 @@ impl<'a> Trial<'a> {
             free.nodes = NodeRules::default();
             if self.fits(&free) {
                 ideas.push(CandidateChange::new(
-                    "drop its node selector and node affinity",
+                    "remove its node selector and node affinity",
                     vec![Event::Pod(Box::new(free))],
                 ));
             }
@@ -237,7 +237,7 @@ impl<'a> Trial<'a> {
             tolerant(&mut pod, Some(Arc::clone(&key)));
             if self.fits(&pod) {
                 ideas.push(CandidateChange::new(
-                    format!("let it tolerate the taint {key}"),
+                    format!("add a toleration of the taint {key}"),
                     vec![Event::Pod(Box::new(pod))],
                 ));
             }
@@ -268,7 +268,7 @@ impl<'a> Trial<'a> {
                     return Vec::new();
                 };
                 (
-                    format!("ask for nvidia.com/gpu: {fewer} instead of {count}"),
+                    format!("request nvidia.com/gpu: {fewer} instead of {count}"),
                     Ask::Whole(fewer),
                 )
             }
@@ -294,10 +294,10 @@ impl<'a> Trial<'a> {
                 }
                 let what = match share.amount {
                     Amount::Memory(mib) => {
-                        format!("ask for gpu-memory: \"{largest}\" instead of \"{}\"", mib.0)
+                        format!("request gpu-memory: \"{largest}\" instead of \"{}\"", mib.0)
                     }
                     Amount::Fraction(_) => {
-                        format!("ask for gpu-fraction: \"0.{largest:02}\" instead of what it asks")
+                        format!("request gpu-fraction: \"0.{largest:02}\" instead")
                     }
                 };
                 (what, of(largest))

@@ -101,7 +101,7 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         Verdict::Soon(how) => Cell::from(format!("{who}: {how}")).tone(Tone::Good),
         Verdict::Waits => {
             let line = match &*explanation.line {
-                "" => "nothing hinders it by itself, others go first",
+                "" => "it could be placed, but other pods come first",
                 // What follows is card by card, as the table below.
                 line => line.split(". node ").next().unwrap_or(line),
             };
@@ -178,7 +178,7 @@ fn verdict(shadow: &Shadow, pod: &Pod, explanation: &Explanation) -> (Verdict, S
                 .collect();
             let how = if evicted.is_empty() {
                 format!(
-                    "it gets a place on node {} when what is leaving there has left",
+                    "it gets a place on node {} when the pods that are leaving there have ended",
                     promise.node
                 )
             } else {
@@ -217,7 +217,7 @@ fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
         Phase::Running(placement) => ("runs on node", placement),
         Phase::Releasing(Some(placement)) => ("is leaving node", placement),
         Phase::Stuck(placement) => (
-            "should have left and still holds its place on node",
+            "should have ended and still holds its place on node",
             placement,
         ),
         Phase::Releasing(None) => {

@@ -72,7 +72,7 @@ impl State {
         found.sort_by_key(|pod| (over(pod), std::cmp::Reverse(pod.created)));
         let Some(pod) = found.first() else {
             return Err(Failure::no(format!(
-                "no pod {name} in namespace {namespace} is this scheduler's, or stands on a node"
+                "no pod {name} in namespace {namespace} is this scheduler's, or is on a node"
             )));
         };
         if pod.ours {

@@ -166,10 +166,10 @@ fn report(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Report {
     for (key, of, cost, unused) in rows {
         let mut cells: Vec<Cell> = match by {
             ReportBy::Queue => vec![named(&key.queue, "(no queue)")],
-            ReportBy::Namespace => vec![named(&key.namespace, "(not told apart)")],
+            ReportBy::Namespace => vec![named(&key.namespace, "(no breakdown)")],
             ReportBy::Owner => vec![
-                named(&key.namespace, "(not told apart)"),
-                named(&key.owner, "(not told apart)"),
+                named(&key.namespace, "(no breakdown)"),
+                named(&key.owner, "(no breakdown)"),
                 key.queue.clone().into(),
             ],
         };

@@ -254,7 +254,7 @@ fn an_hour_is_drawn_read_out_and_reported_without_prometheus() {
 
     browser.open(&format!("{}#/time", site.page));
     browser.heading("Time");
-    browser.says("Remembered by this scheduler since");
+    browser.says("This scheduler's history begins at");
     for mark in ["fault", "recovered", "limit", "evicted"] {
         browser.until(&format!(
             "!!document.querySelector('#chart-fleet .mark.{mark}')"

@@ -58,14 +58,14 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.click("tbody tr a");
     browser.heading("Card 0 of node-2");
     browser.says("demo/");
-    browser.says("is heard");
+    browser.says("is connected");
     browser.says("ClientLimit");
     picture(&mut browser, "page-card.png");
-    // From a share to its pod's way, with the id of its trace.
+    // From a share to its pod's timeline, with the id of its trace.
     browser.click("tbody td a[href^='#/pod/'], tbody th a[href^='#/pod/']");
     browser.until("document.querySelector('h1')?.textContent.startsWith('demo/') ?? false");
     browser.says("fence verified");
-    for step in ["asked", "bound", "running"] {
+    for step in ["requested", "bound", "running"] {
         let step = json!(step);
         browser.until(&format!(
             "[...document.querySelectorAll('ol.story b')].some((b) => b.textContent === {step})"
@@ -86,8 +86,8 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.says("demo/later");
     browser.click("tbody tr th a");
     browser.heading("demo/later");
-    browser.says("Place in the queue");
-    browser.says("waits");
+    browser.says("Position in the queue");
+    browser.says("pending");
     browser.says("held as a whole GPU");
     browser.dark(true);
     picture(&mut browser, "page-pod-dark.png");

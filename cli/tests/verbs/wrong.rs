@@ -117,12 +117,12 @@ fn files_that_cannot_be_read_are_named_with_their_line() {
     refused(
         &[&["simulate", "-f", &empty][..], &from].concat(),
         2,
-        "has no manifest in it",
+        "contains no manifest",
     );
     refused(
         &[&["simulate", "-f", &refused_pod][..], &from].concat(),
         2,
-        "Pod p would be refused: gpu-memory annotation value must be a positive integer",
+        "Pod p would be rejected: gpu-memory annotation value must be a positive integer",
     );
     refused(
         &[&["explain", "nobody"][..], &from].concat(),

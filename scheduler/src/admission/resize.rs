@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(said(pod("1000m", "1024Mi"), &[]).await, (None, None));
         assert_eq!(said(pod("2", "1Gi"), &[None]).await.0, None);
         let why = said(pod("2", "1Gi"), &[]).await.0.unwrap();
-        assert!(why.ends_with("may have so much. Try again"), "{why}");
+        assert!(why.ends_with("room for it. Try again"), "{why}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(add("d", ""), Ok(()));
         assert_eq!(
             add("e", ""),
-            Err("there are 4 queues, and no more than 4 are admitted (--max-queues)".to_owned())
+            Err("there are 4 queues, and at most 4 are allowed (--max-queues)".to_owned())
         );
         // A queue that is there moves below another one, with those below it.
         let moved = |to: &str| {

@@ -182,7 +182,7 @@ impl Planner {
         for name in mark {
             let status = json!({"status": {"conditions": [{
                 "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": "stands for a node that pods of the scheduler wait for",
+                "message": "represents a node that pending pods of the scheduler need",
             }]}});
             let params = PatchParams::default();
             let patch = Patch::Strategic(&status);

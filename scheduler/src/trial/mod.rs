@@ -62,11 +62,10 @@ pub fn seconds(time: Duration) -> String {
     format!("{} s", time.0.div_ceil(1000))
 }
 
-/// Decides until nothing more happens: every binding is taken by the API server, every
-/// evicted pod leaves at once and is made anew by its controller. When nothing is left to
-/// happen, time goes on to when the scheduler would look again by itself (a search for room has
-/// rested, a minimum run time is over), until nothing happens for `quiet`. `after` hears of each
-/// decision.
+/// Decides until nothing more happens: every binding is taken by the API server, every evicted pod
+/// leaves at once and is recreated by its controller. When nothing is left to happen, time goes on
+/// to when the scheduler would look again by itself (a search for room has rested, a minimum run
+/// time is over), until nothing happens for `quiet`. `after` hears of each decision.
 pub fn settle(
     core: &mut Core,
     now: &mut Time,

@@ -233,7 +233,7 @@ fn health(rights: &Rights, rows: &Rows) -> Value {
     if rights.cards {
         let odd = rows.nodes.iter().filter_map(|(name, node)| {
             let why = not_offering(node).or_else(|| {
-                (!rows.live.contains_key(name)).then(|| "its agent is not heard".to_owned())
+                (!rows.live.contains_key(name)).then(|| "its agent is disconnected".to_owned())
             })?;
             Some(json!({"node": name, "why": why}))
         });

@@ -102,7 +102,7 @@ async function load() {
       if (!document.getElementById('ask')) ask(token ? error.message : '');
       return;
     }
-    say('No answer: what is shown may be old', true);
+    say('No answer: the data shown may be old', true);
   }
   if (!wanted.once) schedule();
 }

@@ -314,7 +314,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         (json!({}), "clientType: it is missing"),
         (
             json!({"clientType": "influx"}),
-            "clientType: influx is no database",
+            "clientType: influx is not a supported database",
         ),
         (
             json!({"clientType": "prometheus"}),
