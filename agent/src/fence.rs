@@ -90,8 +90,8 @@ impl ComputeModeWatch {
         }
     }
 
-    /// Takes in what NVML said last. Answers whether the mode is to be set again: something
-    /// else on the node changed it, or it was not set in time.
+    /// Applies NVML's latest reading. Returns whether the mode must be set again, because something
+    /// else on the node changed it or it was not set in time.
     pub fn observe(&mut self, is: ComputeMode, now: Instant) -> bool {
         if compute_mode(self.mode).is_none_or(|needed| needed == is) {
             *self = Self {
@@ -204,8 +204,8 @@ fn most_of(server: Mib, own: Mib) -> Mib {
     }
 }
 
-/// The limits with which processes came to the server of one card. A limit that is lowered
-/// holds for those that come later: who is there keeps what it got.
+/// The limits under which processes connected to the server of one card. A lowered limit applies
+/// only to later processes; existing ones keep theirs.
 #[derive(Clone, Debug, Default)]
 pub struct Ceilings {
     now: Option<Mib>,

@@ -7,9 +7,10 @@
 //! - [`inventory`]: pure: observations and the admin's policy → cards, health, what can be granted.
 //! - [`pods`]: watches this node's pods, its Node and `GpuNode`, and what the cluster trusts.
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
-//! - [`ledger`]: pure: who holds which part of which card.
+//! - [`ledger`]: pure: which container holds which part of which card.
 //! - [`reconcile`]: pure: what lives and what died, and the rebuild at start.
-//! - [`watchdog`]: pure: who holds more than its share; [`termination`]: ends what must end.
+//! - [`watchdog`]: pure: which container holds more than its share; [`termination`]: ends
+//!   processes.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.

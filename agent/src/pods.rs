@@ -228,7 +228,7 @@ pub struct Pods {
     gone_order: VecDeque<String>,
 }
 
-/// Where a pod stands in the watch.
+/// The state of a pod in the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing<'a> {
     /// Here.
@@ -250,7 +250,7 @@ impl Pods {
         self.by_uid.values()
     }
 
-    /// Where a pod stands.
+    /// The state of a pod.
     pub fn standing(&self, uid: &str) -> Standing<'_> {
         match self.by_uid.get(uid) {
             Some(pod) => Standing::Present(pod),
@@ -259,7 +259,7 @@ impl Pods {
         }
     }
 
-    /// The whole list, read anew. Who is not in it any more is gone.
+    /// The whole list, read again. Pods that are no longer in it are deleted.
     pub fn replace(&mut self, pods: impl IntoIterator<Item = PodView>) {
         let new: BTreeMap<String, PodView> = pods
             .into_iter()

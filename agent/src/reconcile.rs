@@ -1,5 +1,5 @@
-//! What lives and what died. There is no release call: everything is told from what the
-//! kubelet wrote, what the API server says, what lies on disk, and what runs on the cards.
+//! Which allocations are alive and which are dead. There is no release call: the answer follows
+//! from the kubelet's files, the API server, the files on disk, and the processes on the cards.
 //!
 //! Pure functions over [`Local`] facts, pods and the ledger; time is a value.
 
@@ -31,8 +31,8 @@ pub const MINTED_GRACE_BLIND: Duration = Duration::from_hours(6);
 /// is back sooner.
 pub const UNREADABLE_GRACE: Duration = Duration::from_secs(10);
 
-/// What lies on this node's disk, and which containers have processes. Where something
-/// could not be read, the last good state stands in its place.
+/// Files on this node's disk, and the containers that have processes. If something could not be
+/// read, its last good state is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
     /// `None` while it is unreadable or missing.
@@ -141,7 +141,7 @@ impl Local {
     }
 }
 
-/// Who holds which device ID, by resource. `None`: someone whom the ledger does not know.
+/// The holder of each device ID, by resource. `None`: a holder that the ledger does not know.
 pub type Held = BTreeMap<(Resource, String), Option<HolderKey>>;
 
 /// Allocations that were answered and may not be in the checkpoint yet.
@@ -216,7 +216,7 @@ pub fn proven<'a>(
     unbound.filter_map(find).collect()
 }
 
-/// Who holds each device ID: by the checkpoint, and by answers too fresh to be in it.
+/// The holder of each device ID, by the checkpoint, and by answers too recent to be in it.
 pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     let mut held = Held::new();
     let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
@@ -355,9 +355,9 @@ fn holds(ledger: &Ledger, alloc: AllocId) -> bool {
     ledger.by_alloc(alloc).next().is_some()
 }
 
-/// What lies on disk for allocations that nobody holds. Nothing before the pods were
-/// read: a file may be all that is known of a running container. Nothing of a container
-/// that has a process, or may have one: it is the only proof of where that came from.
+/// Files on disk of allocations without a holder. Nothing before the pods were read: a file may be
+/// all that is known of a running container. Nothing of a container that has a process, or may have
+/// one: it is the only proof of where that came from.
 pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId> {
     if !pods.synced() {
         return BTreeSet::new();
@@ -427,10 +427,10 @@ pub struct Suspicions {
     pub doubted: BTreeSet<String>,
 }
 
-/// Containers that run with an answer of ours and without the hook's proof: the runtime
-/// ignored the CDI name, or the hook. Whose the answers are stands in the kubelet's checkpoint,
-/// and of claims in the ledger. No container is judged while proofs or processes cannot be
-/// read, and none whose own proof cannot.
+/// Containers that run with an answer of ours and without the hook's proof: the runtime ignored the
+/// CDI name, or the hook. The kubelet's checkpoint says whose the answers are, and for claims the
+/// ledger. No container is judged while proofs or processes cannot be read, and none whose own
+/// proof cannot.
 pub fn unproven(
     local: &Local,
     ledger: &Ledger,

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The kubelet is told of cards that are known; so long it waits for NVML's first look.
+/// How long to wait for NVML's first reading: the kubelet should only learn of known cards.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -229,8 +229,8 @@ fn start(
 
     let (ear, inbox) = Owner::channel();
     let core = core(config, &mut disk);
-    // Nobody may see a ledger that is empty because it was not rebuilt yet: a plan made of
-    // it would end servers whose tenants run.
+    // No task may see a ledger that is empty because it was not rebuilt yet: a plan made from it
+    // would end servers whose tenants run.
     let (state_out, state) = watch::channel(Arc::new(core.state()));
     let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
     let lists = Lists::new(config.share_dir(), state.clone());
@@ -382,7 +382,7 @@ fn served(config: &Config) -> Vec<Resource> {
     [Resource::Share].into_iter().chain(whole).collect()
 }
 
-/// The core, with what is known before anything is offered: who holds what, and whether
+/// The core, with the facts that must be known before anything is offered: the holders, and whether
 /// containers can be guarded.
 fn core(config: &Config, disk: &mut Disk) -> Core {
     let mut core = Core::new(Terms {
@@ -443,8 +443,7 @@ async fn bridge(mut nvml: nvml::NvmlChannels, owner: Owner) {
     }
 }
 
-/// Until NVML is up. A node whose driver is late registers all the same: who holds a token
-/// keeps it.
+/// Until NVML is up. A node whose driver is late still registers, so that pods keep their tokens.
 async fn after_first_look(mut state: watch::Receiver<Arc<crate::node::State>>) {
     let up = state.wait_for(|state| state.ready.nvml);
     let _ = tokio::time::timeout(FIRST_LOOK, up).await;

@@ -1,4 +1,4 @@
-//! Who holds more than its share, and who uses a card past its MPS server.
+//! Which container holds more than its share, and which uses a card past its MPS server.
 //!
 //! Pure. In: [`Sample`]s, the ledger, time as a value. Out: [`Finding`]s, each at the moment
 //! at which something is to be done about it. One sample is never enough: what a process
@@ -18,7 +18,7 @@ pub const STALE: Duration = Duration::from_millis(400);
 /// A card of which nothing could be judged for so long is unguarded: limits that only the
 /// watchdog keeps are not kept on it.
 pub const BLIND: Duration = Duration::from_secs(5);
-/// So many samples within [`WINDOW`] that speak against a container are enough.
+/// Number of samples within [`WINDOW`] that convict a container.
 const STRIKES: usize = 2;
 /// So many are enough even if no process was seen twice.
 const MANY_STRIKES: usize = 5;
@@ -203,10 +203,10 @@ impl Watchdog {
         findings
     }
 
-    /// Who has to give back what is kept for others, by one sample: on each card those that
-    /// hold most above what is kept for them, until the rest of the card is enough for all
-    /// that is kept and not held yet. Never one that holds no more than that. `room`: what a
-    /// card has beside all that is kept on it.
+    /// Which shares must give back memory that is kept for others, by one sample: on each card
+    /// those furthest above what is kept for them, until the rest of the card is enough for all
+    /// that is kept and not held yet. Never a share that holds no more than is kept for it. `room`:
+    /// the card's memory beyond all that is kept on it.
     pub fn press(
         &mut self,
         sample: &Sample,

@@ -227,7 +227,7 @@ pub struct GpuStatus {
     /// No new pods are placed on it.
     #[serde(default)]
     pub cordoned: bool,
-    /// Who holds what.
+    /// The shares on the card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub grants: Vec<GrantStatus>,

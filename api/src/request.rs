@@ -1,8 +1,8 @@
 //! A pod's annotations and limits → what it asks for, or one clear sentence.
 //!
-//! In: a pod as Kubernetes has it. Out: [`PodRequest`]. The refusals are KAI's own
-//! sentences where KAI has one (`gpu_request_validator.go`, `gpu_sharing_validation.go`), so
-//! that a user who moves over reads what he knows.
+//! In: a pod as Kubernetes has it. Out: [`PodRequest`]. The refusals are KAI's own sentences where
+//! KAI has one (`gpu_request_validator.go`, `gpu_sharing_validation.go`), so that users of KAI
+//! recognize them.
 //!
 //! - [`of`]: of any pod, the bound ones of a cluster included.
 //! - [`admitted`]: of a manifest: also what no manifest may say, and what is not followed.

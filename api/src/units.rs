@@ -1,4 +1,4 @@
-//! Quantities and closed sets that several crates speak of.
+//! Quantities and closed sets that several crates use.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Where cgroup v2 is mounted, and where the kernel tells a process's place in it.
+/// Where cgroup v2 is mounted, and where the kernel shows a process's cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// `/proc` of the runtime's pid namespace.
@@ -128,9 +128,8 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
     Err(failed(format!("{status}: {}", first.unwrap_or_default())))
 }
 
-/// MiB of the line `Hard Limit : <number> <unit>`; `None` for `max`, for several lines that
-/// speak of something hard, and for anything that is not understood: a number without a unit,
-/// one that is no whole MiB, words behind it.
+/// MiB of the line `Hard Limit : <number> <unit>`; `None` for `max`, for several such lines, and
+/// for anything else: a number without a unit, one that is no whole MiB, words behind it.
 pub fn hard_limit(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let mut lines = lower.lines().filter(|line| line.contains("hard"));

@@ -315,7 +315,7 @@ pub mod scale_up {
     pub const CPU: &str = "aliquot.dev/scale-up-cpu";
     /// Annotation: bytes that its pods ask for.
     pub const BYTES: &str = "aliquot.dev/scale-up-bytes";
-    /// `PodScheduled=False` of pods of ours that wait, where placeholders speak to autoscalers:
-    /// they act on `Unschedulable` alone.
+    /// `PodScheduled=False` of pods of ours that wait, if placeholders stand for nodes: autoscalers
+    /// act on `Unschedulable` alone.
     pub const WAITING: &str = "WaitingForCapacity";
 }

@@ -157,8 +157,7 @@ fn devices(allocated: &Allocated, prepared: &[Prepared]) -> Vec<Device> {
 impl Driver {
     /// `NodePrepareResources`.
     ///
-    /// # Errors
-    /// Never: what is wrong with a claim stands in its own answer.
+    /// # Errors Never: each claim's error is in its own answer.
     pub async fn prepare_all(
         &self,
         request: NodePrepareResourcesRequest,

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 /// Between two messages that say the same.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// Tells the kubelet of this node's cards.
+/// Reports the health of this node's cards to the kubelet.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     /// What is known of them.

@@ -12,9 +12,9 @@
 //! - [`driver`]: the two calls of the kubelet's DRA service.
 //! - [`service`]: which agent of a node answers them while one replaces another.
 //!
-//! Where a card's share stands is the ledger's: a claim's share is a share, whose allocation's
-//! name follows from the claim's UID, so that nothing else has to be remembered. Who may have it
-//! is decided in [`crate::node::claims`].
+//! The ledger owns the state of a share. A claim's share is an ordinary share, and the name of its
+//! allocation follows from the claim's UID, so nothing else has to be stored.
+//! [`crate::node::claims`] decides which pods may have it.
 
 mod authority;
 pub mod driver;

@@ -38,7 +38,7 @@ pub fn slice_name(node: &str) -> String {
     format!("{}-{node}", names::dra::DRIVER)
 }
 
-/// Writes for ever.
+/// Writes without end.
 pub async fn run(config: Arc<Config>, client: Client, mut state: watch::Receiver<Arc<State>>) {
     let name = slice_name(&config.node_name);
     let api = Api::<ResourceSlice>::all(client);

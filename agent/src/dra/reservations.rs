@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks for ever.
+/// Asks without end.
 pub async fn run(client: Client, mut state: watch::Receiver<Arc<State>>, owner: Owner) {
     // By the UIDs of claims: how long to wait after the next question, and when that is.
     let mut asked: BTreeMap<String, (Duration, Instant)> = BTreeMap::new();

@@ -69,8 +69,8 @@ impl Service {
             let now = driver.borrow_and_update().clone();
             if let Some(driver) = now {
                 let answer = own(driver, request).await;
-                // What its end broke off stands in the answer as the claim's own error: the agent
-                // that asked does it again.
+                // Calls that its end interrupts get an error for each claim: the kubelet repeats
+                // them.
                 if handed_on && self.stop.is_cancelled() {
                     return Err(Status::unavailable("this agent is ending"));
                 }
@@ -181,7 +181,7 @@ impl DraPlugin for Service {
 impl DraResourceHealth for Service {
     type NodeWatchResourcesStream = BoxStream<'static, Result<NodeWatchResourcesResponse, Status>>;
 
-    /// The agent before this one has a stream of its own: nothing is said until it has ended.
+    /// The previous agent has a stream of its own: nothing is sent until it has ended.
     async fn node_watch_resources(
         &self,
         request: Request<NodeWatchResourcesRequest>,

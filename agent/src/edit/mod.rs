@@ -116,7 +116,7 @@ fn own(
             names::container::MPS_PIPE
         )]);
         if share.mode == Mode::Mps {
-            // In mode `mps-isolated` the server says both, and nobody has to be asked.
+            // In mode `mps-isolated` the server's own settings have both.
             env.extend([
                 // One device is visible, so its ordinal is 0. A UUID is not understood by
                 // every driver, and a second entry would lift the limit.

@@ -39,7 +39,7 @@ impl Resource {
     }
 }
 
-/// Who an allocation was made for.
+/// The container that an allocation is for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// `metadata.uid`.
@@ -50,7 +50,7 @@ pub struct Holder {
     pub alloc: AllocId,
 }
 
-/// Why nobody's identity is established, or nothing is due to them.
+/// Why the container cannot be identified, or has no right to a device.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Written before `PreStartContainer` is called, by everything that was seen.
@@ -94,7 +94,7 @@ pub enum IdentityError {
         #[source]
         error: GrantError,
     },
-    /// The grant does not speak of this container.
+    /// The grant has nothing for this container.
     #[error("the grant of pod {pod} has nothing for container {container}")]
     NotGranted {
         /// `namespace/name`.
@@ -160,8 +160,7 @@ pub fn holders(checkpoint: &Checkpoint, resource: Resource, ids: &BTreeSet<Strin
 
 /// What is due to a container that holds `ids`: its part of its pod's grant, checked.
 ///
-/// # Errors
-/// Everything that speaks against it.
+/// # Errors Every check that fails.
 pub fn claim(
     pod: &PodView,
     container: &str,
@@ -207,11 +206,10 @@ pub fn claim(
     Ok(to_claim(pod, granted, grant.decision.clone()))
 }
 
-/// Every container that a pod's grant speaks of, checked; for reserving what has not
-/// started yet. Containers that the pod does not have are left out.
+/// Every container of a pod's grant, checked, to reserve what has not started yet. Containers that
+/// the pod does not have are left out.
 ///
-/// # Errors
-/// Everything that speaks against the grant as a whole.
+/// # Errors Every check that fails for the grant as a whole.
 pub fn claims(
     pod: &PodView,
     verifier: Option<&Verifier>,

@@ -75,7 +75,7 @@ impl InventoryBuilder {
             let reading = match (&device.reading, self.seen.get(uuid)) {
                 (Ok(reading), _) => reading.clone(),
                 (Err(_), Some((_, last))) => last.clone(),
-                // Never read: nothing can be said or granted.
+                // Never read: nothing can be reported or granted.
                 (Err(_), None) => Reading::default(),
             };
             if device.reading.is_ok() {
@@ -165,8 +165,8 @@ impl InventoryBuilder {
         }
     }
 
-    /// Whether there is a driver's limit to be tried. Whether it holds, the hook tells for
-    /// each container.
+    /// Whether the driver has memory limits. The hook reports for each container whether its limit
+    /// is set.
     fn driver_limits(&self) -> bool {
         let Driver::Up { version } = &self.driver else {
             return false;
@@ -226,7 +226,8 @@ impl InventoryBuilder {
             Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
                 Health::Unhealthy {
                     reason: "the card's compute mode is PROHIBITED".to_owned(),
-                    // Where there are shares it is set right; who runs goes on.
+                    // With shares on the card the mode is restored; running containers keep
+                    // running.
                     lasting: false,
                 }
             }

@@ -15,10 +15,10 @@ pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
 /// A card that is not lost and does not answer for so long is unhealthy: one look that fails
 /// (a list that grew while it was read, a driver that is busy) says nothing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(3);
-/// And for so long, lost to whoever is on it.
+/// After this time, its current containers have lost it.
 pub const LOST_AFTER: Duration = Duration::from_secs(15);
-/// A suspicion that the driver neither confirms nor clears is given up after so long: a
-/// tenant must not close a card for good.
+/// A suspicion that the driver neither confirms nor clears is dropped after this time: a tenant
+/// must not be able to close a card permanently.
 pub const SUSPECT_FOR: Duration = Duration::from_mins(10);
 
 /// What an XID says of the card.
@@ -68,9 +68,9 @@ struct Entry {
     latched: Option<Latched>,
     /// It has answered.
     known: bool,
-    /// What the last look said.
+    /// Result of the last reading.
     cause: Option<Cause>,
-    /// The first of the looks in a row that it did not answer, and what it said at the last.
+    /// The first of consecutive readings without an answer, and the error of the last.
     silent: Option<(Instant, String)>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
@@ -124,7 +124,7 @@ impl HealthHistory {
                     entry.silent = None;
                     entry.set(Some(Cause::lasting(unanswered(&silence.reason))), now);
                 }
-                // What it said last stands.
+                // The last result stays.
                 Err(silence) => entry.fall_silent(&silence.reason, now),
                 Ok(reading) => {
                     entry.known = true;
@@ -185,7 +185,7 @@ impl HealthHistory {
             Entry {
                 cause: Some(cause), ..
             } => unhealthy(cause.reason.clone(), cause.lasting),
-            // Nothing can be said of one that never answered.
+            // A card that has never answered has no state.
             Entry {
                 silent: Some((since, reason)),
                 known,
@@ -423,7 +423,7 @@ mod tests {
             assert_eq!(health.is_healthy(), second < 13, "{second}");
             assert_eq!(health.is_lasting(), second == 25, "{second}");
         }
-        // It answers: whoever is still there stays, and nobody comes yet.
+        // It answers again: its containers stay, and it takes no new ones yet.
         builder.observe(&fine(Some(0)), at(26));
         let health = builder.health(&uuid(), at(26));
         assert!(!health.is_healthy() && !health.is_lasting());

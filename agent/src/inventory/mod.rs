@@ -1,7 +1,7 @@
 //! What the node has: cards, what of them can be granted, their health.
 //!
-//! Pure. In: what NVML said, the admin's policy, time as a value. Out: [`Inventory`].
-//! Must never: read NVML, a clock or a file.
+//! Pure. In: NVML's readings, the admin's policy, time as a value. Out: [`Inventory`]. Must never:
+//! read NVML, a clock or a file.
 
 mod build;
 pub mod health;
@@ -48,8 +48,8 @@ impl fmt::Debug for GpuUuid {
 pub struct Inventory {
     /// NVIDIA driver; empty while NVML is not up.
     pub driver_version: String,
-    /// This driver limits the memory of a cgroup by itself: the hook tries, and tells what
-    /// came of it.
+    /// This driver enforces memory limits per cgroup itself: the hook sets one and reports the
+    /// result.
     pub driver_limits: bool,
     /// In NVML's order. A card that was seen once stays, lost, until the agent restarts.
     pub cards: Vec<Card>,
@@ -143,8 +143,8 @@ pub enum Health {
     Unhealthy {
         /// One line.
         reason: String,
-        /// Who is on it has lost it and should leave. A card that is only slow to answer, or
-        /// that answers again and is watched, is no reason to end anybody.
+        /// Its containers have lost it and should leave. A card that is only slow to answer, or
+        /// that answers again and is being observed, is no reason to end a container.
         lasting: bool,
     },
 }
@@ -171,13 +171,13 @@ impl Health {
         }
     }
 
-    /// Whether whoever is on the card should leave it.
+    /// Whether the card's containers should leave it.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Unhealthy { lasting: true, .. })
     }
 }
 
-/// Who may make a context on a card.
+/// Which processes may create a context on a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Anyone.

@@ -1,9 +1,9 @@
 //! What the kubelet is offered, and which IDs suit best.
 //!
-//! Pure. In: inventory, ledger, who holds which ID. Out: [`Offer`], from which
-//! `ListAndWatch` and `GetPreferredAllocation` answer. A held ID reports the health of the
-//! card that its holder was granted; only IDs that nobody holds are withdrawn: one that is
-//! Unhealthy while held makes its pod fail for good when the kubelet restarts.
+//! Pure. In: inventory, ledger, the holder of each ID. Out: [`Offer`], from which `ListAndWatch`
+//! and `GetPreferredAllocation` answer. A held ID reports the health of the card that its holder
+//! was granted. Only IDs without a holder are withdrawn: an ID that is Unhealthy while held makes
+//! its pod fail permanently when the kubelet restarts.
 
 use crate::identity::Resource;
 use crate::inventory::{GpuUuid, Inventory};
@@ -49,9 +49,9 @@ fn card_of(token: &str) -> &str {
 /// What decides an offer, beside the cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
-    /// Who holds what part.
+    /// The holder of each part.
     pub ledger: &'a Ledger,
-    /// Who holds which ID.
+    /// The holder of each ID.
     pub held: &'a Held,
     /// Cards whose tokens may be offered at all.
     pub shared: &'a BTreeSet<GpuUuid>,
@@ -152,9 +152,9 @@ impl Offer {
         }
     }
 
-    /// Which of `available` suit best: `must` first, then the cards that the oldest awaited
-    /// claim names, then what nobody awaits. Never more than `size`, never a refusal: the
-    /// kubelet fills up what is missing.
+    /// The best of `available`: `must` first, then the cards that the oldest awaited claim names,
+    /// then cards that no claim awaits. At most `size`, and never an error: the kubelet adds what
+    /// is missing.
     pub fn prefer(
         &self,
         resource: Resource,

@@ -28,14 +28,14 @@ const CATCH_UP: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// What is shown is read again this often without a reason.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Asks the kubelet. Connects for every question: the socket is a new one after every
-/// start of the kubelet's.
+/// Queries the kubelet. Connects for every query, because the kubelet creates a new socket at each
+/// start.
 #[derive(Clone, Debug)]
 pub struct Lister {
     socket: PathBuf,
 }
 
-/// Nobody answered.
+/// The kubelet did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ListerError {
     /// No kubelet there.
@@ -80,8 +80,7 @@ impl Lister {
     /// All pods. It can open the window in which the kubelet gives one ID twice: only for
     /// kubelets without `Get`, and without a checkpoint.
     ///
-    /// # Errors
-    /// Nobody answered.
+    /// # Errors The kubelet did not answer.
     pub async fn list(&self) -> Result<Vec<PodResources>, ListerError> {
         let request = ListPodResourcesRequest {};
         let answer = self.connect().await?.list(request).await;
@@ -90,8 +89,7 @@ impl Lister {
 
     /// The healthy IDs of our resources.
     ///
-    /// # Errors
-    /// Nobody answered.
+    /// # Errors The kubelet did not answer.
     pub async fn allocatable(&self) -> Result<BTreeSet<(Resource, String)>, ListerError> {
         let request = AllocatableResourcesRequest {};
         let answer = self

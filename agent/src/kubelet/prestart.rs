@@ -34,10 +34,10 @@ use tracing::{Instrument as _, Span, info_span};
 
 /// Between two tries of what is late.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The kubelet writes its file before it asks; the other witness is heard after this time.
+/// The kubelet writes its file before it calls; `PodResources` is queried after this time.
 const RECORD_PATIENCE: Duration = Duration::from_secs(2);
-/// When one holder of the IDs is ready, so long is waited for pods that the watch does not
-/// know: the kubelet's file also names pods that left while nobody watched.
+/// How long to wait for pods that the watch does not know when one holder of the IDs is ready: the
+/// kubelet's file also names pods that ended while no agent was watching.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Everything that a `PreStartContainer` needs.
@@ -49,7 +49,7 @@ pub struct PreStart {
     pub owner: Owner,
     /// What it decided.
     pub state: watch::Receiver<Arc<State>>,
-    /// Who may have which share of a claim.
+    /// Which pods may have which share of a claim.
     pub lists: Lists,
     /// Where refusals go.
     pub notes: mpsc::UnboundedSender<Note>,
@@ -156,7 +156,7 @@ impl PreStart {
             }
         };
         for Prepared { alloc, share } in &prepared {
-            // Who only looks at a card takes it in any mode.
+            // A container that only monitors a card takes it in any mode.
             if !share.wishes.observes {
                 let warming = Instant::now();
                 let warm = self.warm(share, deadline).await;

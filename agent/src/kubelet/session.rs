@@ -258,7 +258,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells that the kubelet can allocate. Until it has taken the first list it rejects a pod
+    /// Signals that the kubelet can allocate. Until it has received the first list it rejects a pod
     /// that is bound to its node, and such a pod stays `Failed`.
     async fn tell_listed(&self, mut streams: watch::Receiver<Streams>) -> Ended {
         let listed = streams.wait_for(|streams| streams.listed).await.is_ok();

@@ -140,7 +140,7 @@ pub enum Refused {
     Memory {
         /// Which card.
         card: GpuUuid,
-        /// What is kept for nobody.
+        /// What is kept for no share.
         free: Mib,
         /// G less what strangers hold.
         grantable: Mib,
@@ -157,7 +157,7 @@ pub enum Refused {
         card: GpuUuid,
         /// The admin's.
         minimum: Fence,
-        /// Who has the largest share there.
+        /// The holder of its largest share.
         holder: String,
         /// How much that is.
         is: Mib,

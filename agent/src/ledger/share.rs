@@ -88,8 +88,8 @@ pub struct ShareOptions {
     pub observes: bool,
 }
 
-/// One container's hold. The containers of one claim have a row each, alike but for who they
-/// are and what they use: see [`LimitScope`].
+/// One container's share. The containers of one claim have a row each, which differ in their
+/// identity and use only: see [`LimitScope`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Whose pod.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// More than this between two looks is not read: 1 MiB is some ten thousand commands.
 const MAX_STEP: u64 = 1 << 20;
-/// Of a command, so many characters are told.
+/// Longest part of a command that is reported, in characters.
 const SAID: usize = 120;
 
 /// Commands that we give one daemon, counted until its log shows them.

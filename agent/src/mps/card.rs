@@ -27,8 +27,8 @@ pub enum DesiredCardState {
     Nothing,
 }
 
-/// Keeps the card so until nothing is wanted of it. A card that cannot be set is tried
-/// again; whoever waits for it reads why.
+/// Keeps the card in this state until it is no longer needed. A card that cannot be set is tried
+/// again; callers that wait for it get the reason.
 pub async fn run(
     uuid: String,
     smi: Smi,
@@ -79,7 +79,7 @@ pub async fn run(
         tokio::select! {
             changed = orders.changed() => match changed {
                 Ok(()) => pauses = backoff.build(),
-                // The supervisor ends; what is set stays for those who use the card.
+                // The supervisor ends; the settings stay for the card's users.
                 Err(_) => return uuid,
             },
             () = again => {}

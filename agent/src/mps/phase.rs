@@ -1,7 +1,7 @@
 //! A server's phase between releases: an enum, and a word beside it for releases before that.
 //!
-//! In: what a supervisor is about to say, or has said. Out: the same with both fields, or
-//! with the enum. Nothing else reads or writes the word.
+//! In: a report that a supervisor sends or has sent. Out: the same with both fields, or with the
+//! enum. Nothing else reads or writes the string.
 
 use proto::mps::{Observation, ServerPhase, ServerState};
 

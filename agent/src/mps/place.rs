@@ -140,7 +140,7 @@ impl Place {
             return self.clear_pipe();
         }
         self.mount_pipe(mounting.read_only_pipe)?;
-        // Tenants of before and a server share what is mounted: it is never mounted anew.
+        // Existing tenants and a server share the mount: it is never mounted again.
         match (shares_memory, is_mounted(&shm)) {
             (true, false) => {
                 let options = format!("mode=1777,size={}m", mounting.shm.0);
@@ -433,7 +433,7 @@ mod tests {
                 fs::write(shm.join("x"), vec![0; 2 << 20]).is_err(),
                 "2 MiB in it"
             );
-            // A start makes the pipe directory anew, and leaves what tenants already share.
+            // A start recreates the pipe directory, and keeps what tenants already share.
             place.prepare(mounting, true).unwrap();
             assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
             assert!(shm.join("x").exists());

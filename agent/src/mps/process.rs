@@ -72,8 +72,8 @@ impl Processes {
             .filter_map(|pid| self.find(pid))
     }
 
-    /// Processes in whose mount namespace this pipe directory is mounted: whoever could be
-    /// a client of it. None where containers have no mounts of their own.
+    /// Processes in whose mount namespace this pipe directory is mounted: its possible clients.
+    /// Empty if containers have no mounts of their own.
     pub fn with_mount_of(&self, pipe: &Path) -> Vec<Process> {
         let Ok(meta) = std::fs::metadata(pipe) else {
             return Vec::new();

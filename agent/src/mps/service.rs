@@ -97,7 +97,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), ServeE
         ended
     };
     let ((), served) = tokio::join!(supervising, serving);
-    // The lock is still ours: nobody else's socket is removed.
+    // The lock is still held: no other process's socket is removed.
     let _ = fs::remove_file(&socket);
     Ok(served?)
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Without persistence mode the program initialises the card first, which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Of what it says, so many characters are told.
+/// Longest part of its output that is reported, in characters.
 const SAID: usize = 200;
 
 /// Runs `nvidia-smi`.
@@ -44,7 +44,7 @@ pub enum SmiError {
     NotUnderstood {
         /// What was asked for.
         asked: &'static str,
-        /// All it said.
+        /// Its whole output.
         answer: String,
     },
     /// The card has another mode or slice than was set.

@@ -146,7 +146,7 @@ impl Supervisor {
                 if let Err(error) = &answer {
                     error!(%error, "plan refused");
                 }
-                // Whoever asked may have given up; the plan stands.
+                // The caller may have given up; the plan still applies.
                 let _ = reply.send(answer);
             }
             Request::Terminate(server, request) => {

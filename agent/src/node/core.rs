@@ -1,7 +1,7 @@
 //! What the agent knows and decides. Pure: events in, effects out, time as a value.
 //!
-//! Order of one step: take in the event; then `settle`: cards, who died, who is reserved,
-//! how far each share has come. Everything outside reads the result.
+//! Order of one step: apply the event; then `settle`: cards, ended holders, reservations, the
+//! progress of each share. Everything outside reads the result.
 
 mod settle;
 mod ungranted;
@@ -41,7 +41,7 @@ pub struct Terms {
     pub allow_ungranted_whole: bool,
     /// What the driver's figure of a process may be off by.
     pub watchdog_slack: Mib,
-    /// Who holds devices without a grant for so long is told to schedulers.
+    /// A pod that holds devices without a grant for this long is reported to schedulers.
     pub ungranted_grace: Duration,
 }
 
@@ -111,7 +111,7 @@ pub enum Effect {
     Forget(AllocId),
     /// Remove the proof of a container whose claim goes on without it.
     ForgetProof(ProofName),
-    /// Write down who may have the share of a claim.
+    /// Write the list of containers that may have the share of a claim.
     List(AllocId),
     /// Tell telemetry.
     Tell(Note),
@@ -135,7 +135,7 @@ pub struct Core {
     pub(super) reserved: BTreeMap<String, BTreeSet<String>>,
     /// By the UIDs of prepared claims, their pods on this node.
     pub(super) claimants: BTreeMap<String, Claimants>,
-    /// Who may have which share of a claim, as it was listed last.
+    /// The containers that may have each share of a claim, as last listed.
     pub(super) listed: BTreeMap<AllocId, Listed>,
     /// Of pods with a true grant, with the order in which they were seen.
     claims: BTreeMap<HolderKey, (u64, Claim)>,
@@ -161,9 +161,9 @@ pub struct Core {
     /// Proofs of containers that this agent let start: one without is no container of an
     /// earlier agent's time.
     pub(super) let_start: BTreeSet<ProofName>,
-    /// Who holds devices without a grant, and since when.
+    /// Pods that hold devices without a grant, and since when.
     ungranted_since: BTreeMap<HolderKey, Instant>,
-    /// Who did for too long.
+    /// Pods that did so for too long.
     ungranted: BTreeMap<HolderKey, Ungranted>,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
@@ -277,7 +277,7 @@ impl Core {
                 self.mps_told = true;
             }
             Event::MpsSeen(seen) => self.take_seen(seen, now, &mut effects),
-            // What was seen last stands, and may be newer than what it answered last.
+            // The last observation stays, and may be newer than the last answer.
             Event::MpsSilent(why) => {
                 self.mps.unreachable = why;
                 self.mps_told = true;
@@ -375,7 +375,7 @@ impl Core {
     fn read_claims_of(&mut self, uid: &str) {
         let claims = match self.pods.standing(uid) {
             Standing::Present(pod) if !pod.finished => {
-                // What is wrong with a grant is said when its pod asks for its cards.
+                // A grant's error is reported when its pod asks for its cards.
                 identity::claims(pod, self.verifier.as_ref(), &self.node).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -399,9 +399,9 @@ impl Core {
         self.withdrawn().or_else(|| self.blindness())
     }
 
-    /// Why the free IDs are marked Unhealthy, in one sentence. The kubelet rejects every pod that
-    /// needs one meanwhile for good, including pods that were bound before. Where the start can
-    /// wait instead, as with [`Self::blindness`], no ID is marked.
+    /// Why the free IDs are marked Unhealthy, in one sentence. Until they are healthy again, the
+    /// kubelet permanently rejects every pod that needs one, also pods that were bound before. If
+    /// the start can wait instead, as with [`Self::blindness`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.builder.driver() {
             return Some(format!("the driver does not answer: {reason}"));
@@ -549,8 +549,8 @@ impl Core {
         open
     }
 
-    /// Where the kubelet has each card. One that does not have our plugin refuses for good
-    /// what is bound to it, whatever it showed before.
+    /// The kubelet's state of each card. A kubelet without our plugin permanently rejects pods with
+    /// the card, whatever it showed before.
     fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
         if self.registered {
             return self.pools.clone();

@@ -1,4 +1,4 @@
-//! What lies on this node's disk: read for the core, removed on its word.
+//! Files on this node's disk: read for the core, and removed when the core says so.
 //!
 //! In: "look now", "forget this". Out: [`Event::Local`]. Must never remove what the ledger
 //! holds, and never take what cannot be read for what is not there.
@@ -340,11 +340,11 @@ pub enum DiskRequest {
     Forget(AllocId),
     /// Remove a proof of a container whose claim goes on.
     ForgetProof(ProofName),
-    /// List who may have the share of a claim.
+    /// List the containers that may have the share of a claim.
     List(AllocId),
 }
 
-/// Tells that the hook has left something. Without inotify, the interval must do.
+/// Signals that the hook has written a proof. Without inotify, the interval must do.
 struct ProofEvents {
     dir: PathBuf,
     stream: Option<inotify::EventStream<[u8; 4096]>>,
@@ -368,7 +368,7 @@ impl ProofEvents {
         }
     }
 
-    /// Also once when the folder is watched anew: what was left in it before was not told.
+    /// Also once when the watch on the directory restarts: earlier files caused no event.
     async fn changed(&mut self) {
         let Some(stream) = &mut self.stream else {
             return std::future::pending().await;
@@ -403,7 +403,7 @@ pub async fn run(
                 None => return,
                 Some(request) => request,
             },
-            // A container that starts is nobody's until its proof is read.
+            // A starting container belongs to no share until its proof is read.
             () = proofs.changed() => DiskRequest::Look,
             () = tokio::time::sleep(interval) => DiskRequest::Look,
         };

@@ -1,5 +1,5 @@
-//! What the core does about containers that take too much, servers that broke and processes
-//! that nobody granted anything. Pure, as all of the core.
+//! The core's reaction to containers that use too much, to broken servers and to processes without
+//! a grant. Pure, as all of the core.
 
 use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
@@ -220,7 +220,7 @@ impl Core {
 
     /// `overdue`: the pod's grace period after an eviction is over.
     fn react(&self, finding: &Finding, overdue: bool, effects: &mut Vec<Effect>) {
-        // Of several containers the one that the first process is of stands for all.
+        // Of several containers, the one of the first process represents all.
         let of_first = |share: &&Share| {
             let mut own = finding.own.iter();
             own.any(|own| own.pod_uid == share.pod.uid && own.container_id == share.container_id)
@@ -271,8 +271,8 @@ impl Core {
         }
     }
 
-    /// Takes in what the supervisor saw, unless something newer is known: its answers and
-    /// what it tells by itself come on two ways.
+    /// Applies the supervisor's observation, unless a newer one is known: its answers and its own
+    /// reports arrive on two ways.
     pub(super) fn take_seen(&mut self, seen: Observation, now: Instant, effects: &mut Vec<Effect>) {
         let last = &self.mps.seen;
         if seen.supervisor_started == last.supervisor_started && seen.step < last.step {
@@ -312,7 +312,8 @@ impl Core {
         now: Instant,
         effects: &mut Vec<Effect>,
     ) {
-        // The supervisor's list may lack who came last, and the latest sample who went with it.
+        // The supervisor's list may lack new clients, and the latest sample clients that have just
+        // ended.
         let sampled = self.guard.recent.iter().flat_map(|sample| &sample.cards);
         let sampled = sampled.flat_map(|card| &card.processes);
         let came_last = sampled
@@ -365,8 +366,8 @@ impl Core {
             .map_or_else(|| "unknown".to_owned(), |share| share.pod.to_string())
     }
 
-    /// Ends clients that a broken server left behind: their work is lost, and a server that
-    /// faulted takes nobody until they are gone.
+    /// Ends clients that a broken server left: their work is lost, and a faulted server accepts no
+    /// client until they have ended.
     pub(super) fn mend(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let mut guard = std::mem::take(&mut self.guard);
         guard.broken.retain(|name, broken| {
@@ -464,7 +465,7 @@ impl Core {
             let evicted = met.acted.filter(|_| reaction == Reaction::Evict);
             let overdue = evicted.is_some_and(|at| now >= at + EVICTION_GRACE);
             let kills = overdue || reaction == Reaction::Kill;
-            // It is told once; a process that did not end is killed again.
+            // It is reported once; a process that has not ended is killed again.
             let due = match met.acted {
                 None => true,
                 Some(acted) => kills && now >= acted + AGAIN,
@@ -544,7 +545,7 @@ impl Core {
                     evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }
-            // Said, since the driver has such limits; the mode's own fence holds as ever.
+            // Reported, since the driver has such limits; the mode's own fence still holds.
             let limited = self.limited(share)?;
             (limited.mib.is_none()).then(|| Complaint {
                 text: format!("the driver's memory limit is not set: {}", limited.error),

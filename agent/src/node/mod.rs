@@ -9,7 +9,7 @@
 //! - [`mps_sync`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
 //! - [`disk`]: reads what lies on disk, removes what the core says.
-//! - [`lists`]: writes down who may have the share of a claim.
+//! - [`lists`]: writes the list of containers that may have the share of a claim.
 
 pub mod claims;
 mod containers;

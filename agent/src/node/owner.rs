@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 /// Time passes at least so often: hysteresis and graces end without an event.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What the owner is told or asked.
+/// Messages to the owner.
 #[derive(Debug)]
 pub enum Message {
     /// Something happened.
@@ -150,7 +150,7 @@ pub async fn run(
             () = stop.cancelled() => return,
         };
         let now = Instant::now();
-        // The answer leaves after the state that it follows from: who reads the state
+        // The answer is sent after the state that it follows from: a reader that reads the state
         // because of the answer must not find an older one.
         let mut answer: Option<Box<dyn FnOnce() + Send>> = None;
         let mut quiet = false;

@@ -24,11 +24,11 @@ pub struct PrepareRequest {
     pub resource: Resource,
     /// Exactly these.
     pub ids: BTreeSet<String>,
-    /// Who wrote down whose they are.
+    /// The source that names their holder.
     pub source: Source,
 }
 
-/// Who wrote down whose the IDs are.
+/// The source that names the holder of the IDs.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The checkpoint, just read.
@@ -40,7 +40,7 @@ pub enum Source {
 /// One allocation of the IDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of whom, where that is known.
+    /// The holder, if known.
     pub holder: Option<Holder>,
     /// The pod, where it is known.
     pub pod: Option<PodView>,
@@ -139,7 +139,7 @@ impl Core {
         (outcomes, effects)
     }
 
-    /// The container is not identified. Where its pod is known, that is not tried for ever.
+    /// The container is not identified. If its pod is known, the attempts end after a time.
     fn unidentified(&mut self, error: &IdentityError, now: Instant) -> Outcome {
         let pod = match error {
             IdentityError::Ambiguous { uid, .. } => match self.pods.standing(uid) {

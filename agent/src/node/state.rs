@@ -1,5 +1,5 @@
 //! [`State`]: the one value that kubelet, MPS and telemetry read, through
-//! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
+//! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry reports once.
 
 use super::claims::Claimants;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
@@ -18,7 +18,7 @@ pub struct State {
     pub node: Node,
     /// Cards, health, what can be granted.
     pub inventory: Inventory,
-    /// Who holds what.
+    /// The shares and their holders.
     pub ledger: Ledger,
     /// By their UIDs the claims in the ledger: pods that wait for one, and that must not have it.
     pub claims: BTreeMap<String, Claimants>,
@@ -40,11 +40,11 @@ pub struct State {
     /// What lay on disk at the agent's start is in the ledger: before that, nothing may
     /// follow from what is not there.
     pub restored: bool,
-    /// What of the node cannot be read; what was known of it before stands.
+    /// The parts of the node that cannot be read; their last known state stays in use.
     pub unreadable: BTreeSet<LocalSource>,
     /// Containers of which the core has to know whether they have a process.
     pub doubted: BTreeSet<String>,
-    /// Who holds devices without a grant, for too long.
+    /// Pods that have held devices without a grant for too long.
     pub ungranted: Vec<Ungranted>,
     /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
     pub policy: Option<Policy>,
@@ -134,7 +134,7 @@ pub enum Pool {
     Unknown,
     /// As `nvidia.com/gpu`, and by its tokens.
     Whole,
-    /// As `nvidia.com/gpu` alone: somebody holds it, or held it a moment ago.
+    /// As `nvidia.com/gpu` only: a pod holds it, or held it a moment ago.
     WholeOnly,
     /// By its tokens alone.
     Shared,
@@ -155,7 +155,7 @@ impl Pool {
     }
 }
 
-/// Which legs the agent stands on.
+/// Which parts of the agent work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// NVML answers.

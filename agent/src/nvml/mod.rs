@@ -161,7 +161,7 @@ impl Owner {
         let counted = nvml.device_count()?;
         let mut cards = read::identities(&nvml)?;
         // A lost card may still be counted. It is asked for its name after the usual pause:
-        // to load the library again at once would go on for ever.
+        // reloading the library at once would never end.
         let nameless = usize::try_from(counted).is_ok_and(|counted| counted > cards.len());
         let mut origins = read::Origins::default();
         // The first look goes out before anything slow is asked for.
@@ -306,7 +306,8 @@ impl Owner {
                     XidError::Value(number) => number,
                     XidError::Unknown => 999,
                 };
-                // A card that fell off the bus no longer tells its UUID; the look says so.
+                // A card that fell off the bus no longer reports its UUID; the full reading shows
+                // that.
                 if let Ok(uuid) = event.device.uuid() {
                     let gpu = uuid.as_str().into();
                     // The receiver lives as long as the agent.

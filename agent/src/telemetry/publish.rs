@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 const COALESCE: Duration = Duration::from_secs(2);
 /// And so long where only fast values changed.
 const LAZY: Duration = Duration::from_mins(1);
-/// Written again, unchanged, so that its age tells whether the agent lives.
+/// Written again, unchanged, so that its age shows whether the agent is alive.
 const REFRESH: Duration = Duration::from_mins(5);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);

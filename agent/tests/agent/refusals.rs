@@ -47,7 +47,7 @@ async fn a_pod_without_a_true_grant_gets_nothing() {
         refused(&machine, &entry).await,
         "pod default/copied: grant is for pod altered, not copied"
     );
-    // Replayed after the pod was made anew.
+    // Replayed after the pod was recreated.
     let old = machine.create("again", &shape).await;
     let grant = machine.grant("again", &old, &part);
     machine.delete("again").await;

@@ -127,7 +127,7 @@ pub enum RequestError {
     FractionLimitContainer {
         /// The annotation.
         key: String,
-        /// Whom it names.
+        /// The container that it names.
         container: String,
     },
     /// KAI's sentence.

@@ -29,7 +29,7 @@ const SUFFIXES: [(&str, What); 4] = [
     (key::CONTAINER_COMPUTE_REQUEST, What::Compute),
 ];
 
-/// Container and what is said of it, of a key without its prefix.
+/// The container and the rest of a key without its prefix.
 pub(super) fn split(rest: &str) -> Option<(&str, What)> {
     SUFFIXES
         .iter()
@@ -172,7 +172,7 @@ fn pod_form(annotations: &Annotations) -> Result<Option<Amount>, RequestError> {
     }))
 }
 
-/// Whom the pod's form is about; `None` where there is none of it.
+/// The container that the pod's form applies to; `None` without such a form.
 fn target<'a>(
     annotations: &'a Annotations,
     names: &BTreeSet<&'a str>,

@@ -1,5 +1,5 @@
-//! Who may have the share of a claim: a file of the agent's that the hook reads, also while no
-//! agent runs.
+//! The containers that may have the share of a claim: a file of the agent's that the hook reads,
+//! also while no agent runs.
 
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read as _};
@@ -18,9 +18,9 @@ pub struct Holders {
     pub version: u32,
     /// The allocation.
     pub alloc_id: String,
-    /// Who may.
+    /// Allowed containers.
     pub holders: Vec<Holder>,
-    /// Who must not, and why.
+    /// Refused containers, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
 }

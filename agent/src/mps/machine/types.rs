@@ -1,4 +1,4 @@
-//! What the machine is told and what it says: plain data.
+//! Inputs and outputs of the machine: plain data.
 
 use api::Mib;
 use proto::mps::{Client, ServerPhase};

@@ -24,7 +24,7 @@ pub struct Claimants {
     pub awaited: BTreeSet<String>,
 }
 
-/// Who may have a share, as it was listed last, and who must not.
+/// The containers that may have a share, as they were last listed, and those that must not.
 pub(in crate::node) type Listed = (BTreeSet<HolderKey>, BTreeMap<String, String>);
 
 impl Core {

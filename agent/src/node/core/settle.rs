@@ -1,5 +1,5 @@
-//! Everything that follows from what is known: who holds what, who is gone, what each share
-//! uses and how it is fenced.
+//! Everything that follows from the known facts: the holder of each share, ended holders, what each
+//! share uses and its fence.
 
 use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// start of the agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
 impl Core {
-    /// Everything that follows from what is known.
+    /// Recomputes everything that follows from the known facts.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let blind = self.unreadable.contains_key(&LocalSource::Checkpoint);
         let grace = if blind {
@@ -33,7 +33,7 @@ impl Core {
         self.long_unreadable = self
             .unreadable
             .iter()
-            // The second witness stands in for the checkpoint.
+            // `PodResources` replaces the checkpoint.
             .filter(|(part, _)| **part != LocalSource::Checkpoint)
             .find(|(_, since)| {
                 now.saturating_duration_since(**since) >= reconcile::UNREADABLE_GRACE
@@ -385,7 +385,7 @@ impl Core {
             if !self.let_start.contains(&unproven.name) {
                 continue;
             }
-            // A class of its own says nothing of the runtime that everybody else has.
+            // A runtime class says nothing about the default runtime.
             if unproven.runtime_class.is_none() {
                 let why = format!(
                     "the container runtime ignores CDI: container {} of {} started without running the OCI hook",

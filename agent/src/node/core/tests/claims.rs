@@ -209,7 +209,7 @@ fn what_the_kubelet_is_done_with_is_free_once_nothing_of_it_lives() {
     assert_eq!(held(&core), []);
     // Asked again, and of what never was.
     assert_eq!(core.unprepare("c1", world.now).0, Ok(()));
-    // Before the disk was read, nothing is said of what is free.
+    // Before the disk was read, nothing is reported as free.
     assert!(new_core().unprepare("c1", world.now).0.is_err());
     let early = new_core().prepare_claim(&of, world.now).0;
     assert!(early.unwrap_err().may_pass);

@@ -119,7 +119,7 @@ proptest! {
             core.ledger.shares().filter(|s| s.alloc_id.is_some()).cloned().collect()
         };
         prop_assert_eq!(bound(&core), bound(&rebuilt));
-        // Where more is claimed than there is, who was first is not written down anywhere.
+        // If more is claimed than exists, the order of the claims is not recorded anywhere.
         if core.claims.keys().all(|key| core.ledger.get(key).is_some()) {
             prop_assert_eq!(&core.ledger, &rebuilt.ledger);
             prop_assert_eq!(core.offer().share, rebuilt.offer().share);
