@@ -124,7 +124,7 @@ pub struct Bind {
 }
 
 impl Bind {
-    /// Where its pod stands once it is done.
+    /// The pod's placement once it is done.
     pub fn placement(&self) -> Placement {
         Placement {
             node: self.node.clone(),

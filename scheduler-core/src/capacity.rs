@@ -35,9 +35,9 @@ pub struct Request {
     pub memory: Option<Bytes>,
 }
 
-/// Whether a pod that stands may have that much: what is more than it has counts on top of what
-/// its queues hold and of what `granted` adds to it. One that does not stand is judged where it is
-/// placed. `None`: no such pod.
+/// Whether a placed pod may have that much: the increase counts on top of what its queues hold and
+/// of what `granted` adds to it. A pod that is not placed is checked at its placement. `None`: no
+/// such pod.
 ///
 /// `granted`: what pods were let have before and do not show yet. Of the pod itself it counts
 /// nothing: what it asks for now takes its place.
@@ -318,7 +318,8 @@ mod tests {
         // What cannot be preempted counts against the quota of 2 cores; what can does not.
         assert_eq!(may(&mut core, "high", 2000, &low[..0]), Ok(()));
         assert_eq!(may(&mut core, "high", 1500, &low), Ok(()));
-        // Its own is replaced, and what is shown, or is of nobody, adds nothing.
+        // The pod's own entry is replaced; entries that are already visible, or of no pod, add
+        // nothing.
         let own = [
             of("low", 3000),
             of("high", 1000),

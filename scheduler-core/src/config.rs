@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// ([`crate::Event::Config`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Tells the decisions of two processes apart; rises with each start of the shell.
+    /// Distinguishes the decisions of two processes; rises with each start of the shell.
     pub epoch: u64,
     /// First pause after a refusal; doubles with each further one.
     pub backoff_first: Duration,

@@ -104,7 +104,7 @@ pub enum Event {
     Sequence(u64),
 }
 
-/// A namespace, for rules that speak of namespaces by their labels.
+/// A namespace, for rules that select namespaces by label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// `metadata.name`.
@@ -184,9 +184,9 @@ pub struct Outcome {
 pub enum OutcomeResult {
     /// The API server took it.
     Confirmed,
-    /// The eviction of a pod whose grant was refused ([`EvictCause::GrantRefused`]): no controller
-    /// would make the pod anew, so that it was told and not deleted. It stays where it is until a
-    /// person deletes it, and the kubelet counts it until then.
+    /// The eviction of a pod whose grant was refused ([`EvictCause::GrantRefused`]) and which no
+    /// controller would recreate: its condition was written and the pod was not deleted. It stays
+    /// until a person deletes it, and the kubelet counts it until then.
     Stays,
     /// The API server, or something before it, refused it.
     Refused {
@@ -219,7 +219,7 @@ pub struct Refusal {
 pub struct EvictRequest {
     /// Whose.
     pub pod: PodUid,
-    /// Where: a request for a node on which the pod does not stand does nothing.
+    /// The pod's node: a request from another node does nothing.
     pub node: NodeName,
     /// One readable sentence.
     pub reason: Arc<str>,

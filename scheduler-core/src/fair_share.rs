@@ -49,8 +49,8 @@ impl Claim {
     }
 }
 
-/// Divides `total` among siblings, who come in order of name. `k`: how much past use
-/// counts, 0 or more.
+/// Divides `total` among siblings, which are in order of name. `k`: how much past use counts, 0 or
+/// more.
 pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     let mut shares = vec![0.0; claims.len()];
     let mut left = total;
@@ -85,8 +85,8 @@ pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     shares
 }
 
-/// Rule 2 within one priority. Returns what was not taken, and who is next for what
-/// rounding left.
+/// Rule 2 within one priority. Returns what was not taken, and the order in which queues get the
+/// remainder of rounding.
 fn divide_band(
     mut left: f64,
     k: f64,

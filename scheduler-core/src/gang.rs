@@ -276,7 +276,7 @@ impl Gang {
         count >= needed(group) as usize
     }
 
-    /// Everything that the minimum needs stands somewhere, also if on its way out.
+    /// All pods that the minimum needs are placed, leaving ones included.
     pub(crate) fn is_satisfied(&self) -> bool {
         let formed = |set: &Set| set.active() >= set.min;
         match &self.root {
@@ -285,7 +285,7 @@ impl Gang {
         }
     }
 
-    /// KAI's staleness: something stands, yet the gang is not whole, and nothing has
+    /// KAI's staleness: some pod is placed, the gang is below its minimum, and no pod has
     /// succeeded.
     pub(crate) fn is_stale(&self) -> bool {
         let active: u32 = self.sets.iter().map(Set::active).sum();
@@ -456,7 +456,7 @@ fn needed(group: &SubGroup) -> u32 {
     group.min_children.unwrap_or(all)
 }
 
-/// The pods of a set that stand or are promised a place, last first.
+/// The pods of a set that are placed or have a promise, last first.
 fn all_of_set(set: &Set) -> Vec<TaskKey> {
     set.tasks
         .iter()

@@ -22,7 +22,7 @@ pub struct GroupView {
     /// What its pods that have not ended ask for, those that hold it included; of GPU
     /// memory what is held.
     pub requested: [u128; 3],
-    /// Why the first pod that waits does so, as it was last said.
+    /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
 

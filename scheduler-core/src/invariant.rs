@@ -66,7 +66,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             && let Some(job) = row.job
             && cell.status.is_allocated()
             && state.preemptible(row)
-            // Of a group that is gone, pods may stand for a while: it is in no queue.
+            // Pods of a deleted group may stay placed for a while: the group is in no queue.
             && state.jobs.get(job).is_some_and(|row| row.queue.is_some())
         {
             *stand.entry(job).or_default() += 1;

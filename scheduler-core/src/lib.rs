@@ -12,8 +12,8 @@
 //! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
 //! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
 //!   `whole`: which n cards; `devices`: which devices claims get; `score`: where best, [`fragment`]: what would stay unused.
-//! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
-//!   `job_queue`: who goes next; `gang`: what goes together.
+//! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`, `job_queue`: which
+//!   job is next; `gang`: what is placed or evicted together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
 //! - `reason`, [`explain`]: why something waits; [`queues`], [`groups`]: what each has, wants
 //!   and may have.

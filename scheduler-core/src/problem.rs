@@ -31,7 +31,7 @@ pub enum Problem {
     QueueDepth(QueueName),
     /// The group's tree has two sets of one name, or no set at all.
     GroupTree(GroupName),
-    /// A request that cannot be meant: no devices, a fraction above 1, an overflow.
+    /// An invalid request: no devices, a fraction above 1, an overflow.
     BadRequest {
         /// Whose.
         pod: PodUid,

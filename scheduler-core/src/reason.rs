@@ -1,4 +1,4 @@
-//! Every "no", typed, and its words: KAI's where KAI has them.
+//! Every negative verdict, typed, and its text: KAI's where KAI has one.
 
 use crate::action::ReasonKind;
 use crate::devices::{ClaimsReason, DeviceReason};
@@ -133,7 +133,7 @@ impl fmt::Display for NodeReason {
 /// Why a card will not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardReason {
-    /// The agent does not speak of it (any more).
+    /// The agent does not report it (any more).
     Unknown,
     Mig,
     Unhealthy(Arc<str>),
@@ -234,7 +234,7 @@ pub(crate) struct NodeVerdict {
     pub cards: Vec<CardLine>,
 }
 
-/// What is said of a node's cards, one line each.
+/// The reasons of a node's cards, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardLine {
     Card(CardKey, CardReason),
@@ -249,7 +249,7 @@ pub(crate) enum CardLine {
 }
 
 impl CardLine {
-    /// What is said, whichever card it is and whatever its numbers are.
+    /// The reason without the card's name and the numbers.
     pub(crate) fn kind(&self) -> String {
         let words = match self {
             Self::Card(_, no) => no.to_string(),
@@ -282,7 +282,7 @@ pub(crate) struct WaitReason {
     pub about: ReasonKey,
 }
 
-/// What a reason is about. Numbers that change in its words make no other reason.
+/// What a reason is about. A change of the numbers in its text does not make it another reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReasonKey {
     /// Its words.
@@ -294,8 +294,8 @@ pub(crate) enum ReasonKey {
 }
 
 impl ReasonKey {
-    /// What nodes lack, by its words; of nodes that are away for a while only where all of
-    /// them are.
+    /// The text of what nodes lack; nodes that are temporarily unavailable count only if all nodes
+    /// are.
     pub(crate) fn nodes<'a>(all: impl IntoIterator<Item = &'a NodeReason>) -> Self {
         let all: Vec<&NodeReason> = all.into_iter().collect();
         let lasting = all.iter().any(|why| !why.is_transient());

@@ -114,7 +114,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         }))
     }));
     events.extend(picked(state));
-    // What refusals paused is overwritten with how it stands.
+    // Pauses after refusals are overwritten with their current state.
     events.extend(pauses);
     events.extend(lost);
     events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
@@ -242,7 +242,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
     }))
 }
 
-/// A pod as its last event said it.
+/// A pod as in its last event.
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
     let key = state.task_of(&row.uid)?;

@@ -239,7 +239,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Settings of the core. `epoch` tells this start's decisions from those of others.
+    /// Settings of the core. `epoch` distinguishes this start's decisions from those of others.
     pub fn core(&self, epoch: u64) -> scheduler_core::Config {
         scheduler_core::Config {
             epoch,
@@ -297,7 +297,7 @@ impl Config {
     }
 
     /// Where admission and other replicas reach this one, whose webhook listens on that port.
-    /// `None`: nobody knows.
+    /// `None`: unknown.
     pub fn own_url(&self, port: u16) -> Option<String> {
         let address = self
             .address
@@ -311,7 +311,7 @@ impl Config {
         use object::{PAGE_SERVICE, TELEMETRY_SERVICE, WEBHOOK_SERVICE};
         let mut names = Vec::new();
         let page = self.page.map(|_| PAGE_SERVICE);
-        // Who forwards a port comes by this name.
+        // Clients of a port-forward use this name.
         names.extend(page.map(|_| "localhost".to_owned()));
         for service in [WEBHOOK_SERVICE, TELEMETRY_SERVICE].into_iter().chain(page) {
             let base = format!("{service}.{}.svc", self.namespace);

@@ -31,14 +31,14 @@ use tokio_util::sync::CancellationToken;
 
 /// Events taken in before the time is looked at again.
 const BATCH: usize = 4096;
-/// Between two looks at all queues and groups for those who report them.
+/// Time between two full reports of queues and groups.
 const REPORT: Duration = Duration::from_secs(1);
 /// What lasts is looked at again so soon, where another scheduler is observed.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
 /// Between two looks for sums that contradict each other. Each walks every pod while nothing
 /// is decided, so that it is rare.
 const SWEEP: Duration = Duration::from_mins(5);
-/// A queue's parent may come after it: so long nothing is said.
+/// A queue's parent may be created after it: for this time the problem is not reported.
 const PARENT_WITHIN: Duration = Duration::from_secs(5);
 /// Problems are logged once each; so many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
@@ -56,9 +56,9 @@ pub struct CycleInputs {
     pub questions: mpsc::Receiver<Question>,
     /// Whether this replica acts.
     pub leading: watch::Receiver<bool>,
-    /// What queues used in the past: said where a shard is begun.
+    /// Past use of queues: set when a shard begins.
     pub(crate) usage: UsageClient,
-    /// Who asks for nodes. `None`: nobody.
+    /// The task that requests nodes. `None`: none.
     pub(crate) scale_up: Option<scale_up::Line>,
     /// The time.
     pub wall: Wall,
@@ -67,17 +67,17 @@ pub struct CycleInputs {
 /// Where everything goes.
 #[derive(Clone, Debug)]
 pub struct CycleOutputs {
-    /// Has pods and groups listed anew.
+    /// Lists pods and groups again.
     pub relist: watch::Sender<u64>,
     /// Things to do.
     pub work: mpsc::UnboundedSender<Work>,
     /// For health.
     pub status: watch::Sender<Status>,
-    /// Queues and groups, for those who report them.
+    /// Queues and groups, for the tasks that report them.
     pub views: watch::Sender<Views>,
     /// For metrics.
     pub meters: Arc<Meters>,
-    /// The shard's node pool, for metrics: said where a shard is begun.
+    /// The shard's node pool, for metrics: set when a shard begins.
     pub pool: String,
 }
 
@@ -96,8 +96,8 @@ pub enum Question {
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
     Explain(PodUid, oneshot::Sender<Option<String>>),
-    /// Whether a pod that stands may have so much, beside all that was let through before. Answered
-    /// only by the replica that acts. `None`: no such pod.
+    /// Whether a placed pod may have that much, beside everything that was granted before. Answered
+    /// only by the leader. `None`: no such pod.
     Resize {
         /// Which pod.
         pod: PodUid,
@@ -155,7 +155,7 @@ pub async fn run(
         swept: Instant::now(),
         granted: Granted::default(),
     };
-    // Who leads from the start has listed nothing before.
+    // A replica that leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
     loop {
         let leading = *inputs.leading.borrow_and_update();
@@ -188,7 +188,8 @@ pub async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            // Before a decision: who stood still may have lost the lease meanwhile.
+            // Before a decision: a process that was suspended may have lost the lease in the
+            // meantime.
             changed = inputs.leading.changed() => match changed {
                 // Whatever was missed is looked at now.
                 Ok(()) => {
@@ -249,7 +250,7 @@ struct Cycle {
     /// The core wants to be asked at this time.
     wake_at: Option<Instant>,
     said: BTreeSet<String>,
-    /// Queues whose parent was missing, and when that is said.
+    /// Queues whose parent was missing, and when that is reported.
     orphans: BTreeMap<QueueName, Instant>,
     /// Something changed that was not reported.
     report_at: Option<Instant>,
@@ -463,8 +464,8 @@ impl Cycle {
         }
     }
 
-    /// Adds up again what decisions go by. What is wrong is a defect of the core, and is said
-    /// once; a restart begins with new sums.
+    /// Recomputes the sums that decisions use. A difference is a defect of the core, and is
+    /// reported once; a restart begins with new sums.
     fn sweep(&mut self) {
         self.swept = Instant::now();
         for wrong in self.core.violations() {
@@ -475,7 +476,7 @@ impl Cycle {
         }
     }
 
-    /// Decides as if, and tells nobody but the observer.
+    /// Decides without acting, and tells only the observer.
     fn observe(&mut self) {
         let begin = Instant::now();
         let now = self.clock.now();

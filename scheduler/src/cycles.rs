@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// What is done for each cycle apart from its decisions.
 pub(crate) struct CycleServices {
     pub(crate) usage_meters: Arc<UsageMeters>,
-    /// `None`: nodes are asked for by nobody.
+    /// `None`: no nodes are requested.
     pub(crate) scale_up: Option<ScaleUp>,
 }
 

@@ -46,7 +46,7 @@ struct Election {
 /// What is to be done with the lease.
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// Somebody else holds it.
+    /// Another replica holds it.
     Wait,
     /// Write this.
     Hold(Box<LeaseSpec>),
@@ -106,7 +106,7 @@ impl Election {
         self.renewed = Some(sent);
     }
 
-    /// Somebody else holds it.
+    /// Another replica holds it.
     fn lost(&self) -> bool {
         self.renewed.is_some()
     }
@@ -117,7 +117,7 @@ impl Election {
     }
 }
 
-/// Who would hold a lease.
+/// The identity that would hold a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     /// The lease's name.
@@ -236,13 +236,13 @@ async fn attempt(
     } else {
         leases.replace(&election.name, &parameters, &lease).await
     };
-    // A conflict: somebody was quicker, which the next round sees.
+    // A conflict: another writer was faster, which the next round sees.
     written?;
     election.held(sent);
     Ok(true)
 }
 
-/// Where the holder of a lease is asked. `None`: nobody holds it, or it does not say.
+/// Address of the holder of a lease. `None`: no replica holds it, or it has no address.
 pub(crate) async fn holder(leases: &Api<Lease>, name: &str) -> kube::Result<Option<String>> {
     let lease = leases.get_opt(name).await?;
     let held = lease.filter(|lease| {

@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 /// After a stop, so long is waited for what is in flight.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Objects that cannot be read and of which nobody was told yet: more than one kind has.
+/// Unreadable objects that have not been reported yet: more than one kind has.
 const UNREADABLE: usize = 64;
 /// Questions of people that wait.
 pub(crate) const QUESTIONS: usize = 16;
@@ -126,7 +126,7 @@ pub async fn run_on(
 ///
 /// # Errors
 /// What kept it from starting, or which part ended on its own.
-// Boxed: who embeds it need not compile all of it once more.
+// Boxed, so that crates that embed it do not compile all of it again.
 pub fn run_in(
     endpoints: Endpoints,
     wall: Wall,
@@ -209,7 +209,7 @@ async fn start(
     let page = endpoints.page.is_some().then(page::channel);
     if let Some(endpoint) = endpoints.metrics {
         let pages = router(Pages {
-            // Who admits alone has nothing to count.
+            // A process with admission only has nothing to count.
             registry: Arc::new(if config.role == Role::Admission {
                 Registry::default()
             } else {
@@ -514,7 +514,7 @@ fn observe(
             end.clone(),
         ),
     ));
-    // The reports' gauges; who does not lead reports nothing else.
+    // The reports' gauges; a replica that does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());
     tasks.spawn(named(
         "the reports",

@@ -54,7 +54,7 @@ impl Endpoint {
     }
 }
 
-/// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. Whose request it is stands in its
+/// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. The client's address is in the request's
 /// extensions as `ConnectInfo<SocketAddr>`.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ async fn serve_up_to(
     let listener = match endpoint {
         Endpoint::Port(listener) => listener.into_std()?,
         Endpoint::Routes(to) => {
-            // Who does not wait for them any more calls nothing.
+            // A caller that no longer waits for them calls nothing.
             let _ = to.send(routes);
             stop.cancelled().await;
             return Ok(());
@@ -123,7 +123,7 @@ fn limit<E>(builder: &mut Builder<E>) {
         .max_header_list_size(u32::try_from(HEADERS).unwrap_or(u32::MAX));
 }
 
-/// Who is connected.
+/// The open connections.
 #[derive(Debug)]
 struct Places {
     most: usize,

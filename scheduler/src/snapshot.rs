@@ -1,9 +1,8 @@
 //! `/get-snapshot`: the cluster in the form of KAI's own, `snapshot.json` in a ZIP.
 //!
-//! In: the API server, listed when somebody asks, and the settings. Out: the archive. What
-//! containers run and are told is left out: no decision is made from it, and it is nobody's
-//! business who may see metrics. Our own snapshot, from which a core is rebuilt to the
-//! letter, is `/snapshot`.
+//! In: the API server, listed on request, and the settings. Out: the archive. What containers run,
+//! and their environment, is left out: no decision depends on it, and clients of the metrics port
+//! must not see it. Our own snapshot, from which a core is rebuilt exactly, is `/snapshot`.
 
 use crate::Config;
 use crate::cycle::Question;

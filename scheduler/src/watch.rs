@@ -1,7 +1,7 @@
 //! The API server's objects, as facts in the order in which they came.
 //!
-//! One watch per kind, with backoff, for ever. A kind whose definition is not installed
-//! counts as empty until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
+//! One endless watch per kind, with backoff. A kind whose CRD is not installed counts as empty
+//! until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
 use crate::act::event::{self, Annotations, KubeEvent};
 use crate::convert::csi::limits;
@@ -28,7 +28,7 @@ use std::fmt::Debug;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// One thing that a watch said.
+/// One event of a watch.
 #[derive(Clone, Debug)]
 pub enum Seen<K> {
     /// Everything of this kind follows, as [`Seen::There`].
@@ -41,7 +41,7 @@ pub enum Seen<K> {
     Listed,
 }
 
-/// One thing that the API server said.
+/// One event of the API server.
 #[derive(Clone, Debug)]
 pub enum Fact {
     /// Of a pod.
@@ -89,7 +89,7 @@ pub enum Fact {
 /// Where facts go. Unbounded: the reader never waits for anything but these.
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
-/// An object that the API server took and nobody here can read.
+/// An object that the API server accepted and this process cannot read.
 #[derive(Clone, Debug)]
 pub struct Unreadable {
     /// Which.
@@ -98,10 +98,10 @@ pub struct Unreadable {
     pub why: String,
 }
 
-/// Where they are told of. As many as wait; the log names all.
+/// Where they are reported, as many as fit; the log names all.
 pub type Complaints = mpsc::Sender<Unreadable>;
 
-/// Tells each by an event on it, while this replica acts, until `stop`.
+/// Reports each by an event on the object, while this replica leads, until `stop`.
 pub(crate) async fn complain(
     client: Client,
     reporter: Reporter,
@@ -279,7 +279,7 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
                 Seen::Listed => listing = false,
                 Seen::There(_) | Seen::Gone(_) => {}
             }
-            // The fact goes first: who hears of the change finds it there.
+            // The fact goes first: a receiver of the change finds it there.
             (Fact::Class(seen), !listing)
         },
         || told.send_modify(|count| *count += 1),
@@ -311,7 +311,7 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
     .await;
 }
 
-/// One kind; ends when nobody listens any more.
+/// One kind; ends when the receiver is gone.
 async fn follow<K: Resource>(events: Events<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact) {
     follow_with(events, facts, |seen| (of(seen), false), || {}).await;
 }
@@ -347,7 +347,7 @@ async fn follow_with<K: Resource>(
     }
 }
 
-/// Nobody here asks who wrote what, and how kubectl remembers it.
+/// Managed fields and kubectl's last-applied annotation are not needed.
 fn trim(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
     if let Some(annotations) = &mut meta.annotations {
@@ -355,8 +355,8 @@ fn trim(meta: &mut ObjectMeta) {
     }
 }
 
-/// Without what its containers run and are told: it may be long, and no decision is made
-/// from it. What they are told by config maps stays.
+/// Without what its containers run, and their environment: it may be long, and no decision depends
+/// on it. References to config maps stay.
 fn pod(mut seen: Seen<Pod>) -> Fact {
     if let Seen::There(pod) = &mut seen
         && let Some(spec) = &mut pod.spec
@@ -467,8 +467,8 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
     watched(Api::all(client)).filter_map(readable).boxed()
 }
 
-/// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the
-/// server does not know this kind.
+/// An endless watch. Each cause of failure is logged once. `None`: the server does not know this
+/// kind.
 fn watched<K>(api: Api<K>) -> impl Stream<Item = Option<Event<K>>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -615,7 +615,7 @@ mod tests {
         let mut seen = Vec::new();
         while !matches!(seen.last(), Some(Fact::Group(Seen::Listed))) {
             seen.push(until(&mut told, of_group).await);
-            // A listing that fails begins again, for ever.
+            // A failed listing is repeated without end.
             assert!(seen.len() < 4, "{seen:?}");
         }
         let named = |fact: &Fact| match fact {

@@ -174,7 +174,7 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     let row = state.tasks.get(task);
     let refused = row.and_then(|row| Some(&row.rare.refused.as_ref()?.refusal.node));
     if on.or(refused).is_some_and(|node| *node != request.node) {
-        // Another node has no say, and its word does not take the place of the node's own.
+        // Another node's report does not count, and does not replace the pod's own node's.
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
@@ -184,8 +184,8 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     state.wake();
 }
 
-/// An eviction that did not happen: the pod keeps its place. The job that wanted it
-/// gone decides anew.
+/// An eviction that did not happen: the pod keeps its place. The job that needed the room is tried
+/// again.
 fn evict_again(state: &mut State, task: TaskKey) {
     let Some(row) = state.tasks.get_mut(task) else {
         return;

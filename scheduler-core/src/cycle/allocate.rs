@@ -14,7 +14,7 @@ use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// Who may still be placed.
+/// Jobs that may still be placed.
 #[derive(Default)]
 struct Placeable {
     /// [`crate::state::State::capacity_version`] at first.
@@ -74,8 +74,8 @@ impl Cycle<'_> {
                     Some(_) => {}
                     None => {
                         placeable.of_groups.remove(&job);
-                        // Who cost little has another turn in each decision, before those
-                        // that come after it in line.
+                        // Jobs whose try was cheap are tried again in each decision, before those
+                        // behind them in the queue.
                         if self.grown > grown {
                             self.turns.placed.insert(job, false);
                         }
@@ -133,8 +133,7 @@ impl Cycle<'_> {
         self.goes_on
     }
 
-    /// Takes those out that stand behind one that found nothing, and would find nothing
-    /// either.
+    /// Removes jobs behind one that found nothing, and that would find nothing either.
     fn pass_alike(
         &mut self,
         queue: &mut JobQueue,
@@ -205,8 +204,8 @@ impl Cycle<'_> {
         placeable
     }
 
-    /// Nothing that is left can be placed: nobody but pods of their own is left, and none
-    /// of their requests fits anywhere. Looked at after one failure, two more, four more.
+    /// Nothing that is left can be placed: only single pods are left, and none of their requests
+    /// fits anywhere. Checked after one failure, two more, four more.
     fn ends(&mut self, placeable: &mut Placeable) -> bool {
         // Something may fit that did not before.
         if placeable.capacity_version != self.state.capacity_version
@@ -266,9 +265,9 @@ impl Cycle<'_> {
         })
     }
 
-    /// Says to each kind that waits why, as it is now: its queue may have no more, where
-    /// whoever was placed after its turn counts too; else what came out when it was tried
-    /// last, or that it is known to fit nowhere.
+    /// Sets the current reason of each waiting kind: its queue is at its limit, where placements
+    /// after its turn count too; else the result of its last try, or that it is known to fit
+    /// nowhere.
     fn report_pod_classes(&mut self) {
         self.refresh_waiting();
         let kinds: Vec<(PodClass, JobKey)> = self
@@ -288,8 +287,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// Why a kind fits nowhere, where it did not fail for another reason. The last reason
-    /// stands while the kind lacks the same and has no new job: new words would not be written.
+    /// Why a kind fits nowhere, if it did not fail for another reason. The last reason stays while
+    /// the kind lacks the same and has no new job: a changed text would not be written.
     fn lacking_reason(&mut self, kind: PodClass) -> Option<Arc<WaitReason>> {
         let alike = self.waiting.kinds.get(&kind)?;
         if alike.why.is_some() {
@@ -308,7 +307,7 @@ impl Cycle<'_> {
         told.filter(same).or_else(|| self.no_fit(kind.spec))
     }
 
-    /// Why a job did not get what it wanted: said to all of its kind.
+    /// Why a job was not placed: the reason of all jobs of its kind.
     fn fails(&mut self, job: JobKey, why: Option<Arc<WaitReason>>) {
         let Some(why) = why else {
             return;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// Above so many answers, those are dropped that were not asked for in the last decision.
 const MOST: usize = 4096;
 
-/// Who may be told to go.
+/// Permitted victims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum VictimFilter {
     /// Every possible victim.

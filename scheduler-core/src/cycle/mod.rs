@@ -1,7 +1,7 @@
 //! One decision over the current state: KAI's actions, one after another.
 //!
 //! Input: the state. Output: a [`Decision`], and the state as if all of its actions had succeeded.
-//! 1. Expired pauses end. Pods whose grant was refused for good, or whose agent asked for it, are
+//! 1. Expired pauses end. Pods whose grant was refused permanently, or whose agent requests it, are
 //!    evicted.
 //! 2. Fair shares of all queues are computed once. The ordered list of pending jobs ([`waiting`]) is
 //!    brought up to date for the jobs that have changed.
@@ -77,7 +77,7 @@ pub(crate) struct CycleCache {
     promises: Vec<Promise>,
     /// What was computed of nodes then.
     fragments: Option<Fragments>,
-    /// Who waited then.
+    /// The jobs that were pending then.
     waiting: Waiting,
     /// Requests that could fit nowhere then, whichever pods are evicted.
     eviction_bounds: eviction_bound::EvictionBounds,
@@ -137,11 +137,11 @@ pub(crate) struct Cycle<'a> {
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
-    /// Who had one.
+    /// The jobs that had one.
     turns: TriedJobs,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
-    /// Who waits.
+    /// The pending jobs.
     waiting: Waiting,
     /// How often running work was told to make room.
     rearranged: u64,
@@ -149,7 +149,8 @@ pub(crate) struct Cycle<'a> {
     reclaim_bounds: reclaim_bound::ReclaimBounds,
     /// Requests that could fit nowhere, whichever pods are evicted.
     eviction_bounds: eviction_bound::EvictionBounds,
-    /// Who may be moved, and for which requests that may help, while nothing has moved.
+    /// The jobs that may be moved, and the requests for which that may help, while nothing has
+    /// moved.
     moves: Option<consolidate::MoveBounds>,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
@@ -247,8 +248,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
     decision.displaced = cycle.plan.displaced();
-    // Where bindings were taken back, who may be placed is another question in the next
-    // decision.
+    // If bindings were taken back, other pods may be placed in the next decision.
     if cycle.plan.displaced() == 0 {
         memory.waiting = cycle.waiting;
         memory.waiting.keep();

@@ -336,7 +336,7 @@ impl Cycle<'_> {
         best.map(|(_, key, assignment)| (key, assignment))
     }
 
-    /// GPU memory counts differently on each node: judged again where it would stand.
+    /// GPU memory counts differently on each node: checked again for the chosen node.
     pub(super) fn over_capacity_there(
         &self,
         task: TaskKey,

@@ -61,7 +61,7 @@ impl Plan {
         self.words.insert(task, (turn, word));
     }
 
-    /// How many pods are to be bound or to leave, as it stands.
+    /// Current number of pods to be bound or evicted.
     pub(super) fn words(&self) -> usize {
         self.words.len()
     }
@@ -146,9 +146,9 @@ impl Cycle<'_> {
         self.plan.promised.entry(task).or_insert(turn);
     }
 
-    /// A victim has to leave where it stands; one that has another place keeps it for the rest
-    /// of this decision. False where it does not have to: this decision had placed it, or it only
-    /// had a promise.
+    /// A victim has to leave its node; if it has another place, it keeps that for the rest of this
+    /// decision. False if it does not have to leave: this decision had placed it, or it only had a
+    /// promise.
     pub(super) fn evict(
         &mut self,
         task: TaskKey,
@@ -213,7 +213,7 @@ impl Cycle<'_> {
         true
     }
 
-    /// A pod whose binding was not refused, but which has to go all the same, wherever it stands.
+    /// A pod whose binding was not refused, and which has to leave its node nevertheless.
     pub(super) fn evict_as_it_is(&mut self, task: TaskKey, cause: EvictCause, message: &str) {
         let eviction = Eviction {
             cause,

@@ -27,7 +27,7 @@ pub(super) struct ReclaimBounds {
     at: Option<u64>,
     /// By parent, of all its children.
     below: FxHashMap<Option<QueueKey>, Reclaimable>,
-    /// Moving may free whole GPUs, or jobs stand in queues that have no place of their own.
+    /// Moving may free whole GPUs, or jobs are in queues that have no place of their own.
     says_nothing: bool,
     /// Answers by queue, request of the first pod, and what the whole job wants.
     answers: FxHashMap<(QueueKey, SpecKey, QueueAmounts), bool>,

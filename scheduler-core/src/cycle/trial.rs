@@ -52,8 +52,8 @@ impl Cycle<'_> {
         None
     }
 
-    /// Whoever was placed is still spread as it asks: who came after it may have come to its
-    /// own domain.
+    /// The placed pods still satisfy their own spread constraints: a later pod may have been placed
+    /// in the domain of an earlier one.
     fn are_spread(&mut self, tasks: impl Iterator<Item = TaskKey>) -> bool {
         for task in tasks {
             let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
 const FEW: usize = 4;
-/// Jobs of so many pods are kept as they stand.
+/// Jobs with this many pods are cached.
 const MANY: usize = 8;
 
 /// What follows from where the pods of a job are.
@@ -52,7 +52,7 @@ pub(super) struct PodClass {
 }
 
 impl PodClass {
-    /// Of a job as it stands in that queue. `None`: it is no such pod, or hindered.
+    /// The entry of a job in that queue. `None`: it is not a single pod, or it is hindered.
     pub(super) fn of(queue: Option<QueueKey>, entry: &Entry) -> Option<Self> {
         let alone = entry.alone?;
         Some(Self {
@@ -108,7 +108,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Takes a job out. `Some`: where it stands in its queue's line.
+    /// Removes a job. `Some`: its position in its queue.
     fn unlist(&mut self, job: JobKey) -> Option<(QueueKey, JobRank)> {
         let was = self.listed.remove(&job)?;
         if let Some(kind) = was.kind {
@@ -187,7 +187,7 @@ fn waits(state: &State, job: JobKey) -> bool {
 }
 
 impl Cycle<'_> {
-    /// Brings up to date who waits. Not inside a trial.
+    /// Updates the pending jobs. Not inside a trial.
     pub(super) fn refresh_waiting(&mut self) {
         let at = Some((self.state.hindered, self.shares.smallest_card));
         if self.waiting.at != at {
@@ -310,7 +310,7 @@ impl Cycle<'_> {
         self.waiting.listed.get(&job)?.kind
     }
 
-    /// A job as it stands in the queue of those that want something.
+    /// A job in the queue of jobs with demand.
     pub(super) fn entry(&mut self, job: JobKey) -> Entry {
         self.known(job).entry.clone()
     }
@@ -331,7 +331,7 @@ impl Cycle<'_> {
         &self.waiting.known[&job]
     }
 
-    /// The job as it stands, which is not put together anew for each look at a large one.
+    /// The job, cached so that a large one is not rebuilt for each use.
     pub(super) fn gang_of(&mut self, job: JobKey) -> Arc<Gang> {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
         if pods < MANY {
@@ -409,7 +409,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// Who waits where, in order, and of what kind.
+    /// The pending jobs of each queue, in order, with their kinds.
     fn seen(&self) -> Seen {
         let mut seen = Seen::default();
         for (queue, line) in &self.waiting.lines {
@@ -454,7 +454,7 @@ impl Cycle<'_> {
     }
 }
 
-/// All that is known of who waits, to be compared.
+/// All data about pending jobs, for comparison.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     lines: BTreeMap<QueueKey, Vec<Entry>>,

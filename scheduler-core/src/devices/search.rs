@@ -137,7 +137,7 @@ fn way<'a>(
         Count::Exactly(count) => usize::try_from(count).unwrap_or(usize::MAX),
     };
     let enough = count <= DeviceWants::MOST && matching.len() >= count;
-    // Too many for a claim is said as such.
+    // Too many for a claim has a reason of its own.
     let enough = enough || count > DeviceWants::MOST;
     Ok(enough.then_some(Ask {
         what,

@@ -66,7 +66,7 @@ pub(crate) fn count_whole(state: &State, key: NodeKey) -> WholeCount {
     let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
     let mut idle = 0;
     let mut open = 0;
-    // The kubelet refuses a pod for good when its node does not list the count (yet).
+    // The kubelet rejects a pod permanently when its node does not list the count (yet).
     let listed = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
     if row.node.as_ref().is_some_and(|node| node.managed) {
         if row.agent.is_none() {
@@ -304,7 +304,7 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
             let used = state.card_use.get(*key).copied().unwrap_or_default();
             let taken = card::whole_taken(used);
             let no = match card::whole_usable(state, card) {
-                // Who is on it says more than what follows from it.
+                // Its holders are a better reason than what follows from them.
                 Err(CardReason::PoolShared) => taken.unwrap_or(CardReason::PoolShared),
                 Err(no) => no,
                 Ok(()) => taken?,
@@ -345,7 +345,7 @@ fn candidate(
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
     let strong = card::fence(row, after, offer_later.top(), mode) > Fence::ClientLimit;
-    // The kubelet refuses a pod for good whose tokens it does not show (yet).
+    // The kubelet permanently rejects a pod whose tokens it does not show (yet).
     let shown = row
         .card
         .as_ref()
@@ -359,8 +359,8 @@ fn candidate(
     let whole = card::whole_usable(state, row).is_ok();
     let cap = card::memory(row).cap;
     let total = u128::from(card::memory(row).total.0).max(1);
-    // The fullest first, what is on its way out counted in, as KAI does.
-    // Of equally full ones the one that stays fuller when all who leave have left.
+    // The fullest first, with leaving pods counted, as KAI does. Of equally full ones the one that
+    // is fuller after all leaving pods have ended.
     let full = |limits: u128| limits.saturating_mul(1_000_000) / total;
     let fullness = (full(used.held.limits + used.promised.limits) << 64)
         + full(after.limits).min(u64::MAX.into());

@@ -87,7 +87,7 @@ pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
     )
 }
 
-/// Why a card is not free for whole use: who stays on it.
+/// Why a card is not free for whole use: the pods that stay on it.
 pub(crate) fn whole_taken(used: CardUse) -> Option<CardReason> {
     let after = used.after();
     if after.modes[0] > 0 {

@@ -201,7 +201,7 @@ impl Card {
 /// In which of the kubelet's resources a card is seen allocatable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pool {
-    /// The agent has not said (yet): nothing is derived from it.
+    /// The agent has not reported it (yet): nothing is derived from it.
     #[default]
     Unknown,
     /// As a whole GPU. Shares may open it too: their tokens are offered all along.

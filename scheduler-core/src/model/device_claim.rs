@@ -81,7 +81,7 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// Whether it speaks of devices of that alternative of that request.
+    /// Whether it applies to devices of that alternative of that request.
     pub(crate) fn concerns(&self, request: &DeviceRequest, alternative: &Alternative) -> bool {
         let named = |name: &Arc<str>| {
             *name == request.name

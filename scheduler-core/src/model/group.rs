@@ -24,8 +24,8 @@ pub struct PodGroup {
     pub root: SubGroup,
     /// Whether the shell writes `PodScheduled=False` for its pods.
     pub mark_unschedulable: bool,
-    /// KAI's `schedulingBackoff: 1`, and it was tried in this node pool in vain: what its pods
-    /// are told. None of its pods is tried until its object says otherwise.
+    /// KAI's `schedulingBackoff: 1`, and it was tried in this node pool without success: the reason
+    /// of its pods. None of its pods is tried until its object changes that.
     pub parked: Option<Arc<str>>,
     /// When the group last went from nothing to something, for min-runtime.
     pub last_start: Option<Time>,

@@ -330,7 +330,7 @@ impl Site {
         node.managed = true;
         node.gpus = u32::try_from(template.cards.len()).unwrap_or(u32::MAX);
         let name = node.name.clone();
-        // Rules about the host's name speak of this node.
+        // Rules about the host's name apply to this node.
         let host = "kubernetes.io/hostname";
         let named = node.labels.iter().filter(|(key, _)| &***key != host);
         let mut labels: Vec<_> = named.map(|(k, v)| (k.clone(), v.clone())).collect();

@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 /// The queue of all pods of a shortage.
 const QUEUE: &str = "scale-up";
-/// Most nodes with GPUs left that are looked at for gangs which need only a part of their room
-/// anew. Where pods wait for GPUs, few nodes have some left.
+/// Most nodes with GPUs left that are checked for gangs of which only a part needs new room. Where
+/// pods wait for GPUs, few nodes have some left.
 const SPARE: usize = 64;
 
 /// Pods for which the last decision found no room, as long as their queues are within their
@@ -224,7 +224,7 @@ fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> QueueAmounts {
     sum
 }
 
-/// The largest pod of the job decides where it stands: large ones leave room for small ones.
+/// The job's largest pod decides its order: large ones leave room for small ones.
 fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, QueueAmounts) {
     let each = tasks.iter().map(|task| wanted(state, &[*task], card));
     let largest = each.max().unwrap_or_default();

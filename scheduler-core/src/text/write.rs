@@ -22,7 +22,7 @@ pub fn write(events: &[Event]) -> String {
     out.0
 }
 
-/// A decision as people read it: what is done, and what is said to those who wait.
+/// A decision as text for people: the actions, and the reasons of pending pods.
 pub fn decision(decision: &Decision) -> String {
     let mut out = Text::default();
     for action in &decision.actions {

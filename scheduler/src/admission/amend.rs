@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// A container of a dozen bytes becomes a struct of several hundred, and the API server asks
-/// before it has looked at the pod itself: more containers than anybody has are not read.
+/// A container of a dozen bytes becomes a struct of several hundred, and the API server calls
+/// before it has validated the pod: pods with more containers than any real pod are rejected.
 const MAX_CONTAINERS: usize = 1024;
 
 /// Why a pod is refused. The text is what the user reads.

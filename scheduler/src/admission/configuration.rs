@@ -1,9 +1,9 @@
-//! The webhook configurations: what is sent here, and whom the API server believes. Written by
-//! this process because only it knows its authority.
+//! The webhook configurations: the requests that are sent here, and the authority that the API
+//! server trusts. Written by this process because only it knows its authority.
 //!
-//! Pods are sent here by two webhooks. Who asks for a share is not made without its token, which
-//! nobody can add later: `Fail`. Everybody else needs nothing from here but a clear refusal of
-//! what contradicts itself: `Ignore`, so that such pods are made while no replica is ready.
+//! Two webhooks send pods here. A pod with a share must not be created without its token, which
+//! cannot be added later: `Fail`. All other pods only need a clear refusal of contradictions:
+//! `Ignore`, so that they are created while no replica is ready.
 
 use super::{OBJECTS, PODS, RESIZES, Settings};
 use base64::Engine as _;

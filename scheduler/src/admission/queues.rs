@@ -25,7 +25,7 @@ type Quotas = [f64; 3];
 const NAMES: [&str; 3] = ["GPU", "CPU", "Memory"];
 const UNLIMITED: f64 = -1.0;
 
-/// Who is below whom.
+/// Which queue is below which.
 #[derive(Clone, Debug, Default)]
 pub struct QueueTree {
     parents: BTreeMap<String, Option<String>>,
@@ -209,7 +209,7 @@ impl QueueTree {
     /// Whether the other one is this one or among its ancestors.
     pub(super) fn is_below(&self, name: &str, other: &str) -> bool {
         let mut at = Some(name);
-        // A chain longer than all queues goes round.
+        // A chain longer than the number of queues is a cycle.
         for _ in 0..=self.len() {
             match at {
                 Some(queue) if queue == other => return true,

@@ -5,8 +5,8 @@
 //! KAI reads that from the status of queues, which is a moment old; here the core is asked,
 //! which counts it, and what was let through before and is not stored yet.
 //!
-//! One core answers for all: that of the replica which acts. Everybody else passes a resize on to
-//! it, at the address in the lease.
+//! Only the leader's core decides. All other processes pass a resize on to it, at the address in
+//! the lease.
 
 use super::review::{self, Review};
 use crate::convert::resources;
@@ -61,7 +61,7 @@ impl Core {
         if let Some((questions, _)) = own {
             return judge_here(sent, Some(questions)).await;
         }
-        // Where no request changes nobody need be asked.
+        // If no request changes, no decision is needed.
         let unasked = judge_here(sent.clone(), None).await;
         if unasked["response"]["allowed"] == true {
             return unasked;
@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    /// The same for whoever passed it on: it is not passed on again.
+    /// The same for a process that passed it on: it is not passed on again.
     pub(super) async fn judge_passed_on(&self, sent: Value) -> Value {
         let own = self.own.as_ref().filter(|(_, acts)| *acts.borrow());
         judge_here(sent, own.map(|(questions, _)| questions)).await
@@ -101,7 +101,7 @@ impl Core {
     }
 }
 
-/// By this core; `None`: nobody is there to be asked.
+/// By this core; `None`: there is no core.
 async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> Value {
     match serde_json::from_value::<Review>(sent) {
         Ok(review) => review::resizes(review, questions).await,

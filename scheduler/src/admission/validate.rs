@@ -1,7 +1,7 @@
-//! Queues, pod groups and topologies that nobody can mean → one sentence. Pure.
+//! Invalid queues, pod groups and topologies → one sentence. Pure.
 //!
-//! What slips through while the webhook is away does no harm: the core copes with it and
-//! says so. So these are refused as a service to whoever wrote them.
+//! An invalid object that is created while the webhook is down does no harm: the core handles it
+//! and reports it. Rejecting it here only helps its author.
 
 use super::queues::{self, QueueTree};
 use crate::limits::Limits;
@@ -118,7 +118,7 @@ pub(super) fn queue(
     Ok(())
 }
 
-/// What is let pass with a word to whoever writes it, as KAI lets it pass.
+/// Admitted with a warning, as in KAI.
 pub(super) type Warnings = Vec<String>;
 
 /// `changes`: the group is there already.

@@ -15,7 +15,7 @@ const DETAILS: usize = 64;
 const CARD_LINES: usize = 64;
 
 impl Cycle {
-    /// Who is bound how long after it was made, and who is told to leave.
+    /// The times from creation to binding, and evicted pods.
     pub(super) fn count(&self, decision: &Decision, now: Time) {
         let meters = &self.outputs.meters;
         for action in &decision.actions {
@@ -53,15 +53,14 @@ impl Cycle {
         })
     }
 
-    /// To those who carry it out and to those who tell of it. The bindings come before the
-    /// reasons.
+    /// To the tasks that act and to those that report. The bindings come before the reasons.
     pub(super) fn hand_on(&mut self, decision: Decision) {
         let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
         for action in decision.actions {
             match action {
                 Action::Bind(bind) => bindings.push(bind),
                 Action::Evict(mut evict) => {
-                    // Who goes for nobody else goes alone.
+                    // A pod that is evicted for no other job is evicted alone.
                     let set = match &evict.in_favour_of {
                         Some(group) => (Some(group.clone()), None),
                         None => (None, Some(evict.decision)),

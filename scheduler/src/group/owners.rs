@@ -38,7 +38,7 @@ pub(super) enum OwnerError {
     Unread {
         /// What was asked for.
         what: String,
-        /// What the API server said.
+        /// The API server's answer.
         why: String,
     },
 }

@@ -162,7 +162,7 @@ fn deciding(context: RuleContext<'_>) -> (Object, Vec<&Object>, Rule) {
     let mut inner = below.last().unwrap_or(context.pod).clone();
     inner.inherit(top);
     let rule = match rule(&inner.reference()) {
-        // A skipped owner under another one stands for itself.
+        // A skipped owner under another one counts as itself.
         Rule::Skip => Rule::Owner(TRAIN),
         rule => rule,
     };
@@ -228,7 +228,7 @@ pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
     let of_top = |class: &str| Draft::of(&top, &[&top], pod, context.classes, class);
     match rule {
         Rule::Owner(class) => {
-            // The one that inherited stands for the one that did not.
+            // The key that inherited replaces the one that did not.
             let owners: Vec<&Object> = owners
                 .into_iter()
                 .map(|owner| {

@@ -29,7 +29,7 @@ pub struct TypesAt {
     pub name: String,
 }
 
-/// By `Kind.group`, or by kind where no group is said.
+/// By `Kind.group`, or by kind without a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Types(BTreeMap<String, OfType>);
 
@@ -79,7 +79,7 @@ fn key(kind: &str, group: &str) -> String {
     }
 }
 
-/// Follows the config map for ever. `told`: `None` until it was looked for.
+/// Follows the config map without end. `told`: `None` until it was looked up.
 pub(super) async fn follow(client: Client, at: TypesAt, told: &watch::Sender<Option<Arc<Types>>>) {
     let api: Api<ConfigMap> = Api::namespaced(client, &at.namespace);
     let only = watcher::Config::default().fields(&format!("metadata.name={}", at.name));

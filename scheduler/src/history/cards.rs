@@ -19,7 +19,7 @@ const MOST: usize = 100_000;
 /// A card's memory, in a coarse column.
 const WHOLE: u64 = 250;
 
-/// A card of which its agent is heard.
+/// A card whose agent is connected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CardNow<'a> {
     pub(crate) uuid: &'a str,
@@ -321,7 +321,7 @@ mod tests {
                 used: 2000
             })
         );
-        // Its agent is not heard for an hour: it is in no column.
+        // Its agent is disconnected for an hour: it is in no column.
         cards.sample(Time(1120 * PERIOD.0), &[]);
         let now = Time(1121 * PERIOD.0);
         let hour = cards.points("GPU-1", Span::Hour, now);

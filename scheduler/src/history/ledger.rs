@@ -17,7 +17,7 @@ const MOST: usize = 40_000;
 /// Tenants that are known by name: 1.2 MB with names of fifty letters.
 const MOST_TENANTS: usize = 6000;
 
-/// Who holds a share.
+/// The holder of a share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tenant {
     /// Empty: in no queue of this scheduler.
@@ -90,7 +90,7 @@ impl Entry {
     }
 }
 
-/// What there was and what of it was not granted. Of cards that were heard.
+/// The capacity, and the part of it that was not granted; only cards whose agent was connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Idle {
     /// Milli-GPU times seconds of all cards.
@@ -310,7 +310,7 @@ impl Ledger {
         }
     }
 
-    /// An hour tells less apart from now on.
+    /// This hour has a coarser breakdown from now on.
     fn fold(&mut self, at: usize, level: u8) {
         let hour = &mut self.hours[at];
         if hour.folded >= level {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Marks that are kept: 400 kB with the longest words.
 const MOST: usize = 1000;
 const REACH: Duration = Duration::seconds(14 * 24 * 3600);
-/// Bytes of what is said of one.
+/// Longest text of a mark, in bytes.
 const WORDS: usize = 160;
 
 /// What happened.

@@ -6,9 +6,9 @@
 //! - [`ledger`]: what each tenant was granted and did not use, by the hour for 14 days.
 //! - [`marks`]: evictions and faults. No pod is remembered.
 //!
-//! In: what the agents and the API server said, as a [`Sample`]; nothing comes from the core.
-//! All amounts are integers, and the same samples give the same answers. A restart loses
-//! everything; each replica remembers what it saw itself, so a change of leader loses nothing.
+//! In: data from the agents and the API server, as a [`Sample`]; nothing comes from the core. All
+//! amounts are integers, and the same samples give the same answers. A restart loses everything;
+//! each replica has its own records, so a change of leader loses nothing.
 
 mod cards;
 mod columns;
@@ -62,7 +62,7 @@ impl Span {
 /// What is there at one moment.
 #[derive(Debug)]
 pub(crate) struct Sample<'a> {
-    /// Every card of which an agent is heard.
+    /// Every card whose agent is connected.
     pub(crate) cards: Vec<CardNow<'a>>,
     /// Every queue.
     pub(crate) queues: Vec<QueueNow<'a>>,

@@ -3,7 +3,7 @@
 use super::{Leadership, connection};
 use kube::{Client, Config};
 
-/// The API server, and as whom.
+/// The API server and the account.
 #[derive(Clone)]
 pub enum ApiAccess {
     /// Over connections of our own.

@@ -168,7 +168,7 @@ impl Comparison {
         self.waiting.contains_key(pod)
     }
 
-    /// Whether it would stand somewhere here.
+    /// Whether Aliquot would have placed it.
     pub(super) fn has_place(&self, pod: &PodUid) -> bool {
         let entry = self.waiting.get(pod);
         entry.is_some_and(|entry| {
@@ -176,7 +176,7 @@ impl Comparison {
         })
     }
 
-    /// Bound there, before anybody could judge.
+    /// Bound there, before it could be decided here.
     pub(super) fn unseen(&mut self, pod: &PodUid) {
         if self.waiting.remove(pod).is_some() {
             self.bound.unseen += 1;
@@ -190,7 +190,7 @@ impl Comparison {
         }
     }
 
-    /// Bound there. `why`: what a node has against the pod, before it stands there.
+    /// Bound there. `why`: why the node does not fit the pod, before it is placed there.
     pub(super) fn bound(
         &mut self,
         pod: &PodUid,
@@ -212,7 +212,7 @@ impl Comparison {
                 return None;
             }
             OwnDecision::Bind(here, ours) if here == node => {
-                // Who names no cards leaves them to the node.
+                // A decision without cards leaves them to the node.
                 if cards.is_empty() || ours.is_empty() || cards == ours.as_slice() {
                     self.bound.same += 1;
                     return None;

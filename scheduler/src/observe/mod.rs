@@ -2,7 +2,7 @@
 //!
 //! - `comparison`: pure: what would be done here, what was done there, where the two differ.
 //! - `estimated`: cards of nodes without an agent, from their labels.
-//! - `agents`: what an agent wrote, as if it had said it: an observer hears none.
+//! - `agents`: what an agent wrote, as if it had sent it: agents do not connect to an observer.
 //!
 //! In: every event before the core takes it in, and the core. Out: a [`Report`], and a log
 //! line for each difference. Each decision is taken on a core of its own, rebuilt from what
@@ -71,7 +71,7 @@ impl Observer {
         self.pause
     }
 
-    /// What the other one said of its pods.
+    /// The other scheduler's conditions on its pods.
     pub fn hear(&mut self, fact: &Fact, now: Time) {
         let Fact::Pod(Seen::There(pod)) = fact else {
             return;
@@ -99,8 +99,8 @@ impl Observer {
                 }
                 Phase::Bound(place) | Phase::Running(place) => {
                     if self.comparison.is_open(&pod.uid) {
-                        // Who is said to wait, and does not, is looked at again: perhaps what
-                        // it waited for has come.
+                        // A pod that is reported as waiting, and does not wait, is checked again:
+                        // perhaps what it waited for has come.
                         let mut judged = true;
                         if self.stale && !self.comparison.has_place(&pod.uid) {
                             judged = self.looked.elapsed() >= self.took * SPARED;
@@ -176,7 +176,7 @@ impl Observer {
     }
 }
 
-/// The message of a condition, where it stands at that status.
+/// The message of a condition that has that status.
 fn condition<'a>(pod: &'a KubePod, kind: &str, status: &str) -> Option<&'a str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions

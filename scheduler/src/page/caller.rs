@@ -1,7 +1,7 @@
 //! A token → what its owner may see, judged by the API server.
 //!
-//! One `TokenReview` says who it is, one `SubjectAccessReview` per kind what he may list;
-//! the verdict holds for half a minute. Of pods, who may not list all is asked for by
+//! One `TokenReview` returns the account, one `SubjectAccessReview` per kind what it may list; the
+//! result is cached for half a minute. An account that may not list all pods is checked by
 //! namespace.
 
 use super::answer::{Pods, Rights};
@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// A verdict holds so long: who loses a right sees so long what he had.
+/// How long a result is cached: an account that loses a right keeps it for this time.
 const HOLDS: Duration = Duration::from_secs(30);
 /// Verdicts that are remembered.
 const REMEMBERED: usize = 1000;
@@ -93,8 +93,7 @@ impl Callers {
     /// Whose token it is, and what he may see of cards and queues; of pods nothing but
     /// whether he may see all, see [`Callers::namespaces`].
     ///
-    /// # Errors
-    /// The token is not accepted, or nobody could be asked.
+    /// # Errors The token is not accepted, or the API server did not answer.
     pub(super) async fn rights(&self, token: &str) -> Result<(Digested, Rights), CallerError> {
         let digest = digest(token);
         let known = self.recall(&digest);
@@ -122,8 +121,7 @@ impl Callers {
 
     /// Those of `wanted` whose pods the owner of the token may list.
     ///
-    /// # Errors
-    /// Nobody could be asked.
+    /// # Errors The API server did not answer.
     pub(super) async fn namespaces(
         &self,
         Digested(digest): Digested,

@@ -1,4 +1,4 @@
-//! Which nodes changed since somebody looked last. Pure.
+//! Which nodes changed since the last read. Pure.
 //!
 //! Each change has a number; a reader names the last one that it has, and gets what is newer.
 //! Numbers of another process, and such as are older than what is remembered of nodes that are

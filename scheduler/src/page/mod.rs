@@ -9,8 +9,9 @@
 //! - `caller`: a token → what its owner may see, judged by the API server.
 //! - `http`: HTTP around them, and the files of the page itself.
 //!
-//! Observes, never changes anything. The page's files are in this program, and the browser is
-//! sent to no other host. The relay passes everything on before it looks at it: slow queries delay nobody.
+//! Observes, never changes anything. The page's files are in this program, and the browser is sent
+//! to no other host. The relay passes everything on before it processes it, so slow queries delay
+//! no decision.
 
 mod answer;
 mod caller;
@@ -63,12 +64,12 @@ pub struct Sources {
     pub wall: Wall,
 }
 
-/// Who may read, and over what.
+/// Which clients may read, and how.
 #[allow(missing_debug_implementations, reason = "a client has none")]
 pub enum Access {
-    /// Whoever shows a Kubernetes token, as far as its owner may read; over TLS.
+    /// Clients with a Kubernetes token, as far as its account may read; over TLS.
     Tokens(Trust, kube::Client),
-    /// Whoever reaches the listener, everything, in the clear: for the demo on loopback.
+    /// Every client, everything, in plain text: for the demo on loopback.
     Anybody(kube::Client),
 }
 

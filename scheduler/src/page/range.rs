@@ -83,7 +83,7 @@ fn queries(of: &Of) -> Vec<Asked> {
         )],
         Of::Pod(namespace, name) => {
             let of = format!("namespace={},pod={}", quoted(namespace), quoted(name));
-            // What of a share is used is said once for each of its cards.
+            // The memory in use of a share is reported once for each of its cards.
             vec![
                 (
                     "granted",

@@ -21,7 +21,7 @@ impl<V, K> Default for RowStore<V, K> {
 /// A change of one row, or of the listing.
 #[derive(Clone, Debug)]
 pub(super) enum Change<V, K = String> {
-    /// Everything is named anew.
+    /// All names are new.
     Begin,
     /// There, as it is now.
     Put(K, V),

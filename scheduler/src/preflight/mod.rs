@@ -1,4 +1,4 @@
-//! Who else is there: what must be known before anything is started.
+//! Other schedulers in the cluster, which must be known before anything starts.
 //!
 //! - `kai`: a KAI Scheduler that takes the pods that we would take.
 //! - `crd_schema`: definitions whose objects are not those that we read and write.

@@ -82,8 +82,7 @@ impl Written {
         self.unknown.values().copied().chain(self.before).min()
     }
 
-    /// Objects are written once more of which a write that nobody here knows to have ended can
-    /// no longer come.
+    /// Objects are written once more when a write whose end was not observed can no longer arrive.
     fn settle(&mut self, now: Instant) {
         if self.before.take_if(|until| *until <= now).is_some() {
             self.digests.clear();
@@ -101,7 +100,7 @@ impl Written {
     }
 }
 
-/// Reports until `stop`, or until nobody has anything to report.
+/// Reports until `stop`, or until the channel of views closes.
 pub(crate) async fn run(
     client: kube::Client,
     meters: Arc<QueueMeters>,
@@ -209,7 +208,7 @@ async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> b
     whole
 }
 
-/// What is to be written. Who is gone is forgotten.
+/// What is to be written. Deleted objects are forgotten.
 fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
     let mut known = std::mem::take(&mut written.digests);
     let mut is_new = |object: &Object, digest| {

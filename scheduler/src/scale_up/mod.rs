@@ -47,7 +47,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// `None`: new nodes are nobody's business here.
+    /// `None`: no nodes are requested.
     ///
     /// # Errors
     /// What is wrong with the file of templates.
@@ -69,7 +69,7 @@ impl Settings {
     }
 }
 
-/// Who asks for nodes, for every shard.
+/// The task that requests nodes, for every shard.
 pub(crate) struct ScaleUp {
     pub(crate) settings: Settings,
     /// Writes only while leading.
@@ -92,7 +92,7 @@ pub(crate) struct Look {
     pub(crate) config: scheduler_core::Config,
 }
 
-/// For whom nodes were asked for.
+/// The pods for which nodes were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked(pub(crate) BTreeMap<PodUid, Arc<str>>);
 

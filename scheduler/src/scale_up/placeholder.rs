@@ -43,7 +43,8 @@ impl Rules {
         }
     }
 
-    /// The nodes that the pod may go to. Rules about other pods speak of pods, and are left out.
+    /// The nodes that the pod may go to. Rules about other pods do not restrict nodes, and are left
+    /// out.
     pub(super) fn like(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else {
             return Self::default();

@@ -209,7 +209,7 @@ fn group<'a>(node: &NewNode, templates: &'a [NodeTemplate]) -> &'a str {
     template.map_or(NO_GROUP, |template| &*template.name)
 }
 
-/// Somebody else may have deleted it.
+/// Another client may have deleted it.
 fn gone(result: kube::Result<()>) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

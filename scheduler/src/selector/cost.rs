@@ -11,7 +11,7 @@ use cel::common::ast::{EntryExpr, Expr, IdedExpr};
 const MOST: u64 = 1_000_000;
 /// Attributes or capacities of a device, and characters of the longest of their values.
 const LONGEST: u64 = 64;
-/// Nested deeper than that, an expression is nobody's meaning.
+/// No sensible expression is nested deeper than this.
 const DEEPEST: u32 = 200;
 
 pub(super) fn check(expression: &IdedExpr) -> Result<(), String> {

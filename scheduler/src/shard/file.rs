@@ -305,7 +305,7 @@ pub(super) fn remark_at(field: &str, why: impl Into<String>) -> Remark {
     }
 }
 
-/// Each document at the lines at which it stands; empty ones left out.
+/// Each document with its lines; empty ones left out.
 fn documents(text: &str) -> Vec<String> {
     let mut documents = vec![String::new()];
     for (at, line) in text.lines().enumerate() {

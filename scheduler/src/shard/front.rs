@@ -77,7 +77,7 @@ pub async fn run(
 
 /// To the shard that is named, else to the first that has an answer.
 async fn ask(cores: &[CoreChannels], question: Question) {
-    // Who does not answer is gone, and its asker sees that.
+    // A core that does not answer is gone, and the caller sees that.
     match question {
         Question::Of(name, question) => {
             if let Some(core) = cores.iter().find(|core| core.name == name) {

@@ -138,7 +138,7 @@ pub struct Live {
     settings: Config,
     /// Of past use, in force.
     usage: Option<usage::Settings>,
-    /// What is said of past use.
+    /// The condition about past use.
     said: WantedCondition,
     shard: StatusEntry,
     /// `None`: another shard of this process writes its status.
@@ -202,7 +202,7 @@ impl Live {
         self.usage.as_ref()
     }
 
-    /// What is to be said of past use.
+    /// The condition to write about past use.
     pub fn say(&mut self, state: &usage::State) {
         self.said = of_usage(state);
         for want in &mut self.shard.wants {
@@ -315,9 +315,9 @@ impl Live {
 }
 
 impl InForce {
-    /// Whether this scheduler writes the status of a `Config`: two that did would do it in turn.
-    /// It is the one that the object names, by default KAI's. KAI's name says of an object for
-    /// another one what is wrong, where nobody has said anything of this generation.
+    /// Whether this scheduler writes the status of a `Config`: two writers would overwrite each
+    /// other. It is the one that the object names, by default KAI's. The scheduler of KAI's name
+    /// reports an error for an object with another name, if no condition of this generation exists.
     fn speaks_of(&self, object: &KaiConfig) -> bool {
         let of_kai = SCHEDULER_NAME;
         let named = object

@@ -1,7 +1,7 @@
 //! KAI's `SchedulingShard.spec`, and what its arguments mean for a core.
 //!
-//! As in KAI an unknown action is refused, an unknown plugin or flag is passed over; here
-//! that is said, as is every key that is known and changes nothing.
+//! As in KAI, an unknown action is an error, and an unknown plugin or flag is ignored. Here this is
+//! reported, as is every known key without an effect.
 
 use super::file::{Remark, remark};
 use super::usage;

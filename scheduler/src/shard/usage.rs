@@ -18,9 +18,9 @@ const STALENESS: Duration = Duration::seconds(300);
 const WAIT: Duration = Duration::seconds(60);
 const TIMEOUT: Duration = Duration::seconds(10);
 const RESOLUTION: Duration = Duration::seconds(60);
-/// More often nobody is asked.
+/// The shortest interval between queries.
 const LEAST: Duration = Duration::seconds(1);
-/// A window is at most so long: what Prometheus keeps where it is told to keep much.
+/// The longest window: the longest usual retention of Prometheus.
 const LONGEST: Duration = Duration::seconds(366 * 24 * 3600);
 
 /// The field as it is written.

@@ -72,7 +72,7 @@ pub(super) struct KaiMeters {
     victims: Mutex<BTreeMap<Victim, Instant>>,
 }
 
-/// So long a group's series stay after it, for who scrapes.
+/// How long a group's series stay after its deletion, for the next scrape.
 const KEPT: Duration = Duration::from_mins(5);
 
 impl KaiMeters {
@@ -226,7 +226,7 @@ impl KaiMeters {
         self.binding.observe(milliseconds(after));
     }
 
-    /// A pod is told to leave.
+    /// A pod is evicted.
     pub(super) fn evicted(&self, victim: &Victim) {
         self.evicted.get_or_create(victim).inc();
         locked(&self.victims).insert(victim.clone(), Instant::now());

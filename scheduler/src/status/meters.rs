@@ -164,7 +164,7 @@ impl Meters {
         self.kai.bound(after);
     }
 
-    /// A pod is told to leave.
+    /// A pod is evicted.
     pub fn evicted(&self, victim: &Victim) {
         self.kai.evicted(victim);
     }

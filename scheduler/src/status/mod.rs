@@ -24,6 +24,6 @@ pub struct Status {
     pub missing: Vec<&'static str>,
     /// This replica acts.
     pub leading: bool,
-    /// Agents that are heard.
+    /// Connected agents.
     pub agents: usize,
 }

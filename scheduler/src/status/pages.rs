@@ -65,8 +65,8 @@ async fn healthz(Extract(pages): Extract<Pages>) -> Response {
     }
 }
 
-/// Pods are admitted here, by a leader or not, busy or not: the API server must find who gives a
-/// share its token. Who admits none is ready once everything was listed.
+/// Pods are admitted here, by the leader or not, busy or not: the API server must find a process
+/// that gives a share its token. A process without admission is ready once everything was listed.
 async fn readyz(Extract(pages): Extract<Pages>) -> Response {
     match &pages.admits {
         None => scheduling(Extract(pages)).await,

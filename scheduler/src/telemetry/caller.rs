@@ -1,4 +1,4 @@
-//! A token → the node that it speaks for.
+//! A token → the node that it is bound to.
 //!
 //! The token is a projected one of the agent's service account, for our audience alone,
 //! bound to a pod; the API server adds the pod's node to what it says of it
@@ -70,7 +70,7 @@ impl Callers {
         }
     }
 
-    /// The node for which the caller may speak.
+    /// The node for which the caller may report.
     ///
     /// # Errors
     /// `UNAUTHENTICATED` or `PERMISSION_DENIED` with one sentence; `UNAVAILABLE` when the

@@ -1,10 +1,10 @@
 //! What agents say of their nodes: the server end of their streams.
 //!
-//! - `caller`: a token → the node that it speaks for, judged by the API server.
+//! - `caller`: a token → the node that it is bound to, by the API server.
 //! - `session`: pure: one stream's rules: whose node, which order.
 //! - `rate`: pure: whose tokens the API server is not asked about for a while.
-//! - `presence`: which stream speaks for a node now, and nodes that fell silent.
-//! - `agent_events`: what was said and is not taken in yet, bounded per node; `meters`: its metrics.
+//! - `presence`: the current stream of each node, and nodes that fell silent.
+//! - `agent_events`: reports that are not applied yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
 //! Observes, never commands: agents hear nothing but what was taken in.
@@ -51,7 +51,7 @@ pub enum AgentEvent {
         /// As said.
         refusal: Refusal,
     },
-    /// Nothing was heard for 15 s.
+    /// No message for 15 s.
     Lost {
         /// Which.
         node: String,
@@ -67,7 +67,7 @@ impl AgentEvent {
     }
 }
 
-/// Why agents are no longer heard.
+/// Why the telemetry service ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the telemetry service cannot be served: {0}")]
 pub struct TelemetryError(#[from] std::io::Error);

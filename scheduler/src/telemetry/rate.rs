@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Addresses that are remembered; beyond those all are forgotten.
 const KEPT: usize = 4096;
 
-/// Refused tokens by address. Pure: time is told.
+/// Refused tokens by address. Pure: time is an argument.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<IpAddr, (u32, Instant)>);
 

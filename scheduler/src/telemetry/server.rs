@@ -14,8 +14,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Acknowledgements that wait for a slow agent; more are left out, since each says all
-/// that those before it said.
+/// Pending acknowledgements for a slow agent; more are dropped, because each includes the earlier
+/// ones.
 const ANSWERS: usize = 16;
 
 /// Between two messages of one stream. An agent gathers what changes for longer than that.

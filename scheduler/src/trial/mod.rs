@@ -2,7 +2,7 @@
 //!
 //! - [`settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
 //! - [`take_pod`]: a pod that is not there, as the webhook would amend and the watch show it.
-//! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: who would give way to it.
+//! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: its victims.
 //!
 //! The command line's `simulate`, `fit`, `explain` and `replay` and the status page ask here.
 
@@ -20,7 +20,7 @@ use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, PodR
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// At the end of the UID of a pod that was evicted here and made anew.
+/// Suffix of the UID of a pod that was evicted here and recreated.
 pub const ANEW: &str = "-anew";
 /// How the UIDs of pods begin that were never anywhere.
 pub const UID: &str = "simulated-";
@@ -33,8 +33,8 @@ pub const QUIET: Duration = Duration::seconds(180);
 /// What came of deciding again and again.
 #[derive(Debug)]
 pub struct TrialResult {
-    /// The decisions, one after another, but for those that time alone brought and that
-    /// said nothing.
+    /// The decisions, one after another, without those that only the passing of time caused and
+    /// that had no actions.
     pub rounds: Vec<Decision>,
     /// How much later than the first the last action was decided.
     pub took: Duration,
@@ -121,7 +121,7 @@ pub fn decide_in_time(core: &mut Core, now: &mut Time) -> (Duration, Decision) {
         }
         let said = std::mem::take(&mut decision.reasons);
         decision = core.decide(*now);
-        // Only what has changed is said again.
+        // Only changes are reported again.
         let again = |old: &PodReason| decision.reasons.iter().any(|new| new.pod == old.pod);
         let still: Vec<PodReason> = said.into_iter().filter(|old| !again(old)).collect();
         decision.reasons.extend(still);
@@ -184,8 +184,8 @@ pub struct AdmittedPod {
     pub events: Vec<Event>,
 }
 
-/// Takes in a pod that is not there, as the webhook would amend it and the watch show it.
-/// `number` tells it from others of the same trial; `now` is when it is made.
+/// Adds a pod that does not exist, as the webhook would amend it and the watch show it. `number`
+/// distinguishes it from others of the same trial; `now` is its creation time.
 ///
 /// # Errors
 /// One sentence on why the webhook would refuse it.

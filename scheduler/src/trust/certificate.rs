@@ -35,8 +35,8 @@ pub enum CertificateError {
     Read(String),
 }
 
-/// Signs serving certificates. The key is what counts: its certificate can be made anew
-/// without anybody noticing.
+/// Signs serving certificates. Only the key matters: its certificate can be renewed without effect
+/// on clients.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -116,7 +116,7 @@ impl Authority {
 pub(super) enum Freshness {
     /// It is.
     Stored,
-    /// The certificate was made anew and is to be stored.
+    /// The certificate was renewed and must be stored.
     Renewed,
 }
 

@@ -5,14 +5,14 @@
 //! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
 //! - `serve`: a TLS server with that certificate.
 //!
-//! Who admits pods alone holds [`Certificates`], and never the key that signs.
+//! A process with admission only holds [`Certificates`], and never the signing key.
 //!
 //! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
 //!
-//! A change of the signing key: an admin deletes the Secret and the `ConfigMap`'s word on who
-//! signs (`aliquot keys rotate`); the first replica that sees that makes a new one.
+//! To change the signing key, an admin deletes the Secret and the `ConfigMap`'s entry for the
+//! signing key (`aliquot keys rotate`); the first replica that sees that creates a new key.
 
 mod certificate;
 mod objects;
@@ -36,7 +36,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Between two looks at the serving certificate; a fraction of what it is valid for.
 const RENEWAL: Duration = Duration::from_hours(12);
 
-/// What this process shows to whoever connects to it. Cheap to clone; all clones are the same.
+/// The certificate that this process shows to its clients. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug)]
 pub struct Certificates(Arc<Shown>);
 
@@ -151,7 +151,7 @@ pub enum TrustError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// Somebody put something else there.
+    /// Another client replaced it.
     #[error("{object} cannot be used: {why}; delete it, and a new one is created")]
     Content {
         /// "Secret x/y".
@@ -174,7 +174,7 @@ impl TrustError {
             if matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409))
     }
 
-    /// Worth another try: the server is not there, or too busy, or somebody was quicker.
+    /// Worth another try: the server is unavailable or too busy, or another writer was faster.
     fn passes(&self) -> bool {
         let Self::Api { source, .. } = self else {
             return false;

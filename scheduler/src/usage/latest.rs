@@ -1,4 +1,4 @@
-//! The last answer, its age, and what of it the core is told. Pure.
+//! The last result, its age, and the part of it that goes to the core. Pure.
 //!
 //! An answer replaces the one before as a whole. One that is older than `stalenessPeriod`, or
 //! none, counts as no past use: shares are then divided by weight alone.

@@ -64,7 +64,7 @@ impl UsageMeters {
         self.age.get_or_create(&of).set(age.as_secs_f64());
     }
 
-    /// Nobody is asked any more.
+    /// There are no more queries.
     pub(super) fn forget(&self, nodepool: &str) {
         self.age.remove(&Pool {
             nodepool: nodepool.to_owned(),

@@ -11,7 +11,7 @@
 //! - `ring`: values by key and time, bounded; `observed`: the same answers from such rings, without
 //!   a database. Pure.
 //! - `run`: asks, apart from decisions. Out: [`UsageResult`].
-//! - [`LatestUsage`]: the last answer, its age, and what of it the core is told. Pure.
+//! - [`LatestUsage`]: the last result, its age, and the part of it that goes to the core. Pure.
 
 mod latest;
 mod meters;
@@ -43,7 +43,7 @@ pub type Uses = BTreeMap<QueueName, Parts>;
 /// Where past use comes from, and what of it counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Who is asked.
+    /// The server that is queried.
     pub source: Source,
     /// Since when use counts.
     pub window: Window,

@@ -45,7 +45,7 @@ pub(crate) struct UsageQueryChannels {
 }
 
 impl UsageClient {
-    /// One that nobody answers.
+    /// A query without an answer.
     pub(crate) fn silent() -> Self {
         Self {
             settings: watch::Sender::new(None),
@@ -101,7 +101,7 @@ pub(crate) async fn run(mut links: UsageQueryChannels, stop: CancellationToken) 
 }
 
 impl UsageQueryChannels {
-    /// Asks for ever.
+    /// Queries without end.
     async fn follow(&self, settings: &Arc<Settings>, observed: &mut ObservedUsage) {
         let mut answered = Instant::now();
         let interval = Duration::from_millis(settings.fetch_interval.0);
@@ -145,7 +145,8 @@ impl UsageQueryChannels {
         }
     }
 
-    /// Until the next question; meanwhile what queues hold is noted where nobody else does.
+    /// Until the next query; in the meantime allocations of queues are recorded, if no other
+    /// component does.
     async fn wait(&self, settings: &Settings, observed: &mut ObservedUsage, until: Instant) {
         if settings.source != Source::InMemory {
             return tokio::time::sleep_until(until).await;

@@ -204,8 +204,8 @@ impl Cycle<'_> {
         path.iter().find_map(|name| self.scores.get(*name))
     }
 
-    /// Domains of the required level in which pods of the part stand already. `None`: none
-    /// stands, or any level will do.
+    /// Domains of the required level that already have pods of the part. `None`: there are no such
+    /// pods, or any level will do.
     fn standing_domains(
         &self,
         tree: &Tree,

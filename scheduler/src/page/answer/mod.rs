@@ -1,9 +1,9 @@
 //! Rows, a query and the reader's rights → what the page shows, as JSON.
 //!
-//! - `cards`, `queues`, `pods`: lists and single things; `fleet`: every card, as small as it can
-//!   be said; `time`: the history; `report`: what was granted and not used.
+//! - `cards`, `queues`, `pods`: lists and single things; `fleet`: every card in the smallest form;
+//!   `time`: the history; `report`: what was granted and not used.
 //!
-//! Pure. What a reader may not see is left out and said so, never shown as nothing.
+//! Pure. What a user may not see is reported as left out, never shown as empty.
 
 mod cards;
 mod fleet;
@@ -156,7 +156,7 @@ pub(super) enum Query {
     Time(Line),
     /// What was granted and not used.
     Report(Report),
-    /// Where a pod is, by UID: its namespace and name, for whoever may see it.
+    /// A pod by UID: its namespace and name, for users who may see it.
     Whereabouts(String),
     /// The whole tree.
     Queues,

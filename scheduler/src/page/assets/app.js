@@ -150,7 +150,7 @@ function move(first) {
   renewed = same;
   if (!same) {
     main.replaceChildren(h('p', {}, 'Loading…'));
-    // Who goes to another page by keyboard begins at its top.
+    // A change of page by keyboard moves the focus to its top.
     if (!first) main.focus();
   }
   load();

@@ -183,7 +183,7 @@ async fn replicas_and_restarts_of_the_scheduler_count_once() {
     for minute in 0..60 {
         let at = MONDAY + minute * 60;
         capacity(&server, at, [8.0, 64.0, 1e12]);
-        // Two replicas, of which one is started anew after half an hour.
+        // Two replicas, of which one restarts after half an hour.
         let second = if minute < 30 { "r2" } else { "r3" };
         for instance in ["r1", second] {
             let labels = [("queue_name", "a"), ("instance", instance)];
@@ -284,7 +284,7 @@ fn settings_of_variable(name: &str) -> Settings {
     settings(json!({"clientType": "prometheus", "connectionStringEnvVar": name}))
 }
 
-/// A queue that nobody knows is no use of anybody's, and is kept nowhere.
+/// An unknown queue counts nowhere, and is stored nowhere.
 #[tokio::test]
 async fn unknown_queues_are_passed_over() {
     let server = monday().await;
