@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-/// Flags of every verb that speaks to a cluster.
+/// Flags of every verb that connects to a cluster.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ClusterArgs {
     /// Kubeconfig; else $KUBECONFIG, ~/.kube/config, or the pod's own account.

@@ -1,4 +1,4 @@
-//! `aliquot events`: what the scheduler has said about pods, newest last.
+//! `aliquot events`: the scheduler's events about pods, newest last.
 
 use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};

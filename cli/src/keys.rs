@@ -131,7 +131,7 @@ impl Keys {
         Ok(Known { map, keys, signs })
     }
 
-    /// Takes the key away, tells the schedulers, and waits until one of them has made another.
+    /// Deletes the key, informs the schedulers, and waits until one of them has created another.
     async fn rotate(&self) -> Result<(), Failure> {
         let before = self.read().await?.signs;
         let secret = object::GRANT_KEY_SECRET;

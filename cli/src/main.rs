@@ -2,7 +2,7 @@
 //!
 //! - [`connect`]: the way into a cluster; [`report`]: what is answered, and how it is
 //!   printed; [`failure`]: one sentence and an exit code; [`progress`]: where long work is.
-//! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
+//! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and pending pods.
 //! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
 //! - [`usage`]: `report`: what was granted and not used.
 //! - [`explain`]: why a pod waits.

@@ -13,9 +13,9 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Who applies.
+/// The caller.
 const MANAGER: &str = "aliquot-demo";
-/// Kinds that somebody else would act on; in the demo nobody does.
+/// Kinds that other controllers would handle; the demo has none of these.
 const WITHOUT_CONTROLLER: [&str; 7] = [
     "Deployment",
     "ReplicaSet",
@@ -146,7 +146,7 @@ pub(crate) async fn apply(client: &Client, object: &Value) -> anyhow::Result<App
     })
 }
 
-/// What a user should know of a kind that is kept and acted on by nobody.
+/// A note for the user about a kind that is stored and that no controller handles.
 pub(crate) fn caveat(applied: &Applied) -> Option<String> {
     WITHOUT_CONTROLLER.contains(&applied.kind.as_str()).then(|| {
         format!(

@@ -64,7 +64,7 @@ fn report(queues: &[QueueView]) -> Report {
 }
 
 fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usize) {
-    // Queues that go round are nobody's roots; a tree cannot be deeper than it has queues.
+    // Queues in a cycle have no root; a tree cannot be deeper than its number of queues.
     if depth > queues.len() {
         return;
     }

@@ -1,7 +1,7 @@
 //! `docs/reference/`, written from the code, and the commands and links of every page.
 //!
-//! A test, not a program: `UPDATE_DOCS=1 cargo test -p aliquot-cli reference` writes the
-//! pages anew, and without it a page that is not what the code says is a failure.
+//! A test, not a program: `UPDATE_DOCS=1 cargo test -p aliquot-cli reference` rewrites the pages;
+//! without the variable, a page that differs from the code is a failure.
 
 mod metrics;
 
@@ -355,7 +355,7 @@ fn sentences(path: &str, begin: &str) -> Vec<String> {
     found
 }
 
-/// Every sentence that ends what cannot be done, by who says it.
+/// Every sentence of a rejection or a reason, by its source.
 fn all_sentences(text: &mut String) {
     let parts: [(&str, &[(&str, &str)]); 7] = [
         (

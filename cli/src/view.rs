@@ -1,4 +1,4 @@
-//! Cards, who holds them, who waits and why: a snapshot as text.
+//! Cards, their holders, pending pods and their reasons: a snapshot as text.
 //!
 //! Pure: objects in, lines out. Reads only what every user of the cluster can read,
 //! `GpuNode`s and pods.
@@ -49,8 +49,8 @@ impl ClusterView {
         })
     }
 
-    /// Cards as bars with their shares, then who waits and why; ends in a newline. No line of a
-    /// card is wider than `width`.
+    /// Cards as bars with their shares, then pending pods with their reasons; ends in a newline. No
+    /// line of a card is wider than `width`.
     pub(crate) fn render(&self, width: usize, coloured: bool) -> String {
         let mut text = String::new();
         let paint = |text: &str, tone| painted(text, tone, coloured);
@@ -187,7 +187,7 @@ fn bar(card: &GpuStatus, width: usize) -> (String, String) {
     (bar, names.trim_end().to_owned())
 }
 
-/// Why the scheduler has not placed a pod, if it said so.
+/// Why the scheduler has not placed a pod, if it has reported a reason.
 pub(crate) fn reason(pod: &Pod) -> Option<&str> {
     pod.status
         .as_ref()?

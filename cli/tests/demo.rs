@@ -1,4 +1,4 @@
-//! `aliquot demo`, as somebody runs it.
+//! `aliquot demo`, as a user runs it.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use std::io::{BufRead as _, BufReader};
@@ -132,7 +132,7 @@ fn once_tells_the_story_and_leaves_nothing_behind() {
     assert!(folder.left().is_empty());
 }
 
-/// A pod of somebody who knows KAI.
+/// A pod as a user of KAI writes it.
 fn pod(name: &str, mib: &str) -> String {
     format!(
         "apiVersion: v1
@@ -218,7 +218,7 @@ fn started(folder: &TempFolder) -> (Child, PathBuf) {
     assert!(first.starts_with("A cluster of 1 node "), "{first}");
     let directory = folder.left().remove(0);
     until("a driver", || processes_of(&directory) >= 2);
-    // Somebody has to listen.
+    // A server has to listen.
     std::thread::spawn(move || lines.for_each(drop));
     (child, directory)
 }

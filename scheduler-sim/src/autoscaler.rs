@@ -23,7 +23,7 @@ const DRIVER: Ms = 40_000;
 const EMPTY: Ms = 300_000;
 /// From the taint of a machine that goes to its end.
 const LEAVES: Ms = 15_000;
-/// By then every scheduler has heard of the taint, and what it decided before has arrived.
+/// By then every scheduler has seen the taint, and its earlier decisions have arrived.
 const HEARD: Ms = 3_000;
 /// A pod that waits that long does not wait for a machine. A machine that is late by all
 /// of the above, two looks, a plan, and the start of a pod.
@@ -41,7 +41,7 @@ const CARD: u64 = 16_384;
 pub enum Turn {
     /// Its object is made.
     Come,
-    /// Its agent speaks.
+    /// Its agent reports.
     Speak,
     /// Pods that are on it now were bound before the taint.
     Heard,
@@ -56,7 +56,7 @@ pub struct Autoscaler {
     coming: BTreeSet<usize>,
     /// Since when machines have been empty.
     empty: BTreeMap<usize, Ms>,
-    /// Machines that go, and who was on them when everybody had heard of it.
+    /// Machines to be removed, and their pods when every scheduler had seen it.
     leaving: BTreeMap<usize, BTreeSet<String>>,
     /// When a machine was removed last.
     removed: Option<Ms>,

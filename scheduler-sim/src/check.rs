@@ -140,8 +140,7 @@ impl World {
         out
     }
 
-    /// Evictions for somebody who does not start: those that were decided when nothing went
-    /// wrong any more.
+    /// Evictions for a job that does not start, decided after the last fault.
     fn vain_evictions(&self) -> Vec<String> {
         let mut out = Vec::new();
         for eviction in self
@@ -184,8 +183,8 @@ impl World {
                 whole.insert((key.namespace.as_str(), group));
             }
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            // One whose grant is not honoured stays where nothing would make it anew, and its
-            // owner is told so: the others wait for that.
+            // A pod with a refused grant stays if nothing would recreate it, and its owner gets a
+            // condition: the others wait for that.
             if self.disowned.contains(uid) {
                 whole.insert((key.namespace.as_str(), group));
             }

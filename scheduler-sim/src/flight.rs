@@ -41,7 +41,7 @@ pub struct Flight {
 enum Fate {
     /// All is well.
     Fine,
-    /// It is done, and nobody hears of it.
+    /// It is done, and the answer is lost.
     Silent,
     /// It is done, and the connection breaks.
     Broken,
@@ -58,7 +58,7 @@ pub struct Eviction {
     pub at: Ms,
     /// Which pod.
     pub of: String,
-    /// Why, and for whom.
+    /// The cause, and the beneficiary.
     pub note: String,
 }
 
@@ -383,7 +383,7 @@ impl World {
         self.admit_soon(&asked.key, uid, node);
     }
 
-    /// Nobody binds a pod elsewhere while a binding of his may still be carried out.
+    /// No replica binds a pod elsewhere while another binding of it may still be carried out.
     fn check_binding(&mut self, at: usize, asked: &Asked) {
         if asked.sub != "binding" {
             return;

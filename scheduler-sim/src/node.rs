@@ -59,7 +59,7 @@ pub struct Link {
 /// What an agent says beside the truth.
 #[derive(Clone, Debug)]
 pub enum Lie {
-    /// What it said some time ago.
+    /// Its report of some time ago.
     Older(Box<NodeState>),
     /// That pods hold shares that they do not.
     Shares(Vec<Share>),
@@ -74,7 +74,7 @@ pub enum Lie {
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// Changes when it is made anew.
+    /// Changes when it is recreated.
     pub uid: String,
     /// Its object is there.
     pub exists: bool,
@@ -88,7 +88,7 @@ pub struct Node {
     pub held: BTreeMap<(String, String), Held>,
     /// By replica.
     pub links: BTreeMap<usize, Link>,
-    /// What it said before.
+    /// Its previous report.
     pub said: Vec<NodeState>,
     /// What it says instead of the truth.
     pub lie: Option<Lie>,
@@ -131,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Its object. One whose agent has said nothing yet lists no GPUs.
+    /// Its object. Before its agent's first report it lists no GPUs.
     pub fn object(&self) -> Value {
         let has = if self.speaks {
             self.listed()

@@ -1,8 +1,8 @@
 //! One process of the scheduler, driven from outside: a runtime of its own with a paused
 //! clock, which is let run up to a moment, or until it sends a request.
 //!
-//! So a replica can stand still while time goes on, die between two instructions, and have
-//! a wall clock that lies, and all of it on one thread, in one order.
+//! So a replica can be suspended while time goes on, die between two instructions, and have a wall
+//! clock that lies, and all of it on one thread, in one order.
 
 use crate::server::{Asked, TOKEN};
 use crate::time::{Ms, Stamp};
@@ -180,7 +180,7 @@ impl Process {
         self.stop.cancel();
     }
 
-    /// An agent's stream; `false` where nobody answers yet. What the agent says comes by
+    /// An agent's stream; `false` if there is no server yet. The agent's messages come by
     /// `messages`; `ended` is dropped when the stream is over.
     pub fn connect(
         &mut self,
@@ -207,8 +207,8 @@ impl Process {
         true
     }
 
-    /// A page of it: status and text; `None` where there is none yet. Who answers nothing within
-    /// a millisecond waits for the API server himself.
+    /// A page of it: status and text; `None` where there is none yet. A replica without an answer
+    /// within a millisecond is itself waiting for the API server.
     pub fn page(&mut self, path: &str) -> Option<(u16, String)> {
         let routes = self.pages.get()?;
         let request = Request::get(path).body(Body::empty()).ok()?;

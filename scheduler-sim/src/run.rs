@@ -161,7 +161,7 @@ fn settle(world: &mut World, most: Ms, what: fn(&mut World) -> Vec<String>) {
             return;
         }
         if world.now >= deadline {
-            // What the leader goes by, for whoever reads the trace.
+            // The leader's inputs, for readers of the trace.
             let snapshot = world.leader().and_then(|at| world.snapshot(at));
             for line in snapshot.unwrap_or_default().lines() {
                 world.say(|| format!("snapshot: {line}"));

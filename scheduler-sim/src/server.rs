@@ -221,7 +221,7 @@ fn done(store: &mut Store, asked: &Asked, now: &Stamp, minor: u32) -> Result<Ans
     let kind = KINDS.iter().find(|(plural, ..)| *plural == key.plural);
     match (asked.method.as_str(), asked.sub.as_str()) {
         ("POST", _) if key.plural == "tokenreviews" => ok(review(&asked.body)),
-        // Nobody reads them here.
+        // They are not read here.
         (_, _) if key.plural == "events" => ok(asked.body.clone()),
         ("GET", _) if asked.watches() => {
             let version = asked

@@ -130,7 +130,7 @@ pub struct Store {
     compacted: BTreeMap<String, u64>,
     version: u64,
     uids: u64,
-    /// Kinds that changed since somebody asked.
+    /// Kinds that changed since the last query.
     touched: BTreeSet<String>,
 }
 
@@ -272,7 +272,7 @@ impl Store {
         Ok(self.put_if_changed(key, object))
     }
 
-    /// Changes an object as a controller of the cluster does, which nobody hinders.
+    /// Changes an object as a controller of the cluster does, without faults.
     pub fn amend(&mut self, key: &Key, change: impl FnOnce(&mut Value)) {
         if let Some(found) = self.get(key) {
             let mut object = found.clone();

@@ -62,7 +62,7 @@ pub struct Replica {
     pub process: Option<Process>,
     /// Which process this is.
     pub start: u64,
-    /// It stands still until then.
+    /// It is suspended until then.
     pub stalled: Option<Ms>,
     /// How far its wall clock is ahead, in milliseconds.
     pub ahead: Arc<AtomicI64>,
@@ -97,7 +97,7 @@ pub struct World {
     pub rates: BTreeMap<&'static str, u32>,
     /// Where pods were bound, by UID.
     pub bound: BTreeMap<String, String>,
-    /// Pods of which an agent said a last word: it honours their grants no more.
+    /// Pods that an agent refused permanently: it no longer accepts their grants.
     pub disowned: BTreeSet<String>,
     /// Bindings under way: pod UID → node, by replica and start.
     pub binding: BTreeMap<(usize, u64, String), (String, Ms)>,
@@ -208,8 +208,8 @@ impl World {
         }
     }
 
-    /// All replicas come to that moment, or to the earliest at which something follows from
-    /// what one of them said.
+    /// All replicas come to that moment, or to the earliest at which a request of one of them has
+    /// an effect.
     fn run_replicas(&mut self, target: Ms) {
         let mut target = target;
         for at in 0..self.replicas.len() {
@@ -315,7 +315,7 @@ impl World {
         self.announce();
     }
 
-    /// Who holds the lease, as the API server has it.
+    /// The lease's holder, by the API server.
     pub fn holder(&self) -> Option<String> {
         let key = Key::new(
             "leases",

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
-/// Where nobody says how many.
+/// The default number.
 const SEEDS: u64 = 25;
 /// Of so many, each kind of fault happens in some.
 const MANY: u64 = 1000;

@@ -44,7 +44,7 @@ pub(super) struct Cluster {
     pub(super) metrics: Vec<String>,
     /// Ours: scheduler, agents, MPS supervisors.
     ours: Group,
-    /// What they stand on: API server, kubelets.
+    /// What they depend on: API server, kubelets.
     ground: Group,
     runtimes: Vec<Runtime>,
     drivers: Vec<Driver>,
@@ -168,7 +168,7 @@ impl Cluster {
         }
     }
 
-    /// Ends everything, each before what it stands on.
+    /// Ends everything, each part before what it depends on.
     pub(super) async fn shut_down(self) {
         for runtime in &self.runtimes {
             runtime.shut_down().await;
@@ -359,7 +359,7 @@ fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Waits until pods pass our webhook: one that is made before lacks its token for ever.
+/// Waits until pods pass our webhook: a pod that is created before never gets its token.
 async fn admission(client: &Client) -> anyhow::Result<()> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let begin = Instant::now();

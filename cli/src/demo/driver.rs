@@ -1,5 +1,5 @@
-//! A node's simulated GPU driver: a process of its own, as a driver is not part of anybody.
-//! In: what is plugged in. Out: a driver root that the agent can read.
+//! A node's simulated GPU driver: a process of its own. In: its cards. Out: a driver root that the
+//! agent can read.
 
 use anyhow::{Context as _, bail};
 use serde_json::json;

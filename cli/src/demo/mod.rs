@@ -1,6 +1,6 @@
 //! `aliquot demo`: a whole cluster in one process, with simulated cards.
 //!
-//! - `place`: its directory; `cleanup`: who cleans up, whatever happens.
+//! - `place`: its directory; `cleanup`: the clean-up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
 //! - `story`: what is applied; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`: what is seen;
 //!   `log`: what happened; `display`: where it is shown.
@@ -209,7 +209,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     outcome
 }
 
-/// Applies, then shows: once, or for ever.
+/// Applies, then shows: once, or without end.
 async fn perform(
     args: &Args,
     (client, hardware): (&kube::Client, &HardwareControl),
@@ -272,7 +272,7 @@ async fn perform(
     }
 }
 
-/// What is said before everything else.
+/// The first lines of output.
 fn head(args: &Args, page: &str) -> String {
     let how = match &args.kubeconfig_out {
         Some(path) => format!("kubectl --kubeconfig {}", path.display()),

@@ -26,7 +26,7 @@ pub(crate) struct Seen<'a> {
     pub(crate) log: &'a dyn Fn(&str) -> Option<String>,
 }
 
-/// Something that must be so; the answer is what a person is told of it.
+/// A condition that must become true; returns the line to print.
 type Check = fn(&Seen<'_>) -> Option<String>;
 
 /// One thing that happens.
@@ -287,7 +287,7 @@ mod tests {
                 .filter(|step| matches!(step, ScenarioStep::Show))
                 .count();
             assert!(waits >= 3 && shows >= 1, "{scenario:?}");
-            // Nothing is so in a cluster without anything, but that nobody is there.
+            // In an empty cluster no condition is true, except that pods are gone.
             let view = ClusterView::default();
             let seen = Seen {
                 view: &view,

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// What containers write is looked at again after so long.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Tells it to its end: exit code 0, or 1 with the step that did not happen.
+/// Runs it to its end: exit code 0, or 1 with the step that did not happen.
 pub(super) async fn tell(
     scenario: Scenario,
     client: &Client,

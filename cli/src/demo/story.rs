@@ -1,4 +1,4 @@
-//! The story that the demo tells, and whether it came out as told.
+//! The demo's story, and whether it went as expected.
 //!
 //! Whole cards, two shares that meet on one card, one pod that must wait, and a tenant that runs
 //! into its limit beside them: sized by the cluster so that this is so whatever `--nodes` and
@@ -159,7 +159,8 @@ pub(crate) fn pod(
     })
 }
 
-/// Who runs on beside the greedy tenant, on the same card; `None`: not all of them do.
+/// The pods that keep running beside the greedy tenant, on the same card; `None`: not all of them
+/// do.
 pub(crate) fn neighbours(view: &ClusterView) -> Option<String> {
     let holder = format!("{NAMESPACE}/{GREEDY}");
     let mut cards = view.cards();

@@ -201,7 +201,7 @@ fn scheduler(seen: &Seen) -> Finding {
     if ready > 0 {
         return Finding::fine(check, format!("{ready} of {} replicas ready", ours.len()));
     }
-    // It may run as a process that is no pod: then somebody still places.
+    // It may run outside of a pod and place pods nevertheless.
     Finding::warning(
         check,
         if ours.is_empty() {

@@ -3,7 +3,7 @@
 //!
 //! - `cluster`: pure: listed objects → findings; `node`: files below a root → findings.
 //!
-//! Reads only. What may not be read is said to be unknown, never to be fine.
+//! Reads only. What may not be read is reported as unknown, never as healthy.
 
 mod cluster;
 mod node;

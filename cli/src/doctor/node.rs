@@ -125,7 +125,7 @@ fn mps(node: &Node<'_>) -> Finding {
     )
 }
 
-/// A control daemon that somebody else started.
+/// A control daemon that Aliquot did not start.
 fn strange_mps(node: &Node<'_>) -> Finding {
     let pipe = node.at("tmp/nvidia-mps/control");
     if pipe.exists() {
@@ -396,8 +396,8 @@ fn agent(node: &Node<'_>) -> Finding {
     }
 }
 
-/// The value of the first `key = value` of a TOML text, without quotes. Tables are left
-/// aside: the keys that are asked for have one meaning wherever they stand.
+/// The value of the first `key = value` of a TOML text, without quotes. Tables are ignored: the
+/// keys that are looked up have the same meaning in every table.
 fn setting(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (name, value) = line.split('#').next()?.split_once('=')?;

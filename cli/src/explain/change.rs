@@ -1,10 +1,10 @@
 //! Changes that would let a pod run: thought of from what hinders it, tried on copies of
 //! the core, cheapest first.
 //!
-//! A change is tried in two steps: cheaply, whether the pod would fit by itself, and then
-//! for good, whether the core's next decision places it and nobody else takes the room.
-//! What costs nobody anything comes first, then asking for less, then what an admin can
-//! give, then what another pod would lose, then new hardware.
+//! A change is tried in two steps: first cheaply, whether the pod would fit by itself; then in
+//! full, whether the core's next decision places it and no other pod takes the room. The order is:
+//! changes without a cost, a smaller request, changes by an admin, losses of another pod, new
+//! hardware.
 
 use super::state::State;
 use crate::shadow::Shadow;
@@ -16,7 +16,7 @@ use scheduler_core::units::{Bound, Mib, NanoGpu};
 use scheduler_core::{Action, Event, ReasonKind};
 use std::sync::Arc;
 
-/// So many changes are told.
+/// Number of changes that are listed.
 const MOST: usize = 4;
 /// So many pods are tried as the one that would have to end.
 const MOST_HOLDERS: usize = 200;

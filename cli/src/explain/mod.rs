@@ -1,4 +1,4 @@
-//! `aliquot explain POD`: why it waits, card by card, who holds what it needs, and the
+//! `aliquot explain POD`: why it waits, card by card, the holders of what it needs, and the
 //! cheapest change that would let it run.
 //!
 //! - `state`: the shadow core's pods and cards, as this verb looks at them.
@@ -131,7 +131,7 @@ type Said = Option<(ReasonKind, Arc<str>)>;
 /// What the next decisions do with the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It gets a place without anybody's doing.
+    /// It gets a place without a change by the user.
     Soon(String),
     /// It does not.
     Waits,
@@ -285,7 +285,7 @@ fn cards(state: &State, explanation: &Explanation) -> Table {
                 .iter()
                 .map(|(pod, mib)| format!("{pod} {}", mib.0))
                 .collect();
-            // A card of which nothing is said is fine by itself; its node may not be.
+            // A card without a reason fits by itself; its node may not.
             let why = match said {
                 Some(why) if node.reasons.len() > 1 => format!("{why}; {reasons}"),
                 Some(why) => why,

@@ -1,8 +1,8 @@
 use super::*;
 use scheduler_core::Config;
 
-/// Two nodes with one card each. `small` and `large` stand on the first, `whole` on the
-/// second, so `late` has no place.
+/// Two nodes with one card each. `small` and `large` are on the first, `whole` on the second, so
+/// `late` has no place.
 const CLUSTER: &str = "\
 tick 1000
 node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed extended.aliquot.dev/gpu-share=48

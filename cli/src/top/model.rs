@@ -219,7 +219,7 @@ impl Model {
         table
     }
 
-    /// Takes a new look; rows that are gone move nobody's place beyond the last.
+    /// Applies new data; the cursor never moves beyond the last row.
     pub(super) fn look(&mut self, view: ClusterView) {
         self.view = view;
         self.said = None;

@@ -177,7 +177,7 @@ impl Labels {
 fn queries(by: ReportBy) -> [Option<String>; 3] {
     let limit =
         "max by (namespace, pod, container, UUID, modelName) (aliquot_share_memory_limit_bytes)";
-    // What is in use is said of all cards of a share together, with each of them.
+    // The memory in use of a share is for all of its cards together, and is repeated for each.
     let unused = format!(
         "clamp_min(sum by (namespace, pod, container, modelName) ({limit}) - on (namespace, pod, container) group_left () \
          max by (namespace, pod, container) (aliquot_share_memory_used_bytes), 0)"

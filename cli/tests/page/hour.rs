@@ -72,7 +72,7 @@ impl Agent {
         let mut agent = Request::new(ReceiverStream::new(messages));
         let bearer = format!("Bearer {token}").parse().unwrap();
         agent.metadata_mut().insert("authorization", bearer);
-        // The server answers with its first word once it has heard one.
+        // The server sends its first message once it has received one.
         first.send(message(1, empty(node))).await.unwrap();
         let answers = TelemetryClient::new(channel).report(agent).await.unwrap();
         let mut agent = Self {

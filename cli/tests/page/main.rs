@@ -1,4 +1,4 @@
-//! The status page in a real Chromium, as somebody looks at it.
+//! The status page in a real Chromium, as a user sees it.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod browser;
@@ -38,7 +38,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     let demo = Demo::start();
     browser.open(&demo.page);
     browser.heading("Overview");
-    // The story is told to its end: two shares, a whole card, one pod that waits.
+    // The story has reached its end: two shares, a whole card, one pending pod.
     browser.until("document.querySelector('.tiles')?.innerText.includes('1\\npods waiting')");
     browser.says("NVIDIA H100 80GB HBM3");
     picture(&mut browser, "page-overview.png");

@@ -109,7 +109,7 @@ impl Default for Sized {
     }
 }
 
-/// A scheduler on the simulated API server, with nodes that nobody runs.
+/// A scheduler on the simulated API server, with nodes without kubelets.
 pub(crate) struct Site {
     pub(crate) runtime: tokio::runtime::Runtime,
     pub(crate) client: Client,

@@ -1,5 +1,4 @@
-//! What is wrong is said in one sentence, with the exit code of its kind, and nothing is
-//! half done.
+//! An error is one sentence, with the exit code of its kind, and nothing is half done.
 
 use super::cluster::{Said, aliquot};
 use std::io::Write as _;
@@ -56,7 +55,7 @@ fn without_a_cluster_every_verb_says_what_to_do() {
 #[test]
 fn a_cluster_that_does_not_answer_is_a_failure_of_its_own_kind() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago and on which nobody listens.
+    // A port that was free a moment ago and that has no listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

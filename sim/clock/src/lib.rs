@@ -32,9 +32,9 @@ fn ahead() -> i64 {
 
 /// The file in memory; null where there is none.
 fn open() -> *mut AtomicI64 {
-    // SAFETY: both texts end with a zero byte; what `getenv` answers is not kept; a file
-    // that cannot be opened or mapped is told by its number. The C library's own functions
-    // are called because Rust's could ask for the time.
+    // SAFETY: both texts end with a zero byte; what `getenv` answers is not kept; a failure to open
+    // or map the file is visible in its result. The C library's own functions are called because
+    // Rust's could ask for the time.
     unsafe {
         let path = libc::getenv(c"ALIQUOT_SIM_CLOCK".as_ptr());
         if path.is_null() {

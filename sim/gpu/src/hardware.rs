@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// Driver version, as NVML tells it.
+    /// Driver version, as NVML reports it.
     #[serde(default = "default_driver")]
     pub driver_version: String,
     /// CUDA version of that driver, `major.minor`; left out, that of its branch.

@@ -167,7 +167,7 @@ fn nonsense_gets_an_error_line_and_the_driver_lives_on() {
         assert!(answer.starts_with("err code="), "{line:?}: {answer}");
     }
     drop(stream);
-    // A line without an end is cut off, not buffered for ever.
+    // A line without an end is cut off, not buffered without end.
     let mut endless = UnixStream::connect(machine.root.socket()).unwrap();
     let chunk = vec![b'x'; 1 << 16];
     until("the driver hangs up", || endless.write_all(&chunk).is_err());

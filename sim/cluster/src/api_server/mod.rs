@@ -7,10 +7,9 @@
 //! - `webhook`: admission, really called; `token`: minting and review.
 //! - [`Fault`]: what a test lets go wrong.
 //!
-//! Left out, and nothing here pretends otherwise: authorisation (everybody may do
-//! everything), controllers, owner-reference collection, quotas, schema validation,
-//! `ValidatingAdmissionPolicy` (stored, never evaluated), `PodDisruptionBudget`s,
-//! `managedFields`, API priority and fairness.
+//! Left out, and nothing here pretends otherwise: authorisation (every client may do everything),
+//! controllers, owner-reference collection, quotas, schema validation, `ValidatingAdmissionPolicy`
+//! (stored, never evaluated), `PodDisruptionBudget`s, `managedFields`, API priority and fairness.
 
 mod discovery;
 mod error;
@@ -148,7 +147,7 @@ impl ApiServer {
         }
     }
 
-    /// Answers until it is told to stop.
+    /// Serves until it is stopped.
     ///
     /// # Errors
     /// The listener broke.

@@ -8,7 +8,7 @@ use super::resource::Collection;
 use super::store::{Key, Store};
 use serde_json::{Value, json};
 
-/// Fills in what the real server fills in and somebody reads.
+/// Sets the defaults of the real server that are read anywhere.
 pub(crate) fn default(pod: &mut Value) -> Result<(), ApiError> {
     let name = super::object::name(pod).to_owned();
     let invalid = |why: &str| ApiError::invalid("Pod", &name, why);

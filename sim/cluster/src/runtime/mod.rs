@@ -4,10 +4,10 @@
 //! - `cdi`: specs and names; `rootfs`: devices and mounts as links; `hook`: createRuntime.
 //! - [`Runtime`]: create, start, wait, stop, remove.
 //!
-//! What it is not: there are no namespaces and no cgroups, so a container is not confined,
-//! and no image is pulled: every image is the workload that the configuration names. The
-//! cgroup that a container would have is written beside (`<proc_dir>/<pid>/cgroup`), for
-//! whoever attributes processes.
+//! What it is not: there are no namespaces and no cgroups, so a container is not confined, and no
+//! image is pulled: every image is the workload that the configuration names. The cgroup that a
+//! container would have is written beside (`<proc_dir>/<pid>/cgroup`), for components that
+//! attribute processes.
 
 mod cdi;
 mod hook;
@@ -76,7 +76,7 @@ pub struct ContainerId(pub String);
 /// Why there is no container, or none that runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// A CDI name stands for nothing.
+    /// A CDI name cannot be resolved.
     #[error("failed to generate container \"{id}\" spec: failed to generate spec: {source}")]
     Cdi {
         /// The container that is not made.

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-/// A directory that stands for `/` of one container.
+/// A directory that represents `/` of one container.
 #[derive(Debug)]
 pub(crate) struct Rootfs(PathBuf);
 

@@ -1,5 +1,5 @@
-//! A process with libcuda in it: finds its cards, goes through MPS where it is
-//! told to, makes contexts, takes memory.
+//! A process with libcuda in it: finds its cards, uses MPS if its environment says so, creates
+//! contexts, takes memory.
 //!
 //! Owns what the real library decides on the client's side. In: an environment
 //! and a driver root. Out: a [`CudaProcess`], or CUDA's error. As with the real
@@ -16,7 +16,7 @@ use crate::cuda::CudaError;
 use crate::paths::{self, Root};
 use crate::wire::Message;
 
-/// Where the real library looks when nothing is said.
+/// The real library's default.
 pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
 
 /// The environment, as far as the library reads it.

@@ -14,7 +14,7 @@ use super::state::{CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, S
 use crate::cuda::{CudaError, nvml};
 use crate::wire::{Message, WireError};
 
-/// Who asks, and over which machine's nodes.
+/// The caller, and the machine's nodes.
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     /// The connection.
@@ -289,7 +289,7 @@ fn set_mode(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             "MIG mode is on".into(),
         ));
     }
-    // The kernel module stores the rule and looks at nobody who is there already.
+    // The kernel module stores the rule and does not check existing processes.
     state.cards[card].mode = mode;
     Ok(Message::ok())
 }

@@ -118,7 +118,7 @@ pub(super) fn parse_mib(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// `0=2000M,GPU-...=1G`; what is malformed is left out, as nobody validates it.
+/// `0=2000M,GPU-...=1G`; malformed entries are left out, as NVIDIA does not validate them.
 fn parse_limits(text: &str) -> Vec<(String, u64)> {
     text.split(',')
         .filter_map(|entry| entry.split_once('='))

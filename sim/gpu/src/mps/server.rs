@@ -49,7 +49,7 @@ fn start(pipe: &Path) -> Result<(Driver, Vec<String>), String> {
             socket.display()
         ),
     );
-    // The server runs as its clients' user, who must be able to come this far.
+    // The server runs as its clients' user, which must be able to get here.
     let mut control = paths::connect(&socket).map_err(|e| e.to_string())?;
     control.write_all(b"SERVER\n").map_err(|e| e.to_string())?;
     say("Other", "Initializing server process");
@@ -169,7 +169,7 @@ fn say(who: &str, text: &str) {
 
 fn emit(message: &Message) {
     let mut out = std::io::stdout().lock();
-    // Without a daemon there is nobody to tell.
+    // Without a daemon there is no receiver.
     let _ = writeln!(out, "{message}");
     let _ = out.flush();
 }

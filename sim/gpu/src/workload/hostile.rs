@@ -1,4 +1,4 @@
-//! The verbs of a tenant who wants more than its share.
+//! The verbs of a hostile tenant.
 //!
 //! Each is something that a container can really do to real MPS; whether it
 //! helps is the driver's and the daemon's answer, never decided here.
@@ -198,7 +198,7 @@ fn drive_raise(workload: &Workload, mib: &str) -> Result<Value, CallError> {
     Ok(json!({"servers": servers, "answers": answers}))
 }
 
-/// Makes a device node that nobody gave us, as `CAP_MKNOD` allows.
+/// Creates a device node that was not granted, as `CAP_MKNOD` allows.
 fn make_node(workload: &Workload, minor: &str) -> Result<Value, CallError> {
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
     let minor: u64 = minor.parse().unwrap_or(0);
