@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 /// One span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// `service.name` of who sent it.
+    /// `service.name` of the sender.
     pub service: String,
     /// What was done.
     pub name: String,

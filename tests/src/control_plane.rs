@@ -179,8 +179,8 @@ impl ControlPlane {
         self.api_server.start_again_with(|_| command)
     }
 
-    /// From now on nobody minds whether nodes say anything, nor cleans up after pods: nodes
-    /// without a kubelet stay as they were made.
+    /// From now on no controller watches the nodes' heartbeats or cleans up after pods: nodes
+    /// without a kubelet stay as they were created.
     pub async fn dismiss_controllers(&mut self) -> Result<()> {
         match &mut self.controller_manager {
             Some(manager) => manager.stop().await,
@@ -226,7 +226,7 @@ impl ControlPlane {
     }
 }
 
-/// Where the API server is, for everyone in the cluster.
+/// Address of the API server, for all parts of the cluster.
 pub fn url() -> String {
     format!("https://{ADDRESS}:{PORT}")
 }

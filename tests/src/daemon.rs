@@ -79,7 +79,7 @@ impl Command {
     /// Starts it; its output is appended to `<logs>/<name>.log`.
     pub fn start(self, logs: &Path) -> Result<Daemon> {
         let log = logs.join(format!("{}.log", self.name));
-        // Before it is started: it may speak at once.
+        // Before it is started: it may write output at once.
         let first = std::fs::metadata(&log).map_or(0, |file| file.len());
         let child = spawn(&self, &log)?;
         Ok(Daemon {
@@ -200,8 +200,8 @@ fn spawn(command: &Command, log: &Path) -> Result<Child> {
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)
         .stderr(out)
-        // A group of its own: Ctrl-C at the terminal is for the one who started us,
-        // who then ends everything in order.
+        // A group of its own: Ctrl-C at the terminal is for our parent, which then ends everything
+        // in order.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()

@@ -30,7 +30,7 @@ pub(crate) struct Fleet {
 }
 
 impl Cluster {
-    /// Starts kwok, unless it runs: whoever makes nodes with its mark, it keeps them Ready.
+    /// Starts kwok, unless it runs: it keeps all nodes with its label Ready.
     pub fn keep_nodes(&mut self) -> Result<()> {
         if self.fleet.is_none() {
             let kwok = Command::new("kwok", self.operator_file("bin/kwok")?)

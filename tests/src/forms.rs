@@ -1,8 +1,9 @@
 //! Every form in which KAI 0.18 to 0.20 asks for a share, and what becomes of it.
 //!
-//! One table for all who judge it: the parser and the webhook (`tests/tests/forms.rs`), and the
-//! API server with the policies of `deploy/` (the claim `forms::...`). Sources of the rules:
-//! KAI's `pkg/common/resources/gpu_sharing*.go`, `pkg/admission`, `docs/gpu-sharing`.
+//! One table for all implementations of the rules: the parser and the webhook
+//! (`tests/tests/forms.rs`), and the API server with the policies of `deploy/` (the claim
+//! `forms::...`). Sources of the rules: KAI's `pkg/common/resources/gpu_sharing*.go`,
+//! `pkg/admission`, `docs/gpu-sharing`.
 
 use api::Mode;
 use api::request::{Amount, GpuRequest, ShareRequest};

@@ -89,7 +89,8 @@ pub fn bound(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.node_name.is_some())
 }
 
-/// Fails unless all of these were bound in one go. The API server tells the second.
+/// Fails unless all of these were bound in one go. The API server's timestamps have a resolution of
+/// a second.
 pub fn bound_together(pods: &[Pod]) -> Result<()> {
     let mut times = Vec::new();
     for pod in pods {

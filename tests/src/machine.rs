@@ -23,8 +23,8 @@ const PROCESSORS: usize = 64;
 /// The pods' network.
 pub const POD_NETWORK: &str = "10.98.0.0/24";
 
-/// Folders that daemons write to whatever they are told: each gets a file system of
-/// its own, so that the host's are neither seen nor touched.
+/// Directories that daemons always write to, whatever their flags: each gets a file system of its
+/// own, so that the host's are neither seen nor touched.
 const PRIVATE: [&str; 5] = [
     // The device-plugin folder is a constant below it, whatever the kubelet's root is.
     "/var/lib/kubelet",
@@ -168,7 +168,7 @@ fn device_folder(work: &Work) -> Result<()> {
 /// exists is there under several names, with more and more zeros before its number.
 fn processors() -> Result<()> {
     let node = Path::new("/sys/devices/system/node");
-    // A machine that tells nothing of its nodes is counted otherwise.
+    // A machine that does not publish its nodes is counted differently.
     if !node.exists() {
         return Ok(());
     }

@@ -159,7 +159,7 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", place.cgroup),
         "failSwapOn": false,
-        // 110 unless said otherwise; one claim has more.
+        // 110 by default; one claim has more.
         "maxPods": 250,
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),

@@ -151,7 +151,7 @@ impl Cluster {
             .await
     }
 
-    /// Deletes what the operators would make pods anew for.
+    /// Deletes the objects for which operators would recreate pods.
     pub(crate) async fn delete_workloads(&self) -> Result<()> {
         let kinds: Vec<&str> = self
             .operators

@@ -2,8 +2,8 @@
 //! refused, watches are forgotten.
 //!
 //! Comes in: requests, with their own credentials, which go on unchanged. Goes out: the API
-//! server's answers, but where a rule says otherwise. It shows the API server's own
-//! certificate. Must never send a request twice, nor one that nobody sent.
+//! server's answers, but where a rule says otherwise. It shows the API server's own certificate.
+//! Must never send a request twice, nor one without a client.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -160,7 +160,7 @@ impl Proxy {
         writes.clone()
     }
 
-    /// Every watch is told that its version is too old, and ends.
+    /// Every watch gets the error that its version is too old, and ends.
     pub fn expire_watches(&self) {
         self.expire.send_modify(|count| *count += 1);
     }

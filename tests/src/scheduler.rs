@@ -41,7 +41,7 @@ pub fn telemetry_endpoint() -> String {
     format!("{ADDRESS}:{}", proto::names::telemetry::PORT)
 }
 
-/// What the manifests of `deploy/` say that must stand before any program runs.
+/// The objects of `deploy/` that must exist before any program runs.
 pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
     let deploy = tree.join("deploy");
     let mut files: Vec<PathBuf> = fs::read_dir(deploy.join("crds"))
@@ -131,7 +131,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts it; the manifests stand already.
+    /// Starts it; the manifests have been applied.
     pub async fn start(client: &Client, place: &Place<'_>, replica: Replica) -> Result<Self> {
         let account = object::SCHEDULER_ACCOUNT;
         let (kubeconfig, tokens) =
@@ -203,7 +203,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Starts it; the manifests stand already.
+    /// Starts it; the manifests have been applied.
     pub async fn start(client: &Client, place: &Place<'_>) -> Result<Self> {
         let (name, account) = ("admission", object::ADMISSION_ACCOUNT);
         let api = control_plane::url();

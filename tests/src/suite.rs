@@ -71,7 +71,7 @@ const FLAKY: usize = 2;
 /// What a claim that failed is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// It ends the matter: what somebody wants who works on that claim.
+    /// It ends the run: useful while working on that claim.
     Final,
     /// It is run again at the end of the run, alone, and counts as flaky if it holds then.
     /// Among hundreds of claims on a machine that does other things too, one that a pause

@@ -132,7 +132,7 @@ impl Refresher {
             loop {
                 tokio::time::sleep(LIFETIME / 2).await;
                 for token in &tokens {
-                    // The old one is good for as long again; the next round tries anew.
+                    // The old one is valid for as long again; the next round tries again.
                     if let Err(error) = token.write(&client).await {
                         eprintln!("refresh of a token: {error:#}");
                     }

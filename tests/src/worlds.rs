@@ -397,7 +397,7 @@ pub fn all_leave(pods: usize) -> Vec<Event> {
 ///
 /// Every tenth node has eight GPUs, all of them taken. Per node 32.5 pods run and 2.5 wait for a
 /// GPU; a queue for each four nodes, in 20 departments. Every second pod without GPUs is another
-/// scheduler's. Its own pods stand alone, or each in a group, as controllers' pods do; those that
+/// scheduler's. Its own pods are single, or each in a group, as controllers' pods do; those that
 /// wait ask for one thing or for many.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {

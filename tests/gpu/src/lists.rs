@@ -1,4 +1,4 @@
-//! NVML's lists of processes: who is on which, and when that changes.
+//! NVML's lists of processes: which process is on which list, and when that changes.
 //!
 //! In: pids, as this process sees them. Out: [`ListEntry`]s. A driver that names the pids of
 //! another namespace shows none of ours.

@@ -34,7 +34,7 @@ const EGL: &str = "libEGL.so.1";
 /// For `nvidia-smi`, which takes seconds where nothing keeps the driver loaded.
 const SMI: Duration = Duration::from_secs(30);
 
-/// One card, as `nvidia-smi` tells it.
+/// One card, as `nvidia-smi` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
     /// `GPU-...`.
@@ -52,11 +52,11 @@ pub(crate) struct Machine {
     pub(crate) root: PathBuf,
     /// Everything temporary; short, as unix sockets lie in it.
     pub(crate) work: PathBuf,
-    /// As the driver tells it.
+    /// As the driver reports it.
     pub(crate) driver: String,
     pub(crate) cards: Vec<Card>,
     pub(crate) simulated: bool,
-    /// All that was run, and what it said.
+    /// All commands, and their output.
     pub(crate) transcript: Transcript,
     /// The compute mode of a card may be changed, and set back.
     pub(crate) may_set_mode: bool,
@@ -308,7 +308,7 @@ impl Machine {
             .with_context(|| format!("memory.used: {told:?}"))
     }
 
-    /// Processes on cards: pid, the card's UUID, MiB where it is told.
+    /// Processes on cards: pid, the card's UUID, MiB if reported.
     pub(crate) fn apps(&self) -> anyhow::Result<Vec<(u32, String, Option<u64>)>> {
         let told = self.smi(&[
             "--query-compute-apps=pid,gpu_uuid,used_memory",

@@ -58,7 +58,7 @@ enum Verb {
     Ask(AskArgs),
     /// How long the watchdog lets a program have more than its share.
     Violations(Violations),
-    /// A CUDA program that does what its words say.
+    /// A scripted CUDA program.
     Cuda(program::Options),
     /// The same, from inside a container that is a folder.
     #[command(disable_help_flag = true)]
@@ -86,7 +86,7 @@ struct AskArgs {
     /// The page goes there too: a file, or a folder where it is named by driver and card.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Seconds for all of it. What does not fit into the rest is not asked, and said so.
+    /// Seconds for all of it. What does not fit into the rest is skipped and reported as skipped.
     #[arg(long, default_value_t = 480)]
     budget: u64,
     /// Mode `mps` is asked too, for which a card is in compute mode `EXCLUSIVE_PROCESS` for a
@@ -291,7 +291,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// Refuses a machine on which asking would disturb somebody, or say nothing.
+/// Refuses a machine on which the checks would disturb a process, or have no meaning.
 fn fit(machine: &Machine, settings: &str) -> anyhow::Result<()> {
     for line in settings.lines() {
         if line

@@ -232,7 +232,7 @@ impl Drop for Server<'_> {
         let _ = self.child.wait();
         for pid in self.seen.borrow().iter() {
             let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            // The pid may be somebody else's by now.
+            // The pid may belong to another process by now.
             if String::from_utf8_lossy(&command).contains("mps-server") {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
                 let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);

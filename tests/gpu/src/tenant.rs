@@ -22,7 +22,7 @@ pub(crate) struct Tenant<'a> {
     lines: Receiver<String>,
 }
 
-/// What stands around a program.
+/// The surroundings of a program.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProgramEnv {
     /// Over the machine's own.

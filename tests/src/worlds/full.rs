@@ -1,10 +1,9 @@
 //! A cluster whose cards are shared and full, and more shares that wait and fit nowhere.
 //!
-//! Every card of 80,000 MiB holds shares of 12,000, 24,000 and 40,000 MiB, so that less
-//! than the smallest is left on it; however they are arranged, none of the three sizes has
-//! a place. Eight queues in two departments hold an eighth each. One card in four has a
-//! small share of lower priority; who waits with the higher one wants more than it and
-//! what is left give.
+//! Every card of 80,000 MiB holds shares of 12,000, 24,000 and 40,000 MiB, so that less than the
+//! smallest is left on it; however they are arranged, none of the three sizes has a place. Eight
+//! queues in two departments hold an eighth each. One card in four has a small share of lower
+//! priority; pending pods of the higher one request more than it and the rest give.
 
 use super::{GPUS, card, node, node_name, nodes, queue};
 use scheduler_core::event::Event;

@@ -133,8 +133,8 @@ fn listed(value: &Value) -> bool {
     value.is_array()
 }
 
-/// State, `config.json` and CDI file in one: who is let through is the holder, with the
-/// share's environment.
+/// State, `config.json` and CDI file in one: a container that is let through is the holder, with
+/// the share's environment.
 fn guard(input: &[u8]) {
     let Ok(parts) = serde_json::from_slice::<Value>(input) else {
         return;

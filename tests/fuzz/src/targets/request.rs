@@ -115,7 +115,7 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
     }
 }
 
-/// What a user is told is one line that fits into an event.
+/// A message for the user is one line that fits into an event.
 pub(super) fn sentence(text: &str) {
     assert!(!text.is_empty(), "no reason");
     assert!(!text.contains(char::is_control), "not one line: {text:?}");

@@ -1,5 +1,5 @@
-//! What a run costs: memory by an allocator that counts, time by the thread's own clock,
-//! which stands still while the machine does something else.
+//! What a run costs: memory by an allocator that counts, time by the thread's own clock, which
+//! stops while the machine does something else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

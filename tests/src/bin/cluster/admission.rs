@@ -51,7 +51,7 @@ pub(crate) async fn a_value_that_is_merely_too_large_waits_with_a_reason(
     cluster
         .apply_one(&pod(&ns, "huge", &[("gpu-memory", "99999999")], "report"))
         .await?;
-    // The first reason may be that no agent was heard yet.
+    // The first reason may be that no agent is connected yet.
     until(
         "a reason that says what was asked for",
         Duration::from_secs(10),
@@ -156,9 +156,9 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
     refused(cluster, &ring, "queue level-1 would be its own ancestor").await
 }
 
-/// Nobody can give a pod its token later; every other pod needs nothing from admission.
-/// KAI's definition lets in a group without a spec, which ours does not, and while admission does
-/// not run no webhook refuses it.
+/// A pod cannot get its token later; every other pod needs nothing from admission. KAI's CRD admits
+/// a group without a spec, which ours does not, and while admission does not run no webhook rejects
+/// it.
 pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -461,7 +461,7 @@ async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result
     ready(cluster, ns, name, refused).await.map(drop)
 }
 
-/// A sentence stands in a pod's events.
+/// A sentence is in a pod's events.
 async fn says(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
     until(&format!("{name}: {words}"), LIMIT, || async {
         let events = cluster.events_of(ns, name).await?.join(" | ");

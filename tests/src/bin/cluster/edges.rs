@@ -1,5 +1,5 @@
-//! Between a decision and the API server on a bad day: answers that never come, a process
-//! that stands still.
+//! Between a decision and the API server on a bad day: answers that never come, a suspended
+//! process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A victim, from the moment it is chosen until somebody else has its memory.
+//! A victim, from the moment it is chosen until another pod has its memory.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

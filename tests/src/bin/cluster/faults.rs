@@ -1,4 +1,4 @@
-//! Servers that break and cards that fail: who notices, and how it is mended.
+//! Broken servers and failing cards: which component notices, and how it is repaired.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ async fn three(cluster: &mut Cluster) -> Result<String> {
     Ok(ns)
 }
 
-/// It works, or works again, and its container has started so often anew.
+/// It works, or works again, and its container has restarted this often.
 async fn works(cluster: &Cluster, ns: &str, name: &str, started: i32) -> Result<()> {
     until(
         &format!("{name} works after {started} restarts"),

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 const QUEUE: &str = "grouped";
 const PARENT: &str = "grouped-parent";
 
-/// One card of 15360 MiB, and a queue that may have all of it for good: servers are not
-/// preemptible, and such work has its quota or nothing.
+/// One card of 15360 MiB, and a queue whose quota is all of it: servers are not preemptible, and
+/// such work has its quota or nothing.
 async fn ready(cluster: &mut Cluster) -> Result<String> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });

@@ -335,7 +335,7 @@ struct Tenant {
     /// Most that it held by the driver's account, MiB, and whether it holds anything now.
     most: u64,
     holds: bool,
-    /// What it said of its appetite, and since when that is known.
+    /// Its reported use, and since when that is known.
     line: Option<(Instant, Value)>,
     outcome: Option<Outcome>,
 }
@@ -378,7 +378,7 @@ impl Tenant {
             // It was taken off its server before it was killed, and ended by that.
             (Some(_), _) if code == Some(TERMINATED) => Some(Killed(self.most)),
             (Some(exit), _) => Some(Refused(code.unwrap_or(exit.unsigned_abs().into()))),
-            // One that holds nothing any more was ended, and the kubelet has not said so yet.
+            // One that holds nothing any more was ended, and the kubelet has not reported it yet.
             (None, _) if self.holds && since.elapsed() > SETTLED => Some({
                 match line["connected"].as_u64() {
                     Some(count) if mode != Mode::TimeSlicing => Clients(count),
@@ -443,7 +443,7 @@ async fn measured(cluster: &mut Cluster, rounds: usize) -> Result<Vec<Duration>>
         let exec = cluster.kubectl.exec(&ns, name, "main", &touch);
         let (_, time) = tokio::join!(exec, violation(gpus, &uid));
         times.push(time.with_context(|| name.clone())?);
-        // It was the watchdog who ended it.
+        // The watchdog ended it.
         let failed = cluster.pod_phase(&ns, name, "Failed").await?;
         let code = ended(&failed).map(|ended| ended.exit_code);
         ensure!(code == Some(137), "{name} ended with {code:?}");

@@ -1,5 +1,5 @@
 //! A real Karpenter beside the scheduler: how many nodes it makes for shares, and when it removes
-//! them. What `docs/operations.md` tells its users to write is what it is given.
+//! them. Its configuration is the one in `docs/operations.md`.
 
 use std::time::{Duration, Instant};
 
@@ -177,7 +177,8 @@ impl Site {
         cluster.kubectl.run(&args).await.map(drop)
     }
 
-    /// So many nodes come, and no more; each one's agent speaks as soon as the node is there.
+    /// This number of nodes is created, and no more; each one's agent reports as soon as the node
+    /// exists.
     async fn come(&mut self, cluster: &Cluster, all: usize) -> Result<()> {
         let nodes = self.karpenter.nodes(cluster, L4, all, COMES).await?;
         for node in &nodes {
@@ -279,7 +280,7 @@ impl Site {
         // Until a device plugin registers, the kubelet lists none of what it will offer.
         lists(cluster, &name, "allocatable", 0).await?;
         lists(cluster, &name, "capacity", 0).await?;
-        // The node starts: nobody needs a placeholder for it, and nobody removes it.
+        // The node is starting: it needs no placeholder, and is not removed.
         asked(cluster, 0).await?;
         let starting = format!("node {name} is starting, and will have room for it");
         let ns = self.ns.clone();

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 /// Clock ticks of `/proc` in a second.
 const TICKS: f64 = 100.0;
-/// A scheduler that wrote nothing for so long has said all.
+/// A scheduler that wrote nothing for this long has finished.
 const QUIET: Duration = Duration::from_secs(3);
 /// At most so many times is that waited for.
 const LOOKS: usize = 60;

@@ -252,7 +252,8 @@ async fn make(client: &Client, world: &Value) -> Result<()> {
             .unwrap_or_default();
         // No label value, which a taint's must be.
         taints.retain(|taint| taint["value"] != "-3");
-        // Admission marks a new node as not ready, and whom to ask is dismissed.
+        // Admission marks a new node as not ready, and the controller that would clear it does not
+        // run.
         let spec = json!({ "taints": taints, "unschedulable": node["spec"]["unschedulable"] });
         nodes
             .patch(name, &params, &Patch::Merge(json!({ "spec": spec })))

@@ -1,5 +1,5 @@
 //! Pods that come at a rate while others wait: how long each waits for its node, and for its
-//! reason. Ends in bounded time, and says who was not placed within it.
+//! reason. Ends in bounded time, and reports pods that were not placed within it.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;

@@ -101,7 +101,7 @@ pub(crate) async fn a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_
     resize(cluster, &ns, "first", all / 5).await?;
     cluster.pod_phase(&ns, "second", "Running").await?;
 
-    // More than the node has now: that is said, counts, and is given once there is room.
+    // More than the node has now: that is reported, counts, and is granted once there is room.
     resize(cluster, &ns, "first", all * 3 / 5).await?;
     let deferred = |pod: &Pod| pending(pod) == Some("Deferred");
     let first = cluster

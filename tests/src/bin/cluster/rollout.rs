@@ -1,4 +1,4 @@
-//! An agent that is replaced, and one that offers more tokens than anybody needs.
+//! An agent that is replaced, and one that offers more tokens than are needed.
 
 use std::time::{Duration, Instant};
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sim_cluster::prometheus::{Answer, Prometheus};
 
 const SHARD: &str = "schedulingshard/default";
-/// From what is told or done until it acts.
+/// From a change until it takes effect.
 const SOON: Duration = Duration::from_secs(30);
 /// A decision and a binding, which wait for no answer: `usageQueryTimeout` is twice as long.
 const AT_ONCE: Duration = Duration::from_secs(10);

@@ -89,7 +89,8 @@ pub(crate) fn compare(seeds: &Seeds) -> Result<bool> {
     Ok(differed == 0)
 }
 
-/// Why an answer counts apart: a rule of `docs/claims.md`, or a search that nobody waits for.
+/// Why an answer is counted separately: a rule of `docs/claims.md`, or a search that takes too
+/// long.
 fn rule(theirs: &Said, ours: &Ours) -> Option<&'static str> {
     let can = ours.reasons.is_empty();
     if theirs.can == can || !theirs.ours_breaks.is_empty() {

@@ -74,7 +74,7 @@ impl<'a> CoreReplay<'a> {
     }
 }
 
-/// The core takes everything that it is told here.
+/// The core accepts every event here.
 pub(crate) fn tell(core: &mut Core, event: Event) {
     let problems = core.apply(event);
     assert!(problems.is_empty(), "{problems:?}");

@@ -13,7 +13,7 @@ use super::{LIMIT, gpus, ledger_is, manifest, template, with_driver};
 pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    /// Pods, and at which of them the old agent is told to end.
+    /// Pods, and at which of them the old agent is stopped.
     const PODS: usize = 24;
     const ENDS: usize = 10;
     with_driver(cluster, 1, async |cluster, ns| {
@@ -23,7 +23,7 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         agent.stop().await?;
         let mark = agent.mark()?;
         agent.start_again_with(|command| command.flag("--pod-uid", "old"))?;
-        // Else either of the two may be the one that stands by.
+        // Otherwise either of the two may be the one that waits.
         until("the old one is registered", LIMIT, || async {
             let said = agent.said_since(mark)?;
             Ok(Seen::when(said.contains("registered driver"), said))

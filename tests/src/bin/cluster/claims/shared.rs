@@ -118,7 +118,7 @@ pub(crate) async fn a_pod_that_comes_to_a_claim_later_has_its_share_also_while_n
         rows_are(cluster, ns, &[("one", "main"), ("two", "main")], 2000).await?;
         ensure!(files()? == before + 1, "{} CDI files", files()?);
 
-        // A pod that must not have it is told so by the hook.
+        // A pod that must not have it is refused by the hook.
         let mut hostile = again("hostile", "report hold");
         hostile["spec"]["hostPID"] = json!(true);
         cluster.apply_one(&hostile).await?;

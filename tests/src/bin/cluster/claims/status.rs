@@ -1,4 +1,4 @@
-//! What a claim's device status says, and who may write it.
+//! A claim's device status, and which accounts may write it.
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::node;

@@ -50,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// Whom a tenant has beside it, and in which mode.
+/// A tenant's neighbour, and the mode.
 #[derive(Clone, Copy)]
 pub(super) struct Column {
     head: &'static str,

@@ -1,4 +1,4 @@
-//! A tenant against admission: what may be written in a pod, and by whom.
+//! A tenant against admission: what may be written in a pod, and by which account.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ async fn what_a_pod_asked_for_is_not_rewritten(cluster: &mut Cluster) -> Result<
         kai::SUB_GROUP_LABEL,
     ] {
         table.refused_write(Write::patch(path("runs"), label(key)), key);
-        // Who waits may still change queues.
+        // A pending pod may still change queues.
         table.admitted_write(Write::patch(path("waits"), label(key)));
     }
     let group = annotation(kai::POD_GROUP, json!("other"));
@@ -356,7 +356,7 @@ async fn a_pod_whose_group_is_refused_is_not_placed(cluster: &mut Cluster) -> Re
     let held = refused_group(cluster, &ns).await;
     unlist(cluster, &ns).await?;
     held?;
-    // Nobody minds any more.
+    // No policy rejects it any more.
     let pods = cluster.pods(&ns);
     until("it runs", Duration::from_mins(1), || async {
         let pod = pods.get("server").await?;
@@ -531,7 +531,7 @@ async fn listed(cluster: &Cluster, ns: &str, other: &str) -> Result<()> {
     table.holds().await
 }
 
-/// One who may do everything with namespaces and pods, and nothing with the guard.
+/// An account that may do everything with namespaces and pods, and nothing with the guard.
 async fn tenant(cluster: &Cluster) -> Result<Client> {
     let name = "tenant";
     for object in [
