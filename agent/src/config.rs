@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Between two looks at all cards, at most.
+/// Longest time between two full readings of all cards.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// Wiring of one agent. Both subcommands read the same flags.
@@ -154,7 +154,7 @@ pub struct Config {
 /// What tenants may do in a pipe directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PipeAccess {
-    /// Connect to what is there.
+    /// Connects to the cluster.
     Ro,
     /// What the user of the container may do to files of root.
     Rw,
@@ -254,8 +254,8 @@ impl Config {
         })
     }
 
-    /// Time between two looks at all cards. Bounded: what is reported of fences is as old as
-    /// the last look.
+    /// Time between two looks at all cards. Bounded: reports on fences are as old as the last
+    /// reading.
     pub fn nvml_interval(&self) -> Duration {
         Duration::from_millis(self.nvml_interval_ms).clamp(Duration::from_millis(10), LONGEST_LOOK)
     }
@@ -265,7 +265,7 @@ impl Config {
         Duration::from_millis(self.watchdog_interval_ms.max(10))
     }
 
-    /// How long `PreStartContainer` waits for what is only late.
+    /// How long `PreStartContainer` waits for a grant, memory or server that is late.
     pub fn prestart_wait(&self) -> Duration {
         Duration::from_millis(self.prestart_wait_ms)
     }

@@ -15,7 +15,7 @@
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
 //! - [`edit`]: pure: a share → the CDI file's content.
-//! - [`fence`]: pure: mode and what was read back → what holds a share, and how far it can get.
+//! - [`fence`]: pure: mode and what was read back → fence and reach of a share.
 //! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
 //! - [`telemetry`]: streams to schedulers, `GpuNode` status, metrics, health.
 //! - [`run()`]: starts it all ([`install`], [`privilege`] before it); [`exit`] says how a process ends.

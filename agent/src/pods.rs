@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// So many UIDs of pods that left are remembered, to tell "gone" from "not seen yet".
+/// Number of UIDs of deleted pods that are remembered, to distinguish "deleted" from "not seen
+/// yet".
 const REMEMBERED: usize = 1024;
 
 /// One pod.
@@ -44,7 +45,7 @@ pub struct ContainerView {
     pub tokens: u64,
     /// Whole cards that it asks for.
     pub whole: u64,
-    /// What it takes of claims, of whatever driver.
+    /// What it takes of claims, of any driver.
     pub claims: Vec<ClaimUse>,
     /// Its container, without the runtime's prefix, while it runs.
     pub running: Option<String>,
@@ -233,7 +234,7 @@ pub struct Pods {
 pub enum Standing<'a> {
     /// Here.
     Present(&'a PodView),
-    /// It left, or the whole list was read and it was not in it.
+    /// It was deleted, or the whole list was read and it was not in it.
     Gone,
     /// Not seen: the watch is late, or the list was never read.
     Unknown,

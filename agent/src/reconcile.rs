@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 /// While the API server was never reached, an allocation that the kubelet no longer
 /// records is dead after this long.
 pub const MISSING_GRACE: Duration = Duration::from_secs(10);
-/// After its pod is gone, an allocation that was prepared may still start for so long: the
+/// After its pod was deleted, an allocation that was prepared may still start for this time: the
 /// hook's own time limit is 10 s, and its CDI file is removed only with the share.
 pub const START_GRACE: Duration = Duration::from_secs(10);
-/// A container that runs for so long with our token and no proof never met the hook.
+/// A container that runs for this time with our token and no proof started without the hook.
 pub const PROOF_GRACE: Duration = Duration::from_secs(10);
 /// An allocation that never reached the checkpoint is forgotten after this long.
 pub const MINTED_GRACE: Duration = Duration::from_mins(1);
 /// The same while the checkpoint cannot be read, so that the agent does not know what reached
 /// it: longer than an image takes.
 pub const MINTED_GRACE_BLIND: Duration = Duration::from_hours(6);
-/// What cannot be read for so long keeps the node from being offered; a full or a slow disk
-/// is back sooner.
+/// If something cannot be read for this time, the node is not offered; a full or slow disk recovers
+/// sooner.
 pub const UNREADABLE_GRACE: Duration = Duration::from_secs(10);
 
 /// Files on this node's disk, and the containers that have processes. If something could not be
@@ -85,7 +85,7 @@ impl LocalSource {
         }
     }
 
-    /// What it is, in a sentence.
+    /// Its description.
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Checkpoint => "the kubelet's checkpoint",
@@ -98,7 +98,7 @@ impl LocalSource {
 }
 
 impl Local {
-    /// What the hook left for this very share; `None` as well for what is not readable.
+    /// The hook's proof for this very share; `None` also if it is not readable.
     pub fn proof_of(&self, share: &Share) -> Option<&Proof> {
         let proof = self.proofs.get(&share.proof_name()?)?.as_ref()?;
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
@@ -255,7 +255,7 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     held
 }
 
-/// Since when something that is expected is not there.
+/// Since when something that is expected is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Absences {
     /// Allocations that the kubelet does not record.
@@ -265,9 +265,9 @@ pub struct Absences {
     unstarted: BTreeMap<AllocId, Instant>,
 }
 
-/// Shares whose holder is dead. A container lives as long as it has a process, whatever
-/// became of its pod's object. `busy` are pods with a process on some card: memory is free
-/// when its processes are gone, not before.
+/// Shares whose holder has ended. A container is alive as long as it has a process, whatever the
+/// state of its Pod object. `busy` are pods with a process on some card: memory is free when its
+/// processes are gone, not before.
 pub fn deaths(
     ledger: &Ledger,
     local: &Local,
@@ -418,7 +418,7 @@ pub struct UnprovenContainer {
     pub runtime_class: Option<String>,
 }
 
-/// What is remembered of containers without proof.
+/// State about containers without proof.
 #[derive(Clone, Debug, Default)]
 pub struct Suspicions {
     since: BTreeMap<HolderKey, Instant>,

@@ -28,20 +28,20 @@ use tokio_util::sync::CancellationToken;
 
 /// How long to wait for NVML's first reading: the kubelet should only learn of known cards.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// After a stop, so long is waited for what is in flight.
+/// Time for work in flight after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// For an agent that is being replaced to end.
 const PREDECESSOR: Duration = Duration::from_secs(3);
 /// Between two tries to be alone.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Whether another plugin serves whole cards is looked at so often.
+/// Interval of the check whether another plugin serves whole cards.
 const OTHER_PLUGIN: Duration = Duration::from_secs(10);
 /// Is there where cgroup v2 is; a container sees its own part of it there.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// The socket of NVIDIA's plugin for whole cards.
 const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
 
-/// Why an agent ended, other than by being told.
+/// Why an agent ended without a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A folder that must be there cannot be made.
@@ -116,9 +116,9 @@ pub async fn run(
     result
 }
 
-/// Makes sure that no other agent serves this node: for as long as the lock lives. One that
-/// is just ending is waited for; where this one came to replace it, for as long as that takes.
-/// `None`: told to stop before.
+/// Makes sure that no other agent serves this node: for as long as the lock lives. One that is just
+/// ending is waited for; where this one came to replace it, for as long as that takes. `None`:
+/// stopped before.
 async fn alone(
     config: &Config,
     stop: &CancellationToken,
@@ -194,7 +194,7 @@ async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Resul
     tokio::select! {
         () = stop.cancelled() => Ok(()),
         ended = tasks.join_next() => match ended {
-            // Told to stop, and quicker than this select.
+            // Stopped, and faster than this select.
             Some(Ok(Ok(_))) if stop.is_cancelled() => Ok(()),
             Some(Ok(Ok(part))) => Err(RunError::Ended(part)),
             Some(Ok(Err(error))) => Err(error),
@@ -341,7 +341,7 @@ fn start(
         let state_known = state.clone();
         let registered = config.pod_uid.is_some();
         tasks.spawn(async move {
-            // What is claimed is prepared from the first call on: the ledger is whole.
+            // Claims can be prepared from the first call on: the ledger is complete.
             after_first_look(state_known).await;
             claims.driver.send_replace(Some(driver));
             if registered {

@@ -110,7 +110,7 @@ fn kill(proc_root: &Path, pid: u32, termination: &Termination) -> bool {
     if pid == std::process::id() || pid == 1 {
         return false;
     }
-    // The handle comes first: what is read after it is of the same process or of none.
+    // The handle is opened first: everything read after that is of the same process or of none.
     let Ok(handle) = pidfd_open(number, PidfdFlags::empty()) else {
         return false;
     };
@@ -147,8 +147,8 @@ mod tests {
         child
     }
 
-    /// Ends it, and answers whether it had been killed before: a process that was told to
-    /// terminate first was not.
+    /// Ends it, and returns whether it had been killed before; a process that only got SIGTERM was
+    /// not.
     fn was_killed(mut child: Child) -> bool {
         use std::os::unix::process::ExitStatusExt as _;
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());

@@ -1,8 +1,7 @@
 //! The two calls of the kubelet's DRA service.
 //!
-//! Both may be repeated at any time. A claim's answer is its own: what is wrong with one
-//! says nothing of the others. The kubelet shows the sentence in the pod's events and tries
-//! again.
+//! Both may be repeated at any time. Each claim has an answer of its own: an error of one does not
+//! affect the others. The kubelet shows the sentence in the pod's events and tries again.
 
 use super::request;
 use super::status::{Place, StatusUpdate};
@@ -29,7 +28,7 @@ use tonic::Status;
 
 /// Longest time for one question to the API server; the kubelet allows 45 s for a call.
 const ASKS_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks whether a container has ended.
+/// Time between two checks whether a container has ended.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// The DRA driver of this node.

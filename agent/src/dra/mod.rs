@@ -5,7 +5,7 @@
 //! - [`publish`]: keeps that object.
 //! - [`registration`]: how the kubelet finds the driver.
 //! - `authority`: what the kubelet's registration calls lack.
-//! - [`request`]: pure: an allocated claim → what the ledger is asked for.
+//! - [`request`]: pure: an allocated claim → the request to the ledger.
 //! - [`reservations`]: which pods come to a prepared claim later.
 //! - [`status`]: what claims say of their devices.
 //! - [`health`]: what pods say of their cards.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Before a claim is asked for again whose pod it is not reserved for yet; twice as long each
+/// Pause before a claim that is not reserved for its pod yet is read again; twice as long each
 /// time, up to [`LONGEST`]. A pod's container waits for 2 s.
 const FIRST: Duration = Duration::from_millis(100);
 /// Kubernetes reserves a claim before it binds its pod: one that is bound without waits for a

@@ -52,8 +52,8 @@ pub(super) fn cards(state: &State) -> impl Iterator<Item = &Card> {
         .take(MOST_DEVICES)
 }
 
-/// The mode that a share of this card alone has now, or would get; `exclusive` where the card
-/// is used whole, or can be used in no other way. `None`: nothing new can be on it.
+/// The mode that a share of this card alone has now, or would get; `exclusive` where the card is
+/// used whole, or can be used in no other way. `None`: it takes no new share.
 fn mode_of(state: &State, card: &Card) -> Option<Mode> {
     if state.ledger.mode_of(&card.uuid) == Some(Mode::Exclusive) {
         return Some(Mode::Exclusive);
@@ -159,7 +159,7 @@ fn capacity(state: &State, card: &Card) -> BTreeMap<String, DeviceCapacity> {
                 request_policy: Some(CapacityRequestPolicy {
                     default: Some(whole.clone()),
                     valid_range: Some(CapacityRequestPolicyRange {
-                        // A claim of nothing is one that only looks, on a card that is full too.
+                        // A claim of nothing only monitors, also on a full card.
                         min: mib(0),
                         step: Some(mib(1)),
                         max: None,

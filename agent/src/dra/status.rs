@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout};
 const FIRST: Duration = Duration::from_millis(500);
 /// Between two writes of one claim; what a refusal says may change with each try.
 const PACE: Duration = Duration::from_secs(5);
-/// After a write or a look that failed.
+/// Pause after a failed write or read.
 const RETRY: Duration = Duration::from_secs(30);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// What is known of one claim's status.
+/// The known status of one claim.
 #[derive(Debug)]
 struct Entry {
     place: Place,

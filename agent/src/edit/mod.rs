@@ -47,7 +47,7 @@ pub struct MpsDirs {
     pub shm: Option<PathBuf>,
 }
 
-/// What a share's edit is made of, beside the share.
+/// The inputs of a share's edit, besides the share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EditInputs<'a> {
     /// For the share's cards.
@@ -132,7 +132,7 @@ fn own(
                 ),
             ]);
         }
-        // What is mounted in it later, by a daemon that starts again, gets into the container.
+        // Mounts that a restarted daemon makes in it later propagate into the container.
         let followed = ["ro", "nosuid", "nodev", "noexec", "rbind", "rslave"];
         mounts.push(Mount {
             host_path: text(&dirs.tenant),

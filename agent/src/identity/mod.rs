@@ -1,9 +1,9 @@
 //! Which pod an allocation is for. Never a guess.
 //!
-//! Pure. The kubelet does not tell a plugin which pod it allocates for; it writes it down:
-//! its checkpoint holds our answer, our answer holds the `alloc_id`. `PodResources` is the
-//! second witness. In: checkpoint, `PodResources`, the pod and its signed grant. Out: a
-//! [`Claim`] that the ledger may enter, or one line.
+//! Pure. The kubelet does not tell a plugin which pod it allocates for, but records it: its
+//! checkpoint holds our answer, our answer holds the `alloc_id`. `PodResources` is the second
+//! witness. In: checkpoint, `PodResources`, the pod and its signed grant. Out: a [`Claim`] that the
+//! ledger may enter, or one line.
 
 pub mod checkpoint;
 mod pod_resources;
@@ -117,7 +117,7 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    /// Whether waiting can help: what is only late.
+    /// Whether waiting can help, because something is only late.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::NotRecorded
@@ -158,7 +158,7 @@ pub fn holders(checkpoint: &Checkpoint, resource: Resource, ids: &BTreeSet<Strin
     found
 }
 
-/// What is due to a container that holds `ids`: its part of its pod's grant, checked.
+/// The right of a container that holds `ids`: its part of its pod's grant, checked.
 ///
 /// # Errors Every check that fails.
 pub fn claim(

@@ -1,4 +1,4 @@
-//! `PodResources`: what it confirms, and what it can tell alone.
+//! `PodResources`: what it confirms, and what it can identify alone.
 
 use super::{Holder, IdentityError, Resource};
 use crate::ledger::{AllocId, HolderKey};

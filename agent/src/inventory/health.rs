@@ -10,10 +10,10 @@ use crate::nvml::{Driver, Observation, Reading, Xid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A card is healthy again when its last cause is gone for so long.
+/// A card is healthy again this long after its last cause has ended.
 pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
-/// A card that is not lost and does not answer for so long is unhealthy: one look that fails
-/// (a list that grew while it was read, a driver that is busy) says nothing.
+/// A card that is not lost and does not answer for this time is unhealthy: one failed reading (a
+/// list that grew while it was read, a busy driver) means nothing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// After this time, its current containers have lost it.
 pub const LOST_AFTER: Duration = Duration::from_secs(15);
@@ -56,7 +56,7 @@ pub fn classify(xid: u64) -> XidClass {
     }
 }
 
-/// What is known of every card's health.
+/// The known health of every card.
 #[derive(Clone, Debug, Default)]
 pub struct HealthHistory {
     cards: BTreeMap<GpuUuid, Entry>,
@@ -101,7 +101,7 @@ struct Latched {
 }
 
 impl HealthHistory {
-    /// Takes in one look. Cards that were seen before and are not in it are lost.
+    /// Applies one reading. Cards that were seen before and are not in it are lost.
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         if let Driver::Gone { reason } = &observation.driver {
             for entry in self.cards.values_mut() {
@@ -148,7 +148,7 @@ impl HealthHistory {
         }
     }
 
-    /// Takes in a fault.
+    /// Applies a fault.
     pub fn fault(&mut self, xid: &Xid, now: Instant) {
         let (what, lasting) = match classify(xid.number) {
             XidClass::Suspect => ("the card may need a reset", false),

@@ -61,8 +61,7 @@ impl Inventory {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
 
-    /// Whether some card can be had whole by another way than a claim. Of cards that are not
-    /// known yet it is to be expected.
+    /// Whether some card can be allocated whole other than by claim. Assumed for unknown cards.
     pub fn any_whole_beside_claims(&self) -> bool {
         let may = |card: &Card| {
             card.only_front != Some(Front::Dra) && card.switchable.contains(&Mode::Exclusive)
@@ -106,7 +105,7 @@ pub struct Card {
     pub only_mode: Option<Mode>,
     /// By the admin: the only way its shares are granted. `None`: by either.
     pub only_front: Option<Front>,
-    /// What it can be used in while idle.
+    /// The modes in which it can be used while idle.
     pub switchable: Vec<Mode>,
     /// By the admin: no share on it is behind a weaker one.
     pub minimum_fence: Option<Fence>,

@@ -23,7 +23,7 @@ pub struct Offer {
     pub whole: Vec<Device>,
     /// Cards of claims that the kubelet has not allocated for yet, oldest first.
     pub awaited: Vec<Awaited>,
-    /// Some card can be had whole by this way, or is.
+    /// Some card can be allocated whole by this front, or is.
     pub any_whole: bool,
 }
 
@@ -46,7 +46,7 @@ fn card_of(token: &str) -> &str {
     token.split_once("::").map_or(token, |(card, _)| card)
 }
 
-/// What decides an offer, beside the cards.
+/// The inputs of an offer, besides the cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     /// The holder of each part.
@@ -115,8 +115,8 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
     (share, whole)
 }
 
-/// The health of what a token's holder was granted. Unknown is not bad: a holder whose
-/// grant is not read yet keeps its token, and a driver that is away says nothing of cards.
+/// The health of what a token's holder was granted. Unknown is not unhealthy: a holder whose grant
+/// is not read yet keeps its token, and a missing driver says nothing about cards.
 fn granted_health(holder: Option<&HolderKey>, inventory: &Inventory, ledger: &Ledger) -> bool {
     if inventory.driver_version.is_empty() {
         return true;

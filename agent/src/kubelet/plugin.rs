@@ -204,7 +204,7 @@ impl Open {
         Self(streams)
     }
 
-    /// The stream is asked for what comes after its first list.
+    /// The stream is polled for what follows its first list.
     fn listed(&self) {
         self.0
             .send_if_modified(|streams| !std::mem::replace(&mut streams.listed, true));

@@ -1,5 +1,5 @@
-//! The kubelet's `PodResources`: the second witness, and the only acknowledgement of what
-//! was offered.
+//! The kubelet's `PodResources`: the second source of identity, and the only acknowledgement of
+//! what was offered.
 
 use crate::identity::Resource;
 use crate::inventory::GpuUuid;
@@ -25,7 +25,7 @@ const MAX_ANSWER: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// First and longest pause while the kubelet does not show what was offered.
 const CATCH_UP: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// What is shown is read again this often without a reason.
+/// Interval at which it is read again without a reason.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Queries the kubelet. Connects for every query, because the kubelet creates a new socket at each

@@ -31,7 +31,7 @@ pub struct Claim {
     pub decision: String,
     /// The claim whose allocation it is; `None`: it is a grant.
     pub claimed: Option<Claimed>,
-    /// What the claim asks for beside that.
+    /// The claim's other requests.
     pub wishes: ShareOptions,
 }
 
@@ -94,7 +94,7 @@ pub enum Refused {
     NotSwitchable {
         /// Which card.
         card: GpuUuid,
-        /// What was asked.
+        /// The request.
         mode: Mode,
     },
     /// A card is in one mode at a time.
@@ -144,7 +144,7 @@ pub enum Refused {
         free: Mib,
         /// G less what strangers hold.
         grantable: Mib,
-        /// What was asked.
+        /// The request.
         wanted: Mib,
     },
     /// One server has one default: the smaller of two shares would only be held by its own
@@ -161,7 +161,7 @@ pub enum Refused {
         holder: String,
         /// How much that is.
         is: Mib,
-        /// What was asked.
+        /// The request.
         wanted: Mib,
     },
     /// The MPS server takes no more clients.
@@ -253,8 +253,8 @@ impl Ledger {
                 container: claim.container.clone(),
             });
         }
-        // A container that starts again holds what it holds: what a stranger took since
-        // is a condition, not its fault. A card that broke is refused all the same.
+        // A restarted container keeps what it holds: memory that a stranger took since then is a
+        // condition, not its fault. A broken card is refused nevertheless.
         let again = before.is_some_and(|share| share.alloc_id == Some(alloc) && share.gpus == gpus);
         let mut dropped = Vec::new();
         if again {
@@ -327,7 +327,7 @@ impl Ledger {
         self.shares.remove(key)
     }
 
-    /// For what is learnt of a share later: its phase, its container, what it uses.
+    /// For facts about a share that are known later: its phase, its container, its use.
     pub fn update(&mut self, key: &HolderKey, change: impl FnOnce(&mut Share)) {
         if let Some(share) = self.shares.get_mut(key) {
             change(share);

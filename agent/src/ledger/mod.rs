@@ -1,8 +1,8 @@
 //! Which container holds which part of which card.
 //!
-//! Pure. In: grants, bindings, what died. Out: the ledger, or a refusal in one line.
-//! Must never: read anything, know the time, or keep more on a card than the card can grant.
-//! What is kept for a share is its limit, or less where it may burst.
+//! Pure. In: grants, bindings, ended allocations. Out: the ledger, or a refusal in one line. Must
+//! never: read anything, know the time, or keep more on a card than the card can grant. What is
+//! kept for a share is its limit, or less where it may burst.
 
 mod admit;
 mod alloc;
@@ -36,7 +36,7 @@ impl Ledger {
         self.all().filter(|share| !share.wishes.observes)
     }
 
-    /// Of each [`LimitScope`] one share: what is summed over these counts nothing twice.
+    /// One share for each [`LimitScope`]: a sum over these counts nothing twice.
     pub fn holds(&self) -> impl Iterator<Item = &Share> {
         once(self.shares())
     }

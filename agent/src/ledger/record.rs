@@ -49,7 +49,7 @@ struct ClaimRecord {
 /// One container that a claim's file lets have the share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRow {
-    /// Who, by UID and name.
+    /// The holder, by UID and name.
     pub key: HolderKey,
     /// Name of the pod; empty if only the hook's proof is known.
     pub pod_name: String,

@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How a pod's cgroup can be told from any other's.
+/// How a pod's cgroup is recognized.
 const OF_PODS: &str = "kubepods";
 /// What the folders' names begin with.
 const PREFIX: &str = "aliquot-mps-";
@@ -70,7 +70,7 @@ impl DaemonCgroups {
         Ok(())
     }
 
-    /// Once nothing runs in it: what is left of it does no harm.
+    /// Once nothing runs in it; a leftover does no harm.
     pub fn remove(&self, name: &str) {
         for pod in &self.pods {
             let _ = fs::remove_dir(pod.join(format!("{PREFIX}{name}")));

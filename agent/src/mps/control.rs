@@ -55,18 +55,18 @@ pub enum ControlError {
         /// The limit.
         after: Duration,
     },
-    /// The daemon is not there.
+    /// The daemon does not run.
     #[error("the control daemon cannot be reached: {0}")]
     Unreached(String),
     /// Unexpected output.
     #[error("the control daemon answers {answer:?} to {command:?}")]
     Unexpected {
-        /// What was asked.
+        /// The command.
         command: String,
         /// Its whole output.
         answer: String,
     },
-    /// A value is not what was set.
+    /// A value differs from what was set.
     #[error("{what} was set to {wanted} and reads back {answer:?}")]
     NotSet {
         /// Which value.
@@ -132,7 +132,7 @@ impl Control {
         self.issued.settings_are(&commands);
         let mut read_back = ReadBack::default();
         for (setting, command) in settings.into_iter().zip(commands) {
-            // What it answers no two drivers word alike.
+            // The wording of its answer differs between drivers.
             let said = self.exchange(&[command], ANSWER).await?;
             let lines = self.exchange(&[setting.question()], ANSWER).await?;
             match setting.value.read(&lines) {
@@ -228,7 +228,7 @@ impl Control {
         text.push('\n');
         let whole = async {
             if let Some(mut input) = child.stdin.take() {
-                // It may end before it has read: its answer and status tell.
+                // It may end before it has read: its output and status show that.
                 let _ = input.write_all(text.as_bytes()).await;
             }
             child.wait_with_output().await

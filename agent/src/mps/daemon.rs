@@ -37,7 +37,7 @@ pub struct Tools {
     pub processes: Processes,
     /// Above the daemons' directories.
     pub base: PathBuf,
-    /// How they are made.
+    /// How they are created.
     pub mounting: Mounting,
     /// Where daemons outlive this container.
     pub cgroups: DaemonCgroups,
@@ -81,7 +81,7 @@ pub struct Report {
 pub struct Terminate {
     /// On the host.
     pub pids: Vec<u32>,
-    /// Dropped when the daemon cannot be asked.
+    /// Dropped when the daemon cannot be reached.
     pub reply: oneshot::Sender<Vec<u32>>,
 }
 
@@ -120,7 +120,7 @@ impl Daemon {
         Self::new(name, spec, place, tools, Machine::absent(), None)
     }
 
-    /// What is in a place that already is there: a living daemon, or what one left behind.
+    /// The state of an existing place: a running daemon, or the files of an ended one.
     pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
         let process = tools.processes.daemon_of(&place.pipe());
         let mut audit = Audit::default();
@@ -193,7 +193,7 @@ impl Daemon {
             }
             let report = self.report();
             if last.as_ref() != Some(&report) {
-                // A supervisor that is gone has no use for it.
+                // A supervisor that has ended does not need it.
                 let _ = reports.send(report.clone()).await;
                 last = Some(report);
             }
@@ -463,8 +463,8 @@ impl Daemon {
         Some("the control daemon ended".to_owned())
     }
 
-    /// Whether a server that was seen is gone, or a server wrote something: both are cheap
-    /// to find out, and a look at the daemon is not.
+    /// Whether a known server has ended, or a server wrote something: both are cheap to check, and
+    /// a query to the daemon is not.
     fn stirred(&mut self) -> bool {
         let processes = &self.tools.processes;
         let before = self.servers.len();

@@ -22,15 +22,15 @@ use std::time::Duration;
 /// Since the supervisor's start.
 pub type Time = Duration;
 
-/// Between two looks at a server.
+/// Time between two checks of a server.
 const LOOK: Duration = Duration::from_millis(750);
-/// Between two looks while something is about to change.
+/// Time between two checks while something is about to change.
 const LOOK_SOON: Duration = Duration::from_millis(20);
 /// Between two checks that a daemon's process lives.
 const TICK: Duration = Duration::from_millis(200);
 /// For a daemon to answer after its start.
 const REACH: Duration = Duration::from_secs(10);
-/// For a server to be ACTIVE after it was asked for; then it is asked for again.
+/// Time for a server to become ACTIVE after it was requested; then it is requested again.
 const WARM: Duration = Duration::from_secs(10);
 /// For a daemon to end after `quit` was answered.
 const END: Duration = Duration::from_secs(5);
@@ -290,7 +290,7 @@ impl Machine {
         self.sight.servers.iter().map(|(pid, _)| *pid).collect()
     }
 
-    /// Takes in what happened.
+    /// Applies an event.
     pub fn on(&mut self, now: Time, event: Event) {
         match event {
             Event::Desired(desired) => {
@@ -357,7 +357,7 @@ impl Machine {
         if matches!(self.phase, Phase::SetMode | Phase::Spawn)
             && !matches!(desired, Desired::Wanted(_))
         {
-            // Nothing runs yet; what was made is taken away.
+            // Nothing runs yet; created files are removed.
             self.phase = Phase::CleanUp {
                 not_before: Time::ZERO,
             };
@@ -432,7 +432,7 @@ impl Machine {
                 self.phase = Phase::Spawn;
             }
             Phase::Spawn => {
-                // What was done to the one before went with it.
+                // Settings of the previous one ended with it.
                 self.tampered.clear();
                 self.starts = self.starts.saturating_add(1);
                 self.known = true;

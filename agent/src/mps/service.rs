@@ -215,7 +215,7 @@ impl Mps for Service {
         let cards: Vec<String> = plan.cards.iter().map(|c| c.uuid.clone()).collect();
         let (reply, answer) = oneshot::channel();
         {
-            // Held until it is handed on: what is checked here is the order there.
+            // Held until it is passed on, so that the order checked here is the order there.
             let mut last = self.turn.lock().await;
             let late = turn
                 .zip(*last)

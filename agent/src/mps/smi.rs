@@ -42,7 +42,7 @@ pub enum SmiError {
     /// It says something else than it should.
     #[error("the output of nvidia-smi {asked} cannot be parsed: {answer:?}")]
     NotUnderstood {
-        /// What was asked for.
+        /// The wanted value.
         asked: &'static str,
         /// Its whole output.
         answer: String,

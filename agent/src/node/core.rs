@@ -66,13 +66,13 @@ pub enum Event {
     Trust(Verifier, String),
     /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
     Policy(Option<Policy>),
-    /// The MPS supervisor accepted a plan, and told what it saw after that.
+    /// The MPS supervisor accepted a plan, and reported its observation after that.
     Mps(mps::Plan, mps::Observation),
     /// Something changed there since.
     MpsSeen(mps::Observation),
-    /// The MPS supervisor cannot be asked, and why.
+    /// The MPS supervisor cannot be reached, and why.
     MpsSilent(String),
-    /// The kubelet told which IDs it can allocate.
+    /// The IDs that the kubelet can allocate.
     Pools(BTreeMap<GpuUuid, Pool>),
     /// The disk was read.
     Local(Local),
@@ -95,7 +95,7 @@ pub enum Event {
     Tick,
 }
 
-/// What keeps a whole node from being offered.
+/// What keeps the whole node from being offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     /// Another plugin serves whole cards.
@@ -109,11 +109,11 @@ pub enum Obstacle {
 pub enum Effect {
     /// Remove CDI file, share folder and proofs.
     Forget(AllocId),
-    /// Remove the proof of a container whose claim goes on without it.
+    /// Remove the proof of a container that has ended while its claim continues.
     ForgetProof(ProofName),
     /// Write the list of containers that may have the share of a claim.
     List(AllocId),
-    /// Tell telemetry.
+    /// Report by telemetry.
     Tell(Note),
     /// End processes of a container.
     End(Termination),
@@ -145,7 +145,7 @@ pub struct Core {
     minted: Minted,
     held: Held,
     pub(super) mps: MpsView,
-    /// The supervisor has answered, or could not be asked.
+    /// The supervisor has answered, or could not be reached.
     mps_told: bool,
     pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
@@ -223,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Takes in an event.
+    /// Applies an event.
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
         let looks = matches!(event, Event::Observed(_) | Event::Tick);
@@ -447,8 +447,8 @@ impl Core {
         None
     }
 
-    /// Containers without proof that an earlier agent let start: it can no longer be known
-    /// whether the hook ran for them, so they are left alone, and nothing comes beside them.
+    /// Containers without proof that an earlier agent allowed: whether the hook ran for them can no
+    /// longer be known, so they are not touched, and nothing is placed beside them.
     fn unproven_from_before(&self) -> Option<String> {
         let (key, _) = self
             .unproven
@@ -559,8 +559,8 @@ impl Core {
         cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
     }
 
-    /// What the node needs of the MPS supervisor now. What it needed otherwise in between may be
-    /// going, although it is needed again: the supervisor's next answer says.
+    /// What the node needs from the MPS supervisor now. A server that was not needed for a time may
+    /// be ending although it is needed again: the supervisor's next answer shows that.
     pub(in crate::node) fn needs(&mut self, plan: &mps::Plan) -> &mps::Plan {
         let holding = &mut self.mps.holding;
         holding

@@ -8,7 +8,7 @@
 //! - [`owner`]: the task around it.
 //! - [`mps_sync`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
-//! - [`disk`]: reads what lies on disk, removes what the core says.
+//! - [`disk`]: reads the files on disk, removes those that the core names.
 //! - [`lists`]: writes the list of containers that may have the share of a claim.
 
 pub mod claims;

@@ -1,6 +1,6 @@
 //! The task that owns the [`Core`]: events in, state and offer out on watches.
 //!
-//! Must never wait for anything but its next message: what is slow is another task's.
+//! Must never wait for anything but its next message: slow work belongs to other tasks.
 
 use super::claims::Prepared;
 use super::claims::parts::Allocated;
@@ -133,7 +133,7 @@ pub struct OwnerChannels {
     pub watched: watch::Sender<Watched>,
 }
 
-/// Runs until `stop`, or until every ear is gone.
+/// Runs until `stop`, or until every receiver is gone.
 pub async fn run(
     mut core: Core,
     mut inbox: mpsc::UnboundedReceiver<Message>,
@@ -175,7 +175,7 @@ pub async fn run(
             Message::Unprepare(uid, to) => {
                 let (result, effects) = core.unprepare(&uid, now);
                 if result.is_err() {
-                    // What it was judged by may be seconds old.
+                    // The data behind the decision may be seconds old.
                     let _ = outputs.disk.send(DiskRequest::Look);
                 }
                 answer = Some(answers(to, result));

@@ -61,7 +61,7 @@ pub struct Sample {
 pub struct CardSample {
     /// Which card.
     pub uuid: GpuUuid,
-    /// Before it was asked: what it answered may be as old as this.
+    /// The time before the call: the answer may be as old as this.
     pub at: Instant,
     /// Every process with a context, once, by pid.
     pub processes: Vec<Process>,
@@ -97,7 +97,7 @@ pub struct Identity {
     pub nvlink_peers: Vec<String>,
 }
 
-/// Why a card says nothing at a look.
+/// Why a card did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableCard {
     /// One line.

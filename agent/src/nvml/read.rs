@@ -157,8 +157,8 @@ fn reading(
     })
 }
 
-/// Which process belongs where, as it was read not long ago. Reading it is most of what a
-/// look at a card's processes costs.
+/// Which process belongs to which container, cached for a short time. Reading it is most of the
+/// cost of a sample of a card's processes.
 #[derive(Debug, Default)]
 pub(super) struct Origins(BTreeMap<u32, Arc<Origin>>);
 

@@ -84,7 +84,7 @@ pub async fn run(sources: Sources, endpoint: String, stop: CancellationToken) {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
         }
-        // Those that were told to end.
+        // Streams that are ending.
         while tasks.try_join_next().is_some() {}
     }
     while tasks.join_next().await.is_some() {}

@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What is served.
+/// The endpoints.
 #[derive(Clone, Debug)]
 pub struct Pages {
     /// All metrics.

@@ -1,8 +1,8 @@
 //! Metrics, in the `OpenMetrics` text format.
 //!
-//! In: what happened once, as calls on [`Meters`]; the node's state, read at each scrape,
-//! so that no gauge outlives what it measures. Out: text. Labels of cards are those of
-//! dcgm-exporter, so that its dashboards join; values per share are the share's own.
+//! In: single events, as calls on [`Meters`]; the node's state, read at each scrape, so that no
+//! gauge outlives what it measures. Out: text. Labels of cards are those of dcgm-exporter, so that
+//! its dashboards join; values per share are the share's own.
 
 use crate::inventory::Card;
 use crate::ledger::Share;
@@ -34,8 +34,8 @@ const ALLOCATE: [f64; 9] = [
 ];
 /// An entry in the ledger and a small file: milliseconds, unless the disk is slow.
 const CLAIM_WORK: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 10.0];
-/// `PreStartContainer` waits up to 20 s for what is only late.
-/// Finer where most calls end: the time that the runtime is given to see a new CDI file.
+/// `PreStartContainer` waits up to 20 s for what is late. Finer where most calls end: the time that
+/// the runtime is given to see a new CDI file.
 const PRESTART: [f64; 12] = [
     0.005, 0.025, 0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
 ];
@@ -104,7 +104,7 @@ struct ServerFailureLabels {
     state: &'static str,
 }
 
-/// What is counted.
+/// The counters.
 #[derive(Debug)]
 pub struct Meters {
     allocate: Histogram,

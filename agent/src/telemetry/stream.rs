@@ -35,7 +35,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const COALESCE: Duration = Duration::from_millis(50);
 /// For a connection, an answer to it, and for the peer to read what is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A peer that is gone without a word is noticed after twice this time.
+/// A peer that disappeared silently is detected after twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// How long to wait for NVML's first reading: "no cards" must not be reported only because none was
 /// read yet.
@@ -81,7 +81,7 @@ enum StreamError {
     Slow { what: &'static str },
 }
 
-/// What goes out on one connection, numbered from 1 without a gap.
+/// The messages of one connection, numbered from 1 without a gap.
 #[derive(Debug)]
 struct Outbox {
     instance: String,

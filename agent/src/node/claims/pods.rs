@@ -11,7 +11,7 @@ use crate::node::core::{Core, Effect};
 use crate::pods::PodView;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of the pods of a claim that this node has prepared.
+/// The known pods of a claim that this node has prepared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claimants {
     /// The claim's namespace.
@@ -69,7 +69,7 @@ impl Core {
             let of_pod = |share: &&Share| share.pod.uid == pod.identity.uid;
             if let Some(known) = rows.iter().find(of_pod) {
                 if known.pod != pod.identity {
-                    // Only the hook's proof told of it.
+                    // It is known only from the hook's proof.
                     self.rename(rows, &pod);
                 }
                 continue;
