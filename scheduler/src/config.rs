@@ -190,7 +190,7 @@ pub enum Role {
     All,
     /// It schedules; admission is another process.
     Scheduler,
-    /// It admits pods, and goes on while no scheduler runs.
+    /// It admits pods, and works while no scheduler runs.
     Admission,
 }
 

@@ -29,18 +29,18 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Events taken in before the time is looked at again.
+/// Events that are applied before the time is read again.
 const BATCH: usize = 4096;
 /// Time between two full reports of queues and groups.
 const REPORT: Duration = Duration::from_secs(1);
-/// What lasts is looked at again so soon, where another scheduler is observed.
+/// Interval at which lasting differences are checked again, with an observed scheduler.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks for sums that contradict each other. Each walks every pod while nothing
-/// is decided, so that it is rare.
+/// Time between two checks of the sums. Each check walks every pod while nothing is decided, so it
+/// is rare.
 const SWEEP: Duration = Duration::from_mins(5);
 /// A queue's parent may be created after it: for this time the problem is not reported.
 const PARENT_WITHIN: Duration = Duration::from_secs(5);
-/// Problems are logged once each; so many are remembered.
+/// Problems are logged once each; this many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
 /// Where everything comes from.
@@ -101,7 +101,7 @@ pub enum Question {
     Resize {
         /// Which pod.
         pod: PodUid,
-        /// What it is to have.
+        /// The requested amounts.
         request: scheduler_core::Request,
         /// False for a dry run: others need not reckon with it.
         lasts: bool,
@@ -117,9 +117,9 @@ pub enum Question {
 /// How changes are coalesced.
 #[derive(Clone, Copy, Debug)]
 pub struct CoalesceWindow {
-    /// So long without a change.
+    /// Time without a change.
     pub quiet: Duration,
-    /// At most so long after the first.
+    /// Longest time after the first change.
     pub patience: Duration,
 }
 
@@ -191,7 +191,7 @@ pub async fn run(
             // Before a decision: a process that was suspended may have lost the lease in the
             // meantime.
             changed = inputs.leading.changed() => match changed {
-                // Whatever was missed is looked at now.
+                // Anything missed is handled now.
                 Ok(()) => {
                     cycle.changed();
                     cycle.report_at = Some(Instant::now());
@@ -247,7 +247,7 @@ struct Cycle {
     outputs: CycleOutputs,
     /// The first and the last change since the last decision.
     change: Option<(Instant, Instant)>,
-    /// The core wants to be asked at this time.
+    /// The time of the next decision that the core has asked for.
     wake_at: Option<Instant>,
     said: BTreeSet<String>,
     /// Queues whose parent was missing, and when that is reported.
@@ -257,7 +257,7 @@ struct Cycle {
     reported: Instant,
     clock: Clock,
     scale_up: Option<scale_up::Line>,
-    /// What has no room is looked at then.
+    /// The time of the next check for pods without room.
     look_at: Option<Instant>,
     looked: Instant,
     /// What taking in changes took since the last decision.
@@ -277,7 +277,7 @@ impl Cycle {
         for event in self.world.take(fact) {
             self.apply(event);
         }
-        // The status of the former is written, and pods are looked at again, with the next
+        // The status of the previous one is written, and pods are tried again, with the next
         // decision.
         if admins && self.world.report_due().is_some() || self.world.is_due() {
             self.changed();
@@ -337,7 +337,8 @@ impl Cycle {
 
     fn complain(&mut self, problem: &Problem) {
         match problem {
-            // What was done is seen before its answer comes: an eviction that takes no time.
+            // The effect of an action is seen before its answer arrives: an eviction that takes no
+            // time.
             Problem::UnknownDecision(_) => tracing::debug!("{problem}"),
             Problem::QueueOrphan(queue) => {
                 let at = Instant::now() + PARENT_WITHIN;
@@ -497,7 +498,7 @@ impl Cycle {
     }
 
     fn send(&self, work: Work) {
-        // Its reader is gone only when everything ends.
+        // Its receiver ends only when everything ends.
         let _ = self.outputs.work.send(work);
     }
 

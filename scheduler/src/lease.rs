@@ -17,16 +17,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Others wait so long since the holder's last sign.
+/// Other replicas wait this long after the holder's last renewal.
 const DURATION: Duration = Duration::from_secs(12);
-/// The holder gives up after so long without one.
+/// The holder gives up after this time without a renewal.
 const DEADLINE: Duration = Duration::from_secs(8);
-/// At a stop, writes under way have so long before the lease is left to run out.
+/// At a stop, time for writes in flight before the lease is left to expire.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The lease is gone, and with it the right to act.
+/// The lease is lost, and with it the right to act.
 #[derive(Debug, thiserror::Error)]
 #[error("Lease {0} could not be renewed in time: another replica may act now")]
 pub struct LeaseError(String);
@@ -37,13 +37,13 @@ struct Election {
     /// The lease's name.
     name: String,
     identity: String,
-    /// What was seen last, and when it was seen first.
+    /// The last observed lease, and when it was first observed.
     seen: Option<(LeaseSpec, Instant)>,
     /// When the last write that made us holder was sent.
     renewed: Option<Instant>,
 }
 
-/// What is to be done with the lease.
+/// The next step for the lease.
 #[derive(Debug, PartialEq)]
 enum Step {
     /// Another replica holds it.
@@ -128,9 +128,9 @@ pub(crate) struct Candidate {
     pub address: Option<String>,
 }
 
-/// By a lease, says in `leading` whether this replica decides, and to `grantor`
-/// until when it may write, until `stop`; the lease is given back when what is under way then
-/// has ended.
+/// Publishes in `leading`, by a lease, whether this replica decides, and in `grantor` until when it
+/// may write, until `stop`; the lease is released when the writes that are then in flight have
+/// ended.
 ///
 /// # Errors
 /// It was held and is lost: `leading` is false by then, and the process ought to end.

@@ -26,13 +26,13 @@ const CONNECTIONS: usize = 8192;
 /// Of one address: an agent has one, the API server a few, a proxy before the page some tens.
 /// Loopback addresses are not counted each: behind a sidecar proxy every client has one.
 const FROM_ONE: usize = 64;
-/// A connection over HTTP/1 says what it wants within that.
+/// Timeout for the request of a connection over HTTP/1.
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes of a request's headers. A token has some thousand.
 const HEADERS: usize = 64 * 1024;
 /// Requests at once on one connection over HTTP/2: the API server admits pods over a few.
 const STREAMS: u32 = 256;
-/// What is in flight at a stop has so long.
+/// Time for requests in flight at a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where requests come in.

@@ -44,7 +44,7 @@ const KINDS: [(&str, &str); 8] = [
     ("storageClasses", "/apis/storage.k8s.io/v1/storageclasses"),
     ("topologies", "/apis/kai.scheduler/v1alpha1/topologies"),
 ];
-/// KAI's keys of objects that no decision here is made from.
+/// KAI's keys of objects that no decision uses.
 const NONE: [&str; 7] = [
     "bindRequests",
     "configMaps",
@@ -54,7 +54,7 @@ const NONE: [&str; 7] = [
     "resourceSlices",
     "deviceClasses",
 ];
-/// What of a container no decision is made from.
+/// Fields of a container that no decision uses.
 const PRIVATE: [&str; 8] = [
     "args",
     "command",
@@ -66,7 +66,7 @@ const PRIVATE: [&str; 8] = [
     "startupProbe",
 ];
 
-/// What the page is made from.
+/// The sources of the page.
 #[derive(Clone)]
 struct Source {
     client: Client,

@@ -35,9 +35,10 @@ pub enum Seen<K> {
     Listing,
     /// It is there, as it is now.
     There(Box<K>),
-    /// It is gone.
+    /// It was deleted.
     Gone(Box<K>),
-    /// That was all of this kind: what was not named since [`Seen::Listing`] is gone.
+    /// The list of this kind is complete: objects that were not named since [`Seen::Listing`] are
+    /// deleted.
     Listed,
 }
 
@@ -94,7 +95,7 @@ pub type Facts = mpsc::UnboundedSender<Fact>;
 pub struct Unreadable {
     /// Which.
     pub about: ObjectReference,
-    /// What is wrong with it.
+    /// Its error.
     pub why: String,
 }
 
@@ -260,7 +261,7 @@ async fn follow_anew<K, const N: usize>(
     }
 }
 
-/// Returns when it changes; never, once its sender is gone.
+/// Returns when it changes; never, once its sender has ended.
 async fn changed(relist: &mut watch::Receiver<u64>) {
     if relist.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -401,7 +402,7 @@ where
 /// A kind of ours or of KAI. The definition that is installed may let in what cannot be read:
 /// KAI's has no required `spec`.
 trait Custom: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
-    /// The object of that metadata, without what it says.
+    /// The object with that metadata, without its content.
     fn bare(meta: ObjectMeta) -> Self;
 }
 
@@ -419,8 +420,8 @@ macro_rules! custom {
 
 custom!(PodGroup, Queue, Topology, GpuNode);
 
-/// The objects that can be read. One that cannot counts as not there, and is named in the log and
-/// in `complaints`: it must not keep the others from being seen.
+/// Readable objects. An unreadable one counts as missing, and is named in the log and in
+/// `complaints`: it must not hide the others.
 fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events<K> {
     let mut last = String::new();
     let mut read = move |guard: DeserializeGuard<K>| {
@@ -451,7 +452,7 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
             None => Some(None),
             Some(Event::Init) => Some(Some(Event::Init)),
             Some(Event::InitDone) => Some(Some(Event::InitDone)),
-            // What a listing does not name is gone.
+            // Objects that a listing does not name are deleted.
             Some(Event::InitApply(guard)) => {
                 read(guard).ok().map(|one| Some(Event::InitApply(one)))
             }
@@ -630,7 +631,7 @@ mod tests {
             first.about.uid.is_some() && !first.why.is_empty(),
             "{first:?}"
         );
-        // What can be read no more is gone.
+        // An object that can no longer be read counts as deleted.
         let patch = kube::api::Patch::Merge(json!({ "spec": null }));
         let params = kube::api::PatchParams::default();
         let patched = groups.patch("fine", &params, &patch).await;

@@ -21,7 +21,7 @@ const MAX_CONTAINERS: usize = 1024;
 /// Why a pod is refused. The text is what the user reads.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum AmendError {
-    /// A contradiction in what is asked for.
+    /// A contradiction in the request.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The token by hand.
@@ -46,9 +46,9 @@ pub enum AmendError {
 pub struct Amended {
     /// As it is to be.
     pub pod: Value,
-    /// What it says and is not followed, one sentence each.
+    /// Keys without an effect, one sentence each.
     pub warnings: Vec<String>,
-    /// What it asks for.
+    /// Its request.
     pub request: PodRequest,
 }
 
@@ -142,8 +142,8 @@ fn holds(container: &Value, name: &str) -> bool {
         .any(|list| container["resources"][list].get(name).is_some())
 }
 
-/// Charts that always print `nvidia.com/gpu: 0` meet a plugin that would be asked for
-/// nothing; what asks for nothing is left out.
+/// Removes `nvidia.com/gpu: 0`, which some charts always print: a plugin would be asked for zero
+/// devices.
 fn strip_zero(pod: &mut Value) {
     for list in ["initContainers", "containers"] {
         let containers = pod

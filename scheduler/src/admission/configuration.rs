@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks: two versions of us that want different things, during an upgrade,
-/// write no more often.
+/// Time between two checks: during an upgrade, two versions that want different things write no
+/// more often.
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
-/// The API server waits so long for an answer, seconds.
+/// The API server's timeout for a response, seconds.
 const TIMEOUT_S: i32 = 5;
-/// CEL: whether a pod asks for a share, and so must not be made without its token. A map reads
+/// CEL: whether a pod requests a share, and so must not be created without its token. A map reads
 /// `{"key":"value"}` as text; one that only looks so in a value is taken for a share as well.
 const SHARE: &str = "'gpu-memory' in object.metadata.?annotations.orValue({}) \
     || 'gpu-fraction' in object.metadata.?annotations.orValue({}) \

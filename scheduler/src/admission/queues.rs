@@ -126,7 +126,7 @@ impl QueueTree {
 
     /// Where the quotas of a parent do not cover those of its children, were this queue as it is
     /// here: in KAI's words (`queue_validator.go`), which sums up GPUs and memory only where the
-    /// parent is written. A parent that is not there yet is not asked.
+    /// parent is written. A missing parent is not checked.
     pub(super) fn over_subscribed(&self, queue: &Queue) -> Vec<String> {
         let (name, own) = (queue.name_any(), quotas(queue));
         let mut over = Vec::new();
@@ -221,7 +221,7 @@ impl QueueTree {
     }
 
     /// Levels of the tree down to the lowest queue below this one, if it had this parent; those
-    /// beyond `most` are not all counted. A parent that is not there yet counts as one level.
+    /// beyond `most` are not all counted. A missing parent counts as one level.
     pub(super) fn depth(&self, name: &str, parent: Option<&str>, most: usize) -> usize {
         let mut depth = 1;
         let mut above = parent;

@@ -1,9 +1,9 @@
 //! A resize of a pod (its subresource `resize`): refused where its queue may not have so much.
 //!
-//! As KAI has it (`pod_resize_validator.go`): what is asked for beyond what the pod takes now,
-//! of a resource whose request changes, counts on top of what each queue above the pod holds.
-//! KAI reads that from the status of queues, which is a moment old; here the core is asked,
-//! which counts it, and what was let through before and is not stored yet.
+//! As in KAI (`pod_resize_validator.go`): the increase over what the pod takes now, of a resource
+//! whose request changes, counts on top of what each queue above the pod holds. KAI reads that from
+//! the status of queues, which is slightly old; here the core is queried, which also counts resizes
+//! that were admitted before and are not stored yet.
 //!
 //! Only the leader's core decides. All other processes pass a resize on to it, at the address in
 //! the lease.
@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// The core answers between two decisions; the API server waits five seconds.
 const ANSWER: Duration = Duration::from_secs(4);
 
-/// Where the core of the replica that acts is asked.
+/// How the leader's core is queried.
 #[derive(Clone, Debug)]
 pub struct Core {
     /// This process's own, and whether it acts; `None`: it has none.
@@ -109,7 +109,7 @@ async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> 
     }
 }
 
-/// What is against it, as one sentence. `lasts`: it is no dry run.
+/// The reason for a rejection, as one sentence. `lasts`: it is no dry run.
 pub(super) async fn against(
     old: &Pod,
     new: &Pod,

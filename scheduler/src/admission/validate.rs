@@ -73,8 +73,8 @@ pub(super) enum Invalid {
     NoLevels,
 }
 
-/// `old`: as it was. What was admitted once may be changed in everything else: a limit may be
-/// lower now.
+/// `old`: the previous object. An object that was admitted once may be changed in everything else:
+/// a limit may be lower now.
 pub(super) fn queue(
     queue: &Queue,
     old: Option<&Queue>,
@@ -121,7 +121,7 @@ pub(super) fn queue(
 /// Admitted with a warning, as in KAI.
 pub(super) type Warnings = Vec<String>;
 
-/// `changes`: the group is there already.
+/// `changes`: the group exists.
 pub(super) fn pod_group(
     group: &PodGroup,
     changes: bool,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Reasons of one decision that get a line per card; the others are answered on demand.
 const DETAILS: usize = 64;
-/// A reason has a line for so many cards at most.
+/// Largest number of cards in a reason.
 const CARD_LINES: usize = 64;
 
 impl Cycle {
@@ -77,7 +77,7 @@ impl Cycle {
             let terms = self.world.claim_terms(&bind);
             self.send(Work::Bind(Box::new(bind), terms));
         }
-        // After what is done: explaining takes a while.
+        // After the actions: explaining takes some time.
         for (at, mut reason) in decision.reasons.into_iter().enumerate() {
             if let Some(line) = self.world.volumes_against(&reason.pod) {
                 reason.line = line.into();

@@ -36,7 +36,7 @@ pub(super) enum OwnerError {
     /// There was no answer, or an unusable one. A later request may succeed.
     #[error("{what} cannot be read: {why}")]
     Unread {
-        /// What was asked for.
+        /// The requested object.
         what: String,
         /// The API server's answer.
         why: String,

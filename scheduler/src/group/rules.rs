@@ -1,7 +1,7 @@
 //! Which rule groups the pods of which kind of owner. Pure.
 //!
 //! Follows KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
-//! nearest to the top, and what else a rule needs. Out: a [`Draft`], or what is wrong.
+//! nearest to the top, and what else a rule needs. Out: a [`Draft`], or an error.
 
 use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
 use super::object::{Object, Reference};
@@ -23,7 +23,7 @@ pub(super) enum RuleError {
     Says {
         /// Who.
         owner: Reference,
-        /// What is wrong, or missing.
+        /// The error.
         what: String,
     },
 }
@@ -64,7 +64,7 @@ pub(super) enum Lookup {
     Flat { owner: String },
 }
 
-/// What was found.
+/// The objects found.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum LookupResult {
     Object(Box<Object>),
@@ -92,7 +92,7 @@ enum Rule {
     Knative,
     Grove,
     Aml,
-    /// As if it were not there.
+    /// As if it did not exist.
     Skip,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! As KAI's pod grouper reads them (`--default-priorities-configmap-name`,
 //! `plugins/defaultgrouper`): the key `types` holds a list in JSON, in which a type is named by its
-//! kind, or by kind and API group. Followed while the process runs; groups that are there keep
-//! what they have until another pod of theirs comes.
+//! kind, or by kind and API group. Followed while the process runs; existing groups keep their
+//! values until another pod of theirs is created.
 
 use super::object::Reference;
 use futures::StreamExt as _;
@@ -108,7 +108,7 @@ pub(super) async fn follow(client: Client, at: TypesAt, told: &watch::Sender<Opt
             }
             Ok(Event::InitDone) if is_there => continue,
             Ok(Event::InitDone | Event::Delete(_)) => Err("it is not there".to_owned()),
-            // What was read last stays.
+            // The last state stays.
             Err(error) => {
                 say(&error.to_string());
                 continue;

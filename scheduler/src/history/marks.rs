@@ -15,7 +15,7 @@ const WORDS: usize = 160;
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
-    /// The scheduler told a pod to leave.
+    /// The scheduler evicted a pod.
     Evicted,
     /// A card failed.
     Fault,

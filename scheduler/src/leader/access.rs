@@ -13,7 +13,7 @@ pub enum ApiAccess {
 }
 
 impl ApiAccess {
-    /// For whatever may be asked by any replica.
+    /// For requests that any replica may send.
     pub(crate) fn client(&self) -> kube::Result<Client> {
         match self {
             Self::Network(config) => Client::try_from(config.as_ref().clone()),

@@ -1,4 +1,4 @@
-//! What would be done here, what was done there, where the two differ. Pure.
+//! Aliquot's decisions, the other scheduler's actions, and the differences. Pure.
 
 use jiff::Timestamp;
 use scheduler_core::ids::{GpuUuid, NodeName, PodUid};
@@ -7,9 +7,9 @@ use scheduler_core::{Action, Decision};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A place that was seen here, and for so long not taken there, is a difference.
+/// A place that was found here, and not used there for this time, is a difference.
 const PATIENCE_MS: u64 = 5_000;
-/// So many differences that are over are kept, the newest.
+/// Number of ended differences that are kept, the newest.
 const KEPT: usize = 1_000;
 
 /// In what the two differ.
@@ -55,7 +55,7 @@ pub struct Difference {
     pub kind: Kind,
     /// What would be done here.
     pub here: String,
-    /// What was done there.
+    /// The other scheduler's actions.
     pub there: String,
     /// Why not the same.
     pub why: String,
@@ -69,7 +69,7 @@ pub struct Counts {
     pub same: u64,
     /// Bound there otherwise.
     pub other: u64,
-    /// Bound there before it was looked at here.
+    /// Bound there before a decision here.
     pub unseen: u64,
 }
 
@@ -90,7 +90,7 @@ pub struct Report {
 /// What would be done with a pod that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OwnDecision {
-    /// It was not looked at yet.
+    /// There was no decision yet.
     Unknown,
     Bind(NodeName, Vec<GpuUuid>),
     /// A place, as soon as others have left.
@@ -134,7 +134,7 @@ pub(super) struct Comparison {
     scheduler: String,
     waiting: BTreeMap<PodUid, Entry>,
     evictions: BTreeMap<PodUid, Eviction>,
-    /// Evicted there; until they are gone.
+    /// Evicted there; until they have ended.
     evicted: BTreeSet<PodUid>,
     bound: Counts,
     over: VecDeque<Difference>,
@@ -245,7 +245,7 @@ impl Comparison {
         Some(self.keep(difference))
     }
 
-    /// Evicted there; told once.
+    /// Evicted there; reported once.
     pub(super) fn evicted(
         &mut self,
         pod: &PodUid,
@@ -274,7 +274,7 @@ impl Comparison {
         self.evicted.remove(pod);
     }
 
-    /// What would be decided on the cluster as it is; what is news of it.
+    /// The decisions for the cluster as it is; returns the new differences.
     pub(super) fn decided(&mut self, decision: &Decision, now: Time) -> Vec<Difference> {
         let mut here: BTreeMap<PodUid, OwnDecision> = BTreeMap::new();
         let mut evictions = BTreeMap::new();
@@ -323,7 +323,7 @@ impl Comparison {
         self.news(now)
     }
 
-    /// Lasting differences that were not told yet.
+    /// Lasting differences that were not reported yet.
     fn news(&mut self, now: Time) -> Vec<Difference> {
         let mut news = Vec::new();
         for entry in self.waiting.values_mut() {

@@ -51,7 +51,7 @@ pub(super) struct EstimatedCards {
 }
 
 impl EstimatedCards {
-    /// What the core is to take in instead.
+    /// The event for the core in its place.
     pub(super) fn take(&mut self, event: Event) -> Vec<Event> {
         match event {
             Event::Node(node) => self.node(node),

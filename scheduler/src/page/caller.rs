@@ -24,9 +24,9 @@ const HOLDS: Duration = Duration::from_secs(30);
 const REMEMBERED: usize = 1000;
 /// Questions to the API server at once, over all readers.
 const AT_ONCE: usize = 8;
-/// Namespaces of one reader that are asked for.
+/// Largest number of namespaces that are checked for one account.
 const NAMESPACES: usize = 100;
-/// The API server has so long for one answer.
+/// Timeout for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why nothing is shown.
@@ -35,7 +35,7 @@ pub(super) enum CallerError {
     /// No token, or none that is accepted.
     #[error("{0}")]
     Unknown(String),
-    /// The API server could not be asked.
+    /// The API server did not answer.
     #[error("the API server did not review your token: {0}")]
     Unavailable(String),
 }
@@ -169,8 +169,7 @@ impl Callers {
 
     /// Whether the owner of the token may list the events of this namespace.
     ///
-    /// # Errors
-    /// The API server could not be asked.
+    /// # Errors The API server did not answer.
     pub(super) async fn events(
         &self,
         Digested(digest): Digested,

@@ -221,7 +221,7 @@ impl FactRelay {
     }
 
     fn say(&self, note: RowEvent) {
-        // The rows' owner is gone only when everything ends.
+        // The rows' owner ends only when everything ends.
         let _ = self.notes.send(note);
     }
 }

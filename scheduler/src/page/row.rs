@@ -1,4 +1,4 @@
-//! An object as the API server or an agent has it → what is shown of it.
+//! An object of the API server or an agent → its row.
 
 use crate::history::Tenant;
 use api::request::{Amount, GpuRequest};
@@ -20,7 +20,7 @@ pub(super) struct PodRow {
     pub(super) queue: String,
     /// The group whose place in the queue it shares; its own UID where it has none.
     pub(super) group: String,
-    /// What it asks for, as text.
+    /// Its request, as text.
     pub(super) asks: String,
     /// Name of its priority class; empty: the default.
     pub(super) class: String,
@@ -249,7 +249,7 @@ pub(super) struct LiveShare {
     pub(super) cards: Vec<String>,
     pub(super) namespace: String,
     pub(super) phase: String,
-    /// What is held against it or befell it; empty: nothing.
+    /// Its complaint; empty: none.
     pub(super) complaint: String,
     pub(super) alloc: String,
     /// When it was first reported as prepared, and as running; `None`: it was so from the start.

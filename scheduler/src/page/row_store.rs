@@ -1,4 +1,4 @@
-//! Rows that are there, by key; after a new listing, those that it did not name are gone.
+//! Rows by key; after a new listing, rows that it did not name are removed.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;

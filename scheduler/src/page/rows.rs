@@ -25,9 +25,9 @@ use tokio::time::MissedTickBehavior;
 
 /// Value of a workload's priority where no class says one: KAI's `train`.
 const DEFAULT_PRIORITY: i32 = 50;
-/// Notes taken before the next query is looked at.
+/// Notes that are processed before the next query.
 const BATCH: usize = 1024;
-/// Between two looks at the clock for the next sample of the history.
+/// Time between two checks whether the next sample of the history is due.
 const TICK: Duration = Duration::from_millis(100);
 /// Holds a share that no pod of this scheduler was granted.
 const UNKNOWN: &str = "";
@@ -152,7 +152,7 @@ impl Rows {
         }
     }
 
-    /// An agent's word, and what is new in it.
+    /// An agent's report; returns the changes.
     fn hear(&mut self, node: String, mut live: Live) {
         let mut marks = Vec::new();
         let before = self.live.get(&node);

@@ -36,7 +36,7 @@ impl Step {
     }
 }
 
-/// What is known of it.
+/// The known facts about it.
 #[derive(Debug)]
 pub(super) struct Known<'a> {
     pub(super) uid: &'a str,

@@ -42,7 +42,7 @@ struct Resource {
 
 type Series = Family<QueueLabels, Gauge<f64, AtomicU64>>;
 
-/// By queue: fair share, what is held and wanted, quota and limit.
+/// By queue: fair share, allocation, demand, quota and limit.
 #[derive(Debug, Default)]
 pub struct QueueMeters {
     info: Series,
@@ -166,7 +166,7 @@ impl QueueMeters {
             .chain([&self.info, &self.waiting])
     }
 
-    /// Sets all of them; queues that are gone are shown no more.
+    /// Sets all of them; deleted queues are removed.
     pub fn set(&self, views: &[QueueView]) {
         let names: BTreeSet<QueueLabels> = views.iter().map(QueueLabels::queue).collect();
         let mut known = locked(&self.known);

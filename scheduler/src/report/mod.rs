@@ -4,11 +4,10 @@
 //! - `patch`: pure: a view → the status that an object is to have.
 //! - [`QueueMeters`]: gauges by queue. `group_events`: events about pod groups that wait.
 //!
-//! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
-//! than was written last. A patch without an answer is made again, and once more when the
-//! first one cannot be carried out any more: it may come after its successor. So may one of
-//! the leader before: everything is written once more when none of those can come. Decides
-//! nothing.
+//! In: the latest [`Views`]. Out: one patch for each object whose status differs from the last
+//! written one. A patch without an answer is sent again, and once more when the first one can no
+//! longer arrive, because it may arrive after its successor. The same holds for a patch of the
+//! previous leader: everything is written once more when none of those can arrive. Decides nothing.
 
 mod amounts;
 mod group_events;
@@ -37,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Writes at once.
 const AT_ONCE: usize = 8;
 
-/// What is reported.
+/// The reports.
 #[derive(Clone, Debug, Default)]
 pub struct Views {
     /// Every queue.
@@ -56,7 +55,7 @@ enum Object {
     Group(GroupName),
 }
 
-/// What was written since this replica leads.
+/// The statuses written since this replica leads.
 #[derive(Debug)]
 struct Written {
     /// Last of each object, as a digest of 64 bits: it only says whether something is

@@ -1,4 +1,4 @@
-//! Metrics about nodes that are asked for.
+//! Metrics about requested nodes.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -49,7 +49,7 @@ impl ScaleUpMeters {
         self.failures.inc();
     }
 
-    /// So many nodes of each group are asked for, and of no other.
+    /// Sets the number of requested nodes of each group; other groups are removed.
     pub(super) fn asked<'a>(&self, nodepool: &str, groups: impl Iterator<Item = &'a str>) {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for group in groups {

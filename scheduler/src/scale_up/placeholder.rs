@@ -100,7 +100,7 @@ pub(super) struct Need {
     pub(super) size: Size,
 }
 
-/// What is to be written.
+/// The writes.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Change {
     pub(super) create: Vec<Pod>,

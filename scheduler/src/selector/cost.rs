@@ -1,8 +1,8 @@
 //! What an expression may cost at most, before it is evaluated.
 //!
 //! The API server refuses an expression whose estimated cost is above
-//! `CELSelectorExpressionMaxCost`. One that was written under other rules, or past the API
-//! server, must not hold up the scheduler either: each step counts, and what is repeated counts
+//! `CELSelectorExpressionMaxCost`. An expression that was written under other rules, or bypassed
+//! the API server, must not delay the scheduler either: each step counts, and repeated parts count
 //! as often as the longest list or map that an expression can have without being longer itself.
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr};

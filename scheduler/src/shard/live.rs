@@ -2,8 +2,8 @@
 //! over what file and flags say, and the statuses of it and of KAI's `Config`. Pure.
 //!
 //! In: the objects. Out: the settings in force, as an event of the core when they change, and
-//! [`Report`]s: the conditions of an object's status. An invalid object changes nothing:
-//! the settings before stay, and the condition `Ready` says what is wrong.
+//! [`Report`]s: the conditions of an object's status. An invalid object changes nothing: the
+//! previous settings stay, and the condition `Ready` has the error.
 
 use super::file::{Remark, Shard, parse, remark_at};
 use super::pool::Pool;
@@ -59,11 +59,11 @@ pub struct Report {
     pub meta: ObjectMeta,
     /// What its status says.
     pub has: Vec<Condition>,
-    /// What it is to say; conditions of other types stay.
+    /// The conditions to write; conditions of other types stay.
     pub wants: Vec<WantedCondition>,
 }
 
-/// One object, and what was written of it.
+/// One object, and its last written status.
 #[derive(Debug, Default)]
 struct StatusEntry {
     object: Option<(ObjectMeta, Vec<Condition>)>,
@@ -212,7 +212,7 @@ impl Live {
         }
     }
 
-    /// The shard of that name is gone: file and flags say it all. `Some`: other settings.
+    /// The shard of that name was deleted: file and flags apply. `Some`: other settings.
     pub fn shard_gone(&mut self, name: &str) -> Option<Config> {
         if name != self.name {
             return None;
@@ -239,20 +239,20 @@ impl Live {
         entry.put(object.metadata, &object.status, wants);
     }
 
-    /// It is gone.
+    /// It was deleted.
     pub fn config_gone(&mut self, name: &str) {
         if let Some((_, entry)) = self.config.as_mut().filter(|_| name == CONFIG) {
             *entry = StatusEntry::default();
         }
     }
 
-    /// When a status is to be written. `None`: each says what it is to say.
+    /// When a status must be written. `None`: all are up to date.
     pub fn due(&self) -> Option<Time> {
         let config = self.config.as_ref().and_then(|(_, entry)| entry.due());
         self.shard.due().into_iter().chain(config).min()
     }
 
-    /// What is to be written now.
+    /// The statuses to write now.
     pub fn reports(&mut self, now: Time) -> Vec<Report> {
         let config = self.config.as_mut();
         let config = config.and_then(|(_, entry)| entry.report(Kind::Config, now));
@@ -397,7 +397,7 @@ fn said(remark: &Remark) -> String {
     format!("spec{dot}{}: {}", remark.field, remark.why)
 }
 
-/// The conditions of an object that is read, by what is wrong with it.
+/// The conditions of an object, by its errors.
 fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
     let want = |kind, holds, reason, message: &str| WantedCondition {
         kind,

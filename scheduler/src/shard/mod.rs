@@ -7,7 +7,7 @@
 //! - `front`: the channels of all cores: outcomes to their core, queries to the core that can
 //!   answer them, states and views as one.
 //!
-//! In: flags and a file. Out: [`Plan`]. What is invalid is refused with its line.
+//! In: flags and a file. Out: [`Plan`]. Invalid input is an error with its line.
 
 mod file;
 mod front;

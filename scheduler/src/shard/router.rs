@@ -5,7 +5,7 @@
 //!   where its own label says.
 //! - What an agent says goes where its node is. Everything else goes to all.
 //!
-//! What moves is gone in one shard before it is there in the other.
+//! An object that moves is removed from one shard before it is added to the other.
 
 use super::pool::Pool;
 use crate::telemetry::{AgentEvent, AgentEventReceiver, AgentEventSender};

@@ -14,8 +14,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Flags of KAI's scheduler that mean nothing here: they are not about decisions, or what they
-/// are about is done otherwise.
+/// Flags of KAI's scheduler without an effect: they do not affect decisions, or the function is
+/// implemented differently.
 const WITHOUT_EFFECT: [&str; 23] = [
     "burst",
     "detailed-fit-errors",
@@ -442,7 +442,7 @@ fn arguments(
     Ok(())
 }
 
-/// KAI's priorities where none is given; higher goes first, ties by name.
+/// KAI's default priorities; higher comes first, ties by name.
 fn actions(wanted: &Pairs<Enabled>) -> Result<Vec<Step>, Remark> {
     let mut all = vec![
         ("allocate", Step::Allocate, 500, true),

@@ -1,9 +1,9 @@
 //! Counters and times of this process under the KAI Scheduler's names, so that its dashboards
 //! show them.
 //!
-//! KAI calls some counters by names without `_total`: here they are gauges that only rise.
-//! It has no plugins to time, and one process for snapshots, decisions and bindings: a session
-//! is opened while changes are taken in, and closed while actions are handed on.
+//! KAI calls some counters by names without `_total`: here they are gauges that only rise. It has
+//! no plugins to time, and one process for snapshots, decisions and bindings: a session is opened
+//! while changes are applied, and closed while actions are passed on.
 
 use crate::lock::locked;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -178,8 +178,8 @@ impl KaiMeters {
         meters
     }
 
-    /// A decision was taken in `time`; what changed before it was taken in in `open`, and it
-    /// was handed on in `close`.
+    /// A decision took `time`; applying the changes before it took `open`, and passing on its
+    /// actions `close`.
     pub(super) fn decided(&self, decision: &Decision, open: Duration, time: Duration) {
         self.open.set(milliseconds(open));
         let steps: u64 = decision.tallies.values().map(|tally| tally.steps).sum();
@@ -194,7 +194,7 @@ impl KaiMeters {
         }
     }
 
-    /// It was handed on, and all of it together took so long.
+    /// Its actions were passed on; the total time.
     pub(super) fn handed_on(&self, close: Duration, all: Duration) {
         self.close.set(milliseconds(close));
         self.cycle.set(milliseconds(all));
@@ -232,7 +232,7 @@ impl KaiMeters {
         locked(&self.victims).insert(victim.clone(), Instant::now());
     }
 
-    /// What is there of a node pool now: series of groups that are gone end some time later.
+    /// The current objects of a node pool: series of deleted groups end some time later.
     pub(super) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
         let mut victims = locked(&self.victims);
         let is_of_pool = |victim: &Victim| victim.nodepool == pool;

@@ -121,7 +121,7 @@ impl Meters {
         meters
     }
 
-    /// A change was taken in.
+    /// A change was applied.
     pub fn event(&self) {
         self.events.inc();
     }
@@ -131,7 +131,7 @@ impl Meters {
         self.problems.inc();
     }
 
-    /// A decision was taken in that time; what changed before it was taken in in `open`.
+    /// A decision took that time; applying the changes before it took `open`.
     pub fn decided(&self, decision: &Decision, open: Duration, time: Duration) {
         self.kai.decided(decision, open, time);
         self.decide.observe(time.as_secs_f64());
@@ -149,7 +149,7 @@ impl Meters {
         }
     }
 
-    /// A decision was handed on in `close`, and took so long from the first change on.
+    /// Passing on a decision took `close`; `total` is the time since the first change.
     pub fn handed_on(&self, close: Duration, all: Duration) {
         self.kai.handed_on(close, all);
     }
@@ -198,7 +198,7 @@ impl Meters {
         self.requests.get_or_create(&request).inc();
     }
 
-    /// So many things wait there.
+    /// The number of items that wait there.
     pub fn queued(&self, queue: &'static str, length: usize) {
         let length = i64::try_from(length).unwrap_or(i64::MAX);
         self.queued.get_or_create(&Queue { queue }).set(length);

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// `OpenMetrics` 1.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What is served.
+/// The endpoints.
 #[derive(Clone, Debug)]
 pub struct Pages {
     /// All metrics.
@@ -139,7 +139,7 @@ struct Span {
     hours: u64,
 }
 
-/// What was granted and not used, as `aliquot report` reads it.
+/// Memory granted and not used, for `aliquot report`.
 async fn report(Extract(pages): Extract<Pages>, Query(of): Query<Span>) -> Response {
     let Some(page) = &pages.page else {
         let why = "nothing is remembered: start the scheduler with --page\n";

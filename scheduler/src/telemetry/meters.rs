@@ -1,4 +1,4 @@
-//! What is counted of agents' words.
+//! Metrics about agents' messages.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

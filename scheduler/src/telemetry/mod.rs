@@ -2,12 +2,12 @@
 //!
 //! - `caller`: a token → the node that it is bound to, by the API server.
 //! - `session`: pure: one stream's rules: whose node, which order.
-//! - `rate`: pure: whose tokens the API server is not asked about for a while.
+//! - `rate`: pure: addresses whose tokens are not reviewed for a while.
 //! - `presence`: the current stream of each node, and nodes that fell silent.
 //! - `agent_events`: reports that are not applied yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
-//! Observes, never commands: agents hear nothing but what was taken in.
+//! Observes, never commands: agents receive only acknowledgements.
 
 mod agent_events;
 mod caller;
@@ -72,7 +72,7 @@ impl AgentEvent {
 #[error("the telemetry service cannot be served: {0}")]
 pub struct TelemetryError(#[from] std::io::Error);
 
-/// Hears agents until `stop`.
+/// Serves agents until `stop`.
 ///
 /// # Errors
 /// The listener broke.

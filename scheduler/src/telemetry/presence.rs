@@ -1,7 +1,7 @@
 //! The current stream of each node, and nodes that fell silent.
 //!
-//! The newest stream wins: an agent that comes back is not kept out by what is left of
-//! its former connection. (Two agents at once are prevented on the node itself.)
+//! The newest stream wins: an agent that reconnects is not blocked by the rest of its previous
+//! connection. (Two agents at once are prevented on the node itself.)
 
 use super::{AgentEvent, AgentEventSender};
 use crate::lock::locked;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// After so long without a word a node is lost: three heartbeats.
+/// A node is lost after this time without a message: three heartbeats.
 pub(super) const SILENCE: Duration = Duration::from_secs(15);
 
 /// The current streams. Cheap to clone; all clones are the same.

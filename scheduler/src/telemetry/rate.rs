@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Tokens of one address that were refused, after which it is not asked about again for a
-/// while. An agent's own token is refused now and then, while it is renewed.
+/// Number of refused tokens of one address after which its tokens are not reviewed for a while. An
+/// agent's own token is refused now and then, while it is renewed.
 const REFUSALS: u32 = 5;
 /// How long.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -33,7 +33,7 @@ impl Session {
         }
     }
 
-    /// Takes one message in; what is new in it, if anything.
+    /// Processes one message; returns what is new in it, if anything.
     ///
     /// # Errors
     /// The stream's end, with the rule that it broke.
@@ -83,7 +83,7 @@ impl Session {
         Ok(heard)
     }
 
-    /// The number of the last message that was taken in.
+    /// The number of the last processed message.
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }

@@ -1,7 +1,7 @@
 //! What the core would decide, tried on a copy of it: nothing is carried out.
 //!
 //! - [`settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
-//! - [`take_pod`]: a pod that is not there, as the webhook would amend and the watch show it.
+//! - [`take_pod`]: a pod that does not exist, as the webhook would amend and the watch show it.
 //! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: its victims.
 //!
 //! The command line's `simulate`, `fit`, `explain` and `replay` and the status page ask here.
@@ -26,8 +26,8 @@ pub const ANEW: &str = "-anew";
 pub const UID: &str = "simulated-";
 /// Decisions in a row, each with what came of the last.
 const ROUNDS: usize = 64;
-/// So long nothing happens before time is stopped. By then a search for room that rests
-/// in between has had all the steps that it may ever have at once.
+/// The trial ends after this time without an event. By then a search with backoff has reached its
+/// largest number of steps.
 pub const QUIET: Duration = Duration::seconds(180);
 
 /// What came of deciding again and again.
@@ -62,10 +62,10 @@ pub fn seconds(time: Duration) -> String {
     format!("{} s", time.0.div_ceil(1000))
 }
 
-/// Decides until nothing more happens: every binding is taken by the API server, every evicted pod
-/// leaves at once and is recreated by its controller. When nothing is left to happen, time goes on
-/// to when the scheduler would look again by itself (a search for room has rested, a minimum run
-/// time is over), until nothing happens for `quiet`. `after` hears of each decision.
+/// Decides until nothing more happens: the API server accepts every binding, and every evicted pod
+/// leaves at once and is recreated by its controller. When nothing is left to do, time advances to
+/// the scheduler's next attempt (the end of a search backoff or of a minimum run time), until
+/// nothing happens for `quiet`. `after` is called with each decision.
 pub fn settle(
     core: &mut Core,
     now: &mut Time,
@@ -129,7 +129,7 @@ pub fn decide_in_time(core: &mut Core, now: &mut Time) -> (Duration, Decision) {
     (Duration(now.0 - begin.0), decision)
 }
 
-/// When the scheduler looks again by itself, where nothing happens before.
+/// The scheduler's next attempt by itself, if nothing happens before.
 fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
     let idle = decision.actions.is_empty() && !decision.cut_short;
     let again = decision.wake_at.filter(|_| idle);
@@ -171,7 +171,7 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     }
 }
 
-/// A pod that was taken in.
+/// A pod that was added.
 #[derive(Clone, Debug)]
 pub struct AdmittedPod {
     /// Its UID, which begins with [`UID`].
@@ -180,7 +180,7 @@ pub struct AdmittedPod {
     pub name: String,
     /// What the webhook would warn of.
     pub warnings: Vec<String>,
-    /// What it is to the core. Newer than everything that is there.
+    /// The pod for the core. Newer than all existing ones.
     pub events: Vec<Event>,
 }
 
@@ -222,7 +222,7 @@ pub fn take_pod(
     })
 }
 
-/// Whether a pod has a place, or one as soon as what is leaving there has left.
+/// Whether a pod has a place, or will have one as soon as the leaving pods there have ended.
 pub fn is_placed(rounds: &[Decision], uid: &PodUid) -> bool {
     let bound = |decision: &Decision| {
         let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);

@@ -1,5 +1,5 @@
-//! What makes this scheduler believable: the key that signs grants, the authority that
-//! signs its certificates, and the place where both are made known.
+//! The trust in this scheduler: the key that signs grants, the authority that signs its
+//! certificates, and where both are published.
 //!
 //! - `certificate`: pure: an authority, and serving certificates of it.
 //! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Between two tries against an API server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks at the serving certificate; a fraction of what it is valid for.
+/// Time between two checks of the serving certificate; a fraction of its validity.
 const RENEWAL: Duration = Duration::from_hours(12);
 
 /// The certificate that this process shows to its clients. Cheap to clone; all clones are the same.
@@ -100,7 +100,7 @@ struct Inner {
 }
 
 impl Trust {
-    /// What it shows.
+    /// The certificate that it shows.
     pub fn certificates(&self) -> &Certificates {
         &self.0.certificates
     }
@@ -156,7 +156,7 @@ pub enum TrustError {
     Content {
         /// "Secret x/y".
         object: String,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
     /// A name that no certificate can carry, or no randomness.
@@ -192,8 +192,7 @@ impl TrustError {
 /// Reads the keys, makes those that are missing, and makes the public ones known. The
 /// certificate will carry these names. Waits for an API server that does not answer.
 ///
-/// # Errors
-/// The API server refuses, or what is stored cannot be used.
+/// # Errors The API server refuses, or the stored object cannot be used.
 pub async fn establish(
     client: &Client,
     namespace: &str,
@@ -205,8 +204,7 @@ pub async fn establish(
 
 /// Reads the authority, or makes it where it is missing: what admission needs. As [`establish`].
 ///
-/// # Errors
-/// The API server refuses, or what is stored cannot be used.
+/// # Errors The API server refuses, or the stored object cannot be used.
 pub async fn certificates(
     client: &Client,
     namespace: &str,

@@ -1,7 +1,7 @@
 //! Asks for past use, apart from decisions.
 //!
-//! In: the settings in force, and what queues hold. Out: [`UsageResult`], the last one alone. A question
-//! that fails is asked again after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
+//! In: the settings in force, and the allocations of queues. Out: the last [`UsageResult`]. A
+//! failed query is repeated after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
 
 use super::observed::{ObservedUsage, SAMPLE};
 use super::{Settings, Source, UsageMeters, UsageResult, prometheus};
@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 /// After the first question that fails.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks at the age.
+/// Time between two checks of the age.
 const AGE: Duration = Duration::from_secs(5);
-/// Between two looks before queues are known.
+/// Time between two checks before queues are known.
 const NOTHING_YET: Duration = Duration::from_secs(1);
 
 /// The cycle's end.
@@ -27,7 +27,7 @@ const NOTHING_YET: Duration = Duration::from_secs(1);
 pub(crate) struct UsageClient {
     /// The settings in force.
     pub(crate) settings: watch::Sender<Option<Arc<Settings>>>,
-    /// The last that was told.
+    /// The last published one.
     pub(crate) told: watch::Receiver<Option<UsageResult>>,
 }
 
@@ -74,7 +74,7 @@ impl UsageClient {
     }
 }
 
-/// Asks until `stop`, or until the cycle is gone.
+/// Queries until `stop`, or until the cycle has ended.
 pub(crate) async fn run(mut links: UsageQueryChannels, stop: CancellationToken) {
     let mut observed = ObservedUsage::default();
     loop {

@@ -141,7 +141,7 @@ impl Span {
     }
 }
 
-/// What is asked.
+/// The query.
 #[derive(Clone, Debug)]
 pub(super) enum Query {
     /// Sums over everything.
@@ -154,7 +154,7 @@ pub(super) enum Query {
     Fleet(String),
     /// The history of something.
     Time(Line),
-    /// What was granted and not used.
+    /// The report.
     Report(Report),
     /// A pod by UID: its namespace and name, for users who may see it.
     Whereabouts(String),
@@ -186,7 +186,7 @@ pub(super) const POD_COLUMNS: [&str; 4] = ["name", "queue", "place", "age"];
 /// States of pods.
 pub(super) const POD_STATES: [&str; 2] = ["waiting", "starting"];
 
-/// What is answered.
+/// The response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     /// This.

@@ -41,7 +41,7 @@ impl ReportBy {
 pub(in crate::page) struct Report {
     #[serde(default)]
     pub(in crate::page) by: ReportBy,
-    /// The last so many hours; 24 when unset.
+    /// Number of hours back; 24 when unset.
     pub(in crate::page) hours: Option<u64>,
 }
 

@@ -44,7 +44,7 @@ function ask(why) {
   document.getElementById('token').focus();
 }
 
-// By address: what was answered last, and its tag.
+// By address: the last response, and its tag.
 const known = new Map();
 
 class Unknown extends Error {}

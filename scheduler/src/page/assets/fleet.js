@@ -1,4 +1,4 @@
-// Every card as a cell of one picture: what changed is taken in, the rest is drawn from memory.
+// Every card as a cell of one picture: changes are applied, the rest is drawn from memory.
 
 import { h, memory, number } from './dom.js';
 import { query, table } from './list.js';

@@ -1,8 +1,8 @@
 //! HTTP: the page's files without authentication, its data for accounts that the API server
 //! authenticates.
 //!
-//! - `queries`: what the rows' owner answers; `upstream`: what is asked of others on the way: the API server,
-//!   Prometheus, the core.
+//! - `queries`: answered by the rows' owner; `upstream`: requests to the API server, Prometheus and
+//!   the core.
 //!
 //! Every response has an `ETag`: if nothing changed, the next response has no body.
 

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// The API server has so long for one answer.
+/// Timeout for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pods of one question at most.
 const MOST: u32 = 1000;
@@ -35,7 +35,7 @@ pub(super) fn routes() -> Router<HttpState> {
 }
 
 impl HttpState {
-    /// Where the pod could go, a line per node and card; nothing where the cycle is gone.
+    /// Where the pod could go, a line per node and card; nothing if the cycle has ended.
     async fn explain(&self, uid: &str) -> Option<String> {
         let (to, answer) = oneshot::channel();
         let question = Question::Explain(uid.into(), to);
