@@ -1,4 +1,4 @@
-//! Everything the core may ask of the shell, and what it says about pods that wait.
+//! Everything the core may request of the shell, and the reasons of pending pods.
 //!
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
@@ -18,8 +18,8 @@ pub struct Decision {
     /// In the order in which they were decided. Independent of each other: the shell
     /// may run them side by side, evictions first.
     pub actions: Vec<Action>,
-    /// Pods that have a place as soon as what is being released there has left: all of
-    /// them, also those of earlier decisions that still hold.
+    /// Pods that have a place as soon as the resources being released there are free: all of them,
+    /// also those of earlier decisions that still hold.
     pub promises: Vec<Promise>,
     /// Groups that went from nothing to something, and when: `last-start-timestamp`.
     pub started: Vec<(GroupName, Time)>,
@@ -50,11 +50,11 @@ pub struct Tally {
     pub steps: u64,
     /// Workloads that it tried to place.
     pub tried: u64,
-    /// Of them, those that got what they were tried for.
+    /// Of them, the successful ones.
     pub placed: u64,
     /// Sets of victims whose leaving it tried out.
     pub simulated: u64,
-    /// Of them, those that did not help, or may not be told to leave.
+    /// Of them, those that did not help, or whose pods may not be evicted.
     pub rejected: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct Bind {
     /// One for each container that asks for cards, in the pod's order. Empty for a pod
     /// without, and for whole GPUs on a node without an agent (its plugin picks).
     pub grants: Vec<ContainerGrant>,
-    /// What is to be done about the pod's claims before it is bound, in the pod's order.
+    /// The work on the pod's claims before it is bound, in the pod's order.
     pub claims: Vec<ClaimBinding>,
     /// What the pod's claims on devices get before it is bound, in the pod's order.
     pub devices: Vec<DeviceBinding>,
@@ -218,8 +218,8 @@ impl EvictCause {
         Self::StaleGang,
     ];
 
-    /// For others, so that disruption budgets have a say. What must go for its own sake goes
-    /// whatever a budget says.
+    /// For other pods, so that disruption budgets apply. An eviction because of the pod itself
+    /// ignores them.
     pub fn makes_room(self) -> bool {
         match self {
             Self::GrantRefused | Self::AgentRequest => false,
@@ -281,7 +281,7 @@ pub enum ReasonKind {
     NonPreemptibleOverQuota,
     /// Nothing fits. KAI: `PodSchedulingErrors`.
     Unschedulable,
-    /// It has a place as soon as what is being released is free.
+    /// It has a place as soon as resources that are being released are free.
     Promised,
     /// It was tried once without success, and its group requests no more (`schedulingBackoff: 1`).
     Parked,

@@ -170,8 +170,7 @@ impl Core {
         events
     }
 
-    /// Everything that contradicts itself in the state, and what was found to do so before;
-    /// empty unless there is a defect in the core. Walks the whole state.
+    /// All contradictions in the state, and those that were found before
     pub fn violations(&self) -> Vec<String> {
         crate::invariant::check(&self.state)
     }

@@ -1,6 +1,5 @@
-//! What must hold after every event and every decision: sums are what the tasks add up
-//! to, indexes say what the cells say, and no card is granted beyond what it has by
-//! decisions of ours.
+//! What must hold after every event and every decision: sums are what the tasks add up to, indexes
+//! say what the cells say, and our decisions grant no card beyond its memory.
 
 mod devices;
 mod sums;
@@ -109,7 +108,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     }
 }
 
-/// Cards that this decision put something on are within what they have.
+/// Cards of this decision are within their memory.
 pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
     let mut wrong = Vec::new();
     devices::check_decided(state, decision, &mut wrong);

@@ -1,4 +1,4 @@
-//! What was wrong with an event. Never a failure: the rest goes on.
+//! Errors in events. They never fail the core: the rest is applied.
 
 use crate::ids::{ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName};
 use std::fmt;
@@ -37,7 +37,7 @@ pub enum Problem {
         pod: PodUid,
         /// Of which container.
         container: ContainerName,
-        /// What is wrong with it, one short sentence.
+        /// The error, one short sentence.
         what: Arc<str>,
     },
     /// A bound pod names a card that its node does not have (any more).

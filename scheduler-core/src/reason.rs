@@ -238,12 +238,12 @@ pub(crate) struct NodeVerdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardLine {
     Card(CardKey, CardReason),
-    /// So many whole GPUs are free of those that are wanted.
+    /// The number of free whole GPUs, and the number requested.
     Whole {
         free: i64,
         wanted: i64,
     },
-    /// So many cards are wanted in one mode.
+    /// The number of cards requested in one mode.
     OneMode(usize),
     Device(DeviceId, DeviceReason),
 }

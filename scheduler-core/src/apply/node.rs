@@ -241,8 +241,8 @@ fn revalue(state: &mut State, config: &Config, node: NodeKey) {
     }
 }
 
-/// Fills in what a hold is nominally worth and counts for in queues: what was granted, never
-/// what its pod's annotations say meanwhile.
+/// Sets the nominal value of a hold and its charge to queues: from the grant, never from its pod's
+/// current annotations.
 pub(super) fn worth(state: &State, config: &Config, mut hold: Hold) -> Hold {
     let Some(row) = state.cards.get(hold.card) else {
         return hold;

@@ -55,8 +55,8 @@ pub(super) fn outcome(
     state.wake();
 }
 
-/// A pod that may not go now, by a disruption budget: it is asked for again after a pause,
-/// and other victims are looked for meanwhile.
+/// A pod that a disruption budget protects now: it is tried again after a pause, and in the
+/// meantime other victims are searched.
 fn postpone_eviction(
     state: &mut State,
     config: &Config,
@@ -85,7 +85,7 @@ fn refusals(state: &State, task: TaskKey) -> u32 {
         .map_or(1, |pause| pause.refusals.saturating_add(1))
 }
 
-/// A refused binding: what it took is free again, its node is avoided for a while.
+/// A refused binding: its resources are free again, and its node is avoided for a while.
 fn take_back(
     state: &mut State,
     config: &Config,
@@ -323,7 +323,7 @@ pub(super) fn refusal(
     stop_holding(state, task, node, &cell, refusal);
 }
 
-/// From a snapshot: a last word that was taken in.
+/// From a snapshot: a permanent refusal that was applied.
 pub(super) fn refused(state: &mut State, refusal: Refusal, problems: &mut Vec<Problem>) {
     let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
@@ -592,7 +592,8 @@ mod tests {
         }
     }
 
-    /// Between its answer and its pod a binding is in the snapshot with what is known of it.
+    /// Between its answer and the pod's update, the snapshot contains a binding with all that is
+    /// known of it.
     #[test]
     fn an_answered_binding_is_rebuilt_as_answered() {
         let (mut core, pod) = core();

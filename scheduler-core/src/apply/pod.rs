@@ -403,7 +403,7 @@ fn placed(
     }) else {
         return TaskCell::of(status);
     };
-    // Told to go, and seen once more before it does: what waits for its place still may.
+    // Evicted, and seen once more before it leaves: pods that wait for its place still may.
     let status = match status {
         Status::Bound | Status::Running if evicted => Status::Releasing,
         other => other,

@@ -1,5 +1,5 @@
-//! Allocate: jobs in order, each as far as it fits now, or is promised what is leaving
-//! (KAI, `actions/allocate/allocate.go`).
+//! Allocate: jobs in order, each as far as it fits now, or with a promise of resources that are
+//! being released (KAI, `actions/allocate/allocate.go`).
 
 use super::Cycle;
 use super::place::Way;
@@ -23,7 +23,7 @@ struct Placeable {
     of_pods: FxHashMap<SpecKey, u32>,
     /// Other jobs.
     of_groups: FxHashSet<JobKey>,
-    /// Failures since the last look, and how many there are to be.
+    /// Failures since the last check, and the number that triggers the next one.
     failed: u32,
     patience: u32,
 }
@@ -93,7 +93,7 @@ impl Cycle<'_> {
                     .contradicts("a job was placed after it was known that none can be");
             }
             stuck.clear();
-            // A promise is looked for in each decision, and counts once.
+            // A promise is searched in each decision, and counts once.
             if self.grown > grown && self.plan.words() == acted {
                 if tried.is_some() {
                     self.grown = grown;
@@ -116,7 +116,7 @@ impl Cycle<'_> {
         self.report_pod_classes();
     }
 
-    /// Each pod of an elastic group is placed by a look at the whole group. A large group is
+    /// Each pod of an elastic group is placed by a pass over the whole group. A large group is
     /// continued in the next decision, so that it does not delay the others.
     fn is_enough(&mut self, job: JobKey) -> bool {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
@@ -124,8 +124,8 @@ impl Cycle<'_> {
         self.is_budget_spent()
     }
 
-    /// The rest goes on in the next decision, so that no pod waits long for an answer to what
-    /// was decided already.
+    /// The rest continues in the next decision, so that earlier results of this decision are not
+    /// delayed.
     fn is_budget_spent(&mut self) -> bool {
         /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
         const MOST: u64 = 1_000_000;
@@ -230,7 +230,7 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(key).filter(|row| row.stays_out()) else {
             return false;
         };
-        // Thousands that each depend on all others would be asked here all at once.
+        // Thousands of jobs that each depend on all others would be evaluated here at once.
         if spec.spec.others.is_some() {
             return self.is_infeasible(key);
         }
@@ -240,7 +240,7 @@ impl Cycle<'_> {
     /// One of the first nodes that the index shows would take it: a cheap test for a request
     /// whose verdicts of all nodes are not known yet.
     fn is_seen_to_fit(&mut self, key: SpecKey) -> bool {
-        /// Most nodes that are looked at.
+        /// Largest number of nodes that are checked.
         const LOOK: usize = 8;
         self.state.refresh_rooms();
         let Some(spec) = self.state.specs.get(key) else {

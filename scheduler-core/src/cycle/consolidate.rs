@@ -210,8 +210,8 @@ impl Cycle<'_> {
         answer
     }
 
-    /// False: these cannot all have a place, and the first pod of that request too. A larger
-    /// set may be arranged in so many ways that it is tried.
+    /// False: these cannot all have a place, and the first pod of that request too. A larger set
+    /// has too many arrangements for this check, so it is tried.
     pub(super) fn could_all_move(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
         let jobs: Vec<JobKey> = scenario.by_job().iter().map(|unit| unit.job).collect();
         if jobs.len() > repack::MOST {
@@ -267,7 +267,7 @@ impl Cycle<'_> {
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
             .map(|spec| spec.share_mib)
             .sum();
-        // What is free for claims is not known in sum.
+        // There is no sum of free devices for claims.
         let by_claim: u128 = tasks
             .iter()
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))

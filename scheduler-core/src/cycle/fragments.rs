@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// So many nodes' states are kept.
+/// Number of node states that are cached.
 const MOST_KNOWN: usize = 100_000;
 
 /// What distinguishes pods: their shape, and the nodes that they may use.

@@ -62,8 +62,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
 
-/// KAI's schedule period: after so long a pod is looked at again whose binding was taken
-/// back, though nothing else has happened.
+/// KAI's schedule period: a pod whose binding was taken back is tried again after this time, even
+/// if nothing else has happened.
 const PERIOD: Duration = Duration::seconds(1);
 
 /// What one decision leaves for the next.
@@ -73,9 +73,9 @@ pub(crate) struct CycleCache {
     wake_version: Option<u64>,
     /// Nor before this time.
     wake: Option<Time>,
-    /// What was promised then still holds.
+    /// The promises of that decision still hold.
     promises: Vec<Promise>,
-    /// What was computed of nodes then.
+    /// Results about nodes of that decision.
     fragments: Option<Fragments>,
     /// The jobs that were pending then.
     waiting: Waiting,
@@ -85,12 +85,12 @@ pub(crate) struct CycleCache {
     shares: Shares,
     /// What topologies had then.
     topologies: topology::Topologies,
-    /// Where the last decision is to go on.
+    /// Where the next decision continues the last one.
     turns: TriedJobs,
 }
 
-/// Which jobs were tried in a decision and in those that it continues: no job is tried in vain
-/// twice before all were tried.
+/// Which jobs were tried in a decision and in those that it continues: no job fails twice before
+/// all were tried.
 #[derive(Debug, Default)]
 struct TriedJobs {
     /// Jobs with rules about other pods that were not placed, and (true) those that were
@@ -108,32 +108,32 @@ pub(crate) struct Cycle<'a> {
     /// Where a placement asks for it.
     fragments: Option<Fragments>,
     pub decision: Decision,
-    /// The action that goes on.
+    /// The action to continue.
     acting: Step,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
     /// The same as a set.
     all: Arc<NodeSet>,
-    /// What was decided so far.
+    /// The decisions so far.
     plan: Plan,
-    /// Why a job did not get what it wanted, for its pods.
+    /// Why a job was not placed, for its pods.
     failures: FxHashMap<JobKey, Arc<WaitReason>>,
     /// When something will change by time alone.
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:
     /// the next in line that is its like finds none either.
     infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
-    /// The steps at which the search that goes on is cut short, and whether it was.
+    /// The steps at which the current search is cut short, and whether it was.
     search_until: u64,
     search_cut: bool,
-    /// What searches took beside steps, in about as long pieces: sets that were made, and
-    /// victims that were looked at.
+    /// Other work of searches, in units of about the same time as a step: sets that were built, and
+    /// victims that were checked.
     pondered: u64,
     /// What searches took, of both.
     searched: u64,
-    /// Pods of jobs that were placed in part and looked at again for their next part.
+    /// Pods of jobs that were placed in part and processed again for their next part.
     grown: u64,
-    /// Not every job was tried: the next decision goes on.
+    /// Not every job was tried: the next decision continues.
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
@@ -143,7 +143,7 @@ pub(crate) struct Cycle<'a> {
     passed_over: BTreeSet<QueueKey>,
     /// The pending jobs.
     waiting: Waiting,
-    /// How often running work was told to make room.
+    /// How often running pods were evicted or moved to make room.
     rearranged: u64,
     /// Whether anything can come of a search for victims, while nothing has moved.
     reclaim_bounds: reclaim_bound::ReclaimBounds,
@@ -156,7 +156,7 @@ pub(crate) struct Cycle<'a> {
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
     scores: FxHashMap<String, topology::Scores>,
-    /// What is known of topologies.
+    /// Cached data about topologies.
     topologies: topology::Topologies,
 }
 
@@ -280,12 +280,12 @@ fn pauses_end(state: &State) -> Option<Time> {
 }
 
 impl Cycle<'_> {
-    /// Of the action that goes on.
+    /// Of the current action.
     fn tally(&mut self) -> &mut Tally {
         self.decision.tallies.entry(self.acting).or_default()
     }
 
-    /// A workload was tried, and got what it was tried for or not.
+    /// A workload was tried, with or without success.
     fn tried(&mut self, placed: bool) -> bool {
         let tally = self.tally();
         tally.tried += 1;

@@ -26,7 +26,7 @@ pub(super) struct Eviction {
     pub in_favour_of: Option<GroupName>,
 }
 
-/// What is decided about a pod.
+/// The decision about a pod.
 #[derive(Clone, Debug)]
 pub(super) enum Planned {
     /// It has a place, as its cell says.
@@ -39,7 +39,7 @@ pub(super) enum Planned {
 pub(super) struct Plan {
     /// How often something was noted.
     turns: u64,
-    /// What was decided last about each pod, and when.
+    /// The last decision about each pod, and its order.
     words: FxHashMap<TaskKey, (u64, Planned)>,
     /// Pods that this decision had placed, and whose places a later search has taken: they wait
     /// for the next decision, as a pod does that was evicted.
@@ -92,7 +92,7 @@ impl Plan {
         in_turn(promised.map(|(task, turn)| (*turn, *task)))
     }
 
-    /// What was decided, in the order in which it was. There is nothing after that.
+    /// The decisions, in order. This empties the plan.
     pub(super) fn take_planned(&mut self) -> Vec<(TaskKey, Planned)> {
         let words = std::mem::take(&mut self.words).into_iter();
         in_turn(words.map(|(task, (turn, word))| (turn, (task, word))))

@@ -198,7 +198,7 @@ impl Cycle<'_> {
             .flat_map(|row| row.tasks.iter().copied())
             .chain(self.plan.promised())
             .collect();
-        // What holds for a gang is asked once, not by each of its pods.
+        // Conditions of a gang are checked once, not for each of its pods.
         let mut of_gangs = FxHashMap::default();
         for task in tasks {
             if let Some(why) = self.why(task, &mut of_gangs) {

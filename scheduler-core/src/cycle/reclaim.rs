@@ -1,11 +1,11 @@
 //! Reclaim: a queue below its share takes back what others hold beyond theirs (KAI,
 //! `actions/reclaim` and `plugins/proportion/reclaimable`).
 //!
-//! Judged before each chunk (extra pods one by one, the core as one), at the level where
-//! the two queues' ancestors first differ: the other queue is above what it may have in
-//! some resource, or ours stays within its quota in all and the other is above its own in
-//! some, or, where the admin has it so (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling that lost something may end up less saturated
-//! than we are above our fair share.
+//! Judged before each chunk (extra pods one by one, the core as one), at the level where the two
+//! queues' ancestors first differ: the other queue is above what it may have in some resource, or
+//! ours stays within its quota in all and the other is above its own in some, or, if the admin has
+//! enabled it (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling
+//! that lost something may end up less saturated than we are above our fair share.
 
 use super::Cycle;
 use super::runtime::RuntimeRule;

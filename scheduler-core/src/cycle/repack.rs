@@ -167,7 +167,7 @@ impl Cycle<'_> {
         if !only_whole || movable_pods.counted {
             return None;
         }
-        // All of one node: what is free there, and cards that are left.
+        // All of one node: its free resources, and the remaining cards.
         let rooms = &self.state.rooms;
         let free = |node: &NodeKey| rooms.of(*node).whole.max(0);
         let most = movable_pods.nodes.iter().map(free).max().unwrap_or(0);
@@ -322,7 +322,7 @@ fn is_as_asked(asks: &[ContainerAsk], holds: &[Hold]) -> bool {
     asks.iter().all(as_asked) && holds.iter().all(asks_for)
 }
 
-/// What it asks for, where that is one share of one card and nothing else of GPUs.
+/// Its request, if that is one share of one card and no other GPU.
 pub(super) fn one_share(row: &SpecRow) -> Option<Amount> {
     if row.whole > 0 || row.mig_nano > 0 {
         return None;

@@ -139,8 +139,8 @@ impl Generator {
     pub(super) const ALL: [Self; 2] = [Self::NodeLocal, Self::MultiNode];
 }
 
-/// What a probe's generator looks at: GPUs only, as KAI does, and those of claims left aside, of
-/// which it is not known in sum what is free. Nano-GPU.
+/// What a probe's generator considers: GPUs only, as in KAI, without those of claims, whose free
+/// sum is not known. Nano-GPU.
 #[derive(Debug)]
 pub(super) struct ProbeDemand {
     /// Of all pods of this probe.
@@ -471,7 +471,7 @@ fn sorted(units: &[EvictionUnit]) -> Vec<TaskKey> {
     tasks
 }
 
-/// How many of the nodes cover what is missing; `None`: all of them do not.
+/// How many of the nodes cover the missing amount; `None`: all of them together do not.
 fn covering(
     bearing: &[(NodeKey, Vec<usize>)],
     missing: u128,

@@ -44,7 +44,7 @@ pub(super) trait ActionRules {
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
 }
 
-/// A job that room is made for, and what is looked at for it.
+/// A job for which room is made, and the scope of its search.
 pub(super) struct VictimSearch<'a> {
     pub job: JobKey,
     pub gang: &'a Gang,
@@ -76,12 +76,12 @@ pub(super) struct JobClass {
     specs: Vec<SpecKey>,
 }
 
-/// What did not help: so many pods of the job, and these victims in this order.
+/// A failed attempt: the number of pods of the job, and these victims in this order.
 type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
-    /// Makes room for a job. True when it was found; the state then holds it. `may_find`:
-    /// what is known of it before.
+    /// Makes room for a job. True if room was found; the state then contains the result.
+    /// `may_find`: what is known in advance.
     pub(super) fn make_room(
         &mut self,
         job: JobKey,
@@ -124,7 +124,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// With `verify`, the search is made all the same: what is known before must be true.
+    /// With `verify`, the search is run nevertheless: what is known in advance must be true.
     fn compare_search(&mut self, job: JobKey, rules: &dyn ActionRules, what: &str) {
         if !self.config.verify {
             return;
@@ -314,8 +314,8 @@ impl Cycle<'_> {
         victims
     }
 
-    /// A binding under way is settled first: its pod cannot be told to go and to come at
-    /// once. One of this decision can be taken back.
+    /// A binding under way is settled first: its pod cannot be evicted and bound at once. One of
+    /// this decision can be taken back.
     fn is_being_bound(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             row.tasks.iter().any(|task| {

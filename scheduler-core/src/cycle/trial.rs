@@ -127,7 +127,7 @@ impl Cycle<'_> {
         let mut skip = losers.clone();
         skip.insert(job);
         let mut queue = JobQueue::new(false);
-        // Jobs after these are not looked at.
+        // Later jobs are not tried.
         let mut left = entries.len();
         queue.fill_beside(self.state, &self.shares, entries, line, skip);
         let part = as_alone(gang, tasks);

@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
+/// Up to this many jobs are inserted into a queue one by one; more are sorted in.
 const FEW: usize = 4;
 /// Jobs with this many pods are cached.
 const MANY: usize = 8;
@@ -70,7 +70,7 @@ pub(super) struct PodClassJobs {
     pub jobs: BTreeSet<JobKey>,
     /// Why they wait, by this decision.
     pub why: Option<Arc<WaitReason>>,
-    /// What all of them were told, but for the untold.
+    /// The last reason of all of them, except for unreported ones.
     pub told: Option<Arc<WaitReason>>,
     pub unreported_starts: Vec<JobKey>,
 }
@@ -87,10 +87,9 @@ struct WaitingJob {
 /// All that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// [`State::hindered`], and what GPU memory counts for, by which it was looked at;
-    /// `None`: nothing is known.
+    /// [`State::hindered`], and the value of GPU memory, at the last check; `None`: unknown.
     at: Option<(u64, u128)>,
-    /// [`State::settled`] when it was looked at last.
+    /// [`State::settled`] at the last check.
     settled: Option<u64>,
     known: FxHashMap<JobKey, JobProgress>,
     listed: FxHashMap<JobKey, WaitingJob>,
@@ -101,7 +100,7 @@ pub(crate) struct Waiting {
     pub(super) others: BTreeSet<JobKey>,
     /// How many wait in a queue that are not ready.
     unready: FxHashMap<QueueKey, u32>,
-    /// Jobs of which a pod has moved, until their pods were told why they wait.
+    /// Jobs with a changed pod, until the reasons of their pods have been reported.
     pub(super) fresh: Vec<JobKey>,
     /// All lines in order of the queues' names, while nothing has moved.
     line: Option<Arc<Line>>,
@@ -162,7 +161,7 @@ impl Waiting {
     /// What the next decision needs no more is let go.
     pub(super) fn keep(&mut self) {
         let (known, listed) = (&mut self.known, &self.listed);
-        // Jobs that are gone, or have all they want, are not asked for again.
+        // Deleted jobs, and jobs without demand, are not checked again.
         if known.len() > 2 * listed.len() + 64 {
             known.retain(|job, _| listed.contains_key(job));
         }
@@ -209,7 +208,7 @@ impl Cycle<'_> {
         debug_assert_eq!(self.recomputed(), self.seen(), "who waits is out of date");
     }
 
-    /// Looks at these jobs again.
+    /// Checks these jobs again.
     fn list(&mut self, jobs: impl IntoIterator<Item = JobKey>) {
         type Change = (Vec<(JobKey, JobRank)>, Vec<Entry>);
         let mut changes: FxHashMap<QueueKey, Change> = FxHashMap::default();
@@ -305,7 +304,7 @@ impl Cycle<'_> {
         jobs
     }
 
-    /// What the pods of a job are of together, by what was known when it was looked at.
+    /// The common kind of a job's pods, by the data of the last check.
     pub(super) fn kind(&self, job: JobKey) -> Option<PodClass> {
         self.waiting.listed.get(&job)?.kind
     }

@@ -38,7 +38,7 @@ pub(crate) struct Assignment {
 pub(crate) struct WholeCount {
     /// Idle ones, less those that this trial has taken.
     pub now: i64,
-    /// The same with those that are leaving, less what is promised.
+    /// The same including leaving pods' resources, less promises.
     pub later: i64,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn free_gpus(state: &State, key: NodeKey, count: WholeCount) -> (u128
     (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 
-/// What is tentatively taken while the containers of one pod are seated in turn.
+/// Tentative allocations while the containers of one pod are assigned in turn.
 #[derive(Default)]
 struct Tentative {
     cards: BTreeMap<CardKey, CardUse>,
@@ -482,7 +482,7 @@ fn assign_share(
     let now = assignment.allocatable && whole_left(count.now) + free + joinable >= wanted;
     assignment.allocatable &= now;
     if promise || !now {
-        // A promise opens what is leaving before what is idle.
+        // A promise uses resources that are being released before idle ones.
         let packs = config.cards() == Placement::Binpack;
         candidates.sort_by_key(|candidate| {
             let last = candidate.opens == packs;

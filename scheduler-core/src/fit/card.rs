@@ -22,7 +22,7 @@ pub(crate) fn memory(row: &CardRow) -> CardMemory {
         })
 }
 
-/// Whether what is granted on a card is within what it has.
+/// Whether the grants on a card are within its memory.
 pub(crate) fn within(row: &CardRow, used: CardUse) -> bool {
     let sums = used.held;
     sums.modes[0] <= 1

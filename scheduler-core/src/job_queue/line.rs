@@ -23,9 +23,9 @@ pub(crate) struct JobRank {
 pub(crate) struct Entry {
     pub job: JobKey,
     pub rank: JobRank,
-    /// What it wants next; nothing for a victim.
+    /// Its next request; nothing for a victim.
     pub wanted: QueueAmounts,
-    /// What it holds, where it is a victim.
+    /// Its allocation, if it is a victim.
     pub held: QueueAmounts,
     /// The pods that it represents; `None`: all.
     pub part: Option<Arc<[TaskKey]>>,
@@ -68,7 +68,7 @@ pub(crate) struct SingletonClass {
 #[derive(Debug, Default)]
 pub(crate) struct QueueLine {
     entries: Vec<Entry>,
-    /// For each job, the first of those next to it that want the same; made when it is asked.
+    /// For each job, the first of the adjacent ones that want the same; computed on demand.
     runs: OnceLock<Box<[u32]>>,
 }
 

@@ -29,7 +29,7 @@ struct Node {
     children: Vec<QueueKey>,
     /// What the victims popped so far held.
     popped: QueueAmounts,
-    /// What it was last compared by.
+    /// The key of its last comparison.
     basis: Option<KeyInputs>,
     /// Its position among its siblings, by that.
     at: Option<queue_order::Key>,
@@ -103,9 +103,9 @@ impl Skip {
     }
 }
 
-/// The tree. Between two calls every level is a heap under the keys that its queues have by
-/// the state, but for the queue of the job that was taken last: what the caller has done with
-/// that job is looked at when the next one is taken.
+/// The tree. Between two calls every level is a heap under the keys that its queues have by the
+/// state, but for the queue of the job that was taken last: the effect on that queue is computed
+/// when the next job is taken.
 #[derive(Debug)]
 pub(crate) struct JobQueue {
     victims: bool,
@@ -206,7 +206,7 @@ impl JobQueue {
         self.rekey(state, shares, queue);
     }
 
-    /// A new leaf and what is missing above it, not in their places yet.
+    /// A new leaf and its missing ancestors, not in their places yet.
     fn link(
         &mut self,
         state: &State,

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-/// Queues in two departments, one of which has a quota for so many GPUs, and below one of
-/// them a third.
+/// Queues in two departments, one of which has a quota for this many GPUs, and below one of them a
+/// third.
 fn cluster(quota: u64, pods: usize) -> Core {
     let mut lines = format!(
         "node n1 cpu=8000 memory=8589934592 pods=10 gpus=8\n\

@@ -162,7 +162,7 @@ pub struct Card {
     pub allowance: Mib,
     /// Where the kubelet shows it.
     pub pool: Pool,
-    /// No share goes onto it that would have, or leave another with, less than that.
+    /// No share is placed on it that would have, or leave another with, a weaker fence.
     pub minimum_fence: Option<Fence>,
     /// Its driver limits the memory of a container by itself: every share has that fence.
     pub driver_limits: bool,

@@ -14,7 +14,7 @@ pub struct PodGroup {
     pub uid: Arc<str>,
     /// A leaf queue.
     pub queue: QueueName,
-    /// Of the priority class; higher goes first.
+    /// Of the priority class; higher is placed first.
     pub priority: i32,
     /// Whether it may be a victim and may go over quota.
     pub preemptible: bool,
@@ -33,11 +33,11 @@ pub struct PodGroup {
     pub stale_since: Option<Time>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
     pub staleness_grace: Option<Grace>,
-    /// Pending for so long before it may evict others.
+    /// Time that it must be pending before it may evict others.
     pub preemption_delay: Duration,
 }
 
-/// How long what is left of a gang below its minimum may stay.
+/// How long a gang may stay below its minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
     /// It is never evicted for that.

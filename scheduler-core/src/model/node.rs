@@ -31,8 +31,8 @@ pub struct Node {
     /// Other `status.allocatable` entries in whole numbers, tokens and MIG profiles too,
     /// ephemeral storage in bytes; *not* `nvidia.com/gpu` and not the opaque amounts.
     pub extended: BTreeMap<ResourceName, u64>,
-    /// `nvidia.com/gpu` in allocatable: what the kubelet would admit now. On a managed
-    /// node the cards say which, and what is still to come.
+    /// `nvidia.com/gpu` in allocatable: what the kubelet would admit now. On a managed node the
+    /// cards say which ones, and which will follow.
     pub gpus: u32,
     /// True when a `GpuNode` of that name exists: its agent reports the cards, and before its first
     /// report ([`crate::Event::Cards`]) no pod with GPUs is placed here.

@@ -65,7 +65,7 @@ pub struct Pod {
     /// Other resources by the same formula, share tokens and MIG profiles too; *not*
     /// `nvidia.com/gpu` and not the opaque amounts.
     pub extended: BTreeMap<ResourceName, u64>,
-    /// What its containers ask of cards, in the pod's order.
+    /// Its containers' requests to cards, in the pod's order.
     pub gpus: Vec<ContainerAsk>,
     /// Its claims that are bound where it goes, and those that one pod uses at a time, each
     /// once. Where the volume of a bound claim can be used is a rule of [`Self::nodes`].
@@ -141,9 +141,9 @@ pub enum Phase {
     /// Being deleted, still holding what it has. With `Some`: bound; with `None`: it was
     /// never bound and holds nothing.
     Releasing(Option<Placement>),
-    /// Running, but its termination is so overdue that its resources are not counted on (KAI's
-    /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it
-    /// holds what it has, and nothing is promised of that.
+    /// Running, but its termination is so overdue that their release is not expected (KAI's
+    /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it holds what it
+    /// has, and nothing is promised of that.
     Stuck(Placement),
     /// Succeeded: holds nothing.
     Succeeded,

@@ -82,7 +82,7 @@ pub struct Shortage {
     pub without_cards: Vec<Node>,
     /// The last node, by name, of each group without a template, as an idle node.
     pub seen: Vec<NodeTemplate>,
-    /// How many nodes each described group has, by what it is known by.
+    /// How many nodes each described group has, by its key.
     pub there: BTreeMap<Labels, u32>,
 }
 

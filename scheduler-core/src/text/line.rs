@@ -1,4 +1,4 @@
-//! Lines of text ↔ words, pairs and what is indented below.
+//! Lines of text ↔ words, pairs and indented lines.
 
 use std::fmt;
 

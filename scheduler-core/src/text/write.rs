@@ -396,7 +396,7 @@ impl Text {
         self.sub_group(root, 1);
     }
 
-    /// Ends the line of the group, then writes what is below.
+    /// Ends the line of the group, then writes the indented lines.
     fn sub_group(&mut self, group: &SubGroup, depth: usize) {
         self.some("min-children", group.min_children);
         self.rule(group.topology.as_ref());

@@ -194,7 +194,7 @@ impl KaiMeters {
         }
     }
 
-    /// Its actions were passed on; the total time.
+    /// Its actions were passed on in `close`; `all` is the time since the first change.
     pub(super) fn handed_on(&self, close: Duration, all: Duration) {
         self.close.set(milliseconds(close));
         self.cycle.set(milliseconds(all));

@@ -149,7 +149,7 @@ impl Meters {
         }
     }
 
-    /// Passing on a decision took `close`; `total` is the time since the first change.
+    /// Passing on a decision took `close`; `all` is the time since the first change.
     pub fn handed_on(&self, close: Duration, all: Duration) {
         self.kai.handed_on(close, all);
     }

@@ -75,7 +75,7 @@ impl Scores {
     }
 }
 
-/// What is known of the topologies from one decision to the next.
+/// Data about topologies that is kept between decisions.
 #[derive(Debug, Default)]
 pub(super) struct Topologies {
     rooms: Vec<DomainRoom>,
