@@ -199,7 +199,7 @@ pub struct GpuStatus {
     /// While in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// What it can switch to while idle.
+    /// The modes that it can switch to while idle.
     #[serde(default)]
     pub switchable_modes: Vec<Mode>,
     /// Whether a container with a grant on it could start now.

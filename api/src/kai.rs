@@ -71,7 +71,7 @@ pub struct QueueResource {
     /// Never more than; -1 unlimited, 0 nothing.
     #[serde(default)]
     pub limit: f64,
-    /// Weight in the division of what is left over.
+    /// Weight in the division of the surplus.
     #[serde(default)]
     pub over_quota_weight: f64,
     /// Refused: no KAI release implements it.

@@ -23,7 +23,7 @@ pub(crate) struct ClusterArgs {
     pub(crate) context: Option<String>,
 }
 
-/// A cluster that can be asked.
+/// A connection to a cluster.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: Client,

@@ -93,7 +93,7 @@ fn table(args: &Args, events: Vec<Event>) -> Table {
         } else {
             Tone::Plain
         };
-        // What changes with every look would be printed again by --watch.
+        // A value that changes with every reading would be printed again by --watch.
         let shown = if args.follow.watch {
             time_of_day(at)
         } else {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// A scheduler that runs sees a change at once; one that does not, never.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A write is tried so often before the others have won.
 const TRIES: usize = 5;

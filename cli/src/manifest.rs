@@ -1,8 +1,8 @@
 //! Manifests: YAML of several documents, and putting them into a cluster.
 //!
-//! In: files of the user, or the story's own objects. Out: what was applied, or one
-//! sentence that names file, document and cause. A file that cannot be read is refused
-//! before anything starts.
+//! In: files of the user, or the story's own objects. Out: the applied objects, or one sentence
+//! that names file, document and cause. A file that cannot be read is refused before anything
+//! starts.
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Namespace;

@@ -44,7 +44,7 @@ impl Progress {
         self.show();
     }
 
-    /// So many pieces are done.
+    /// The number of finished pieces.
     pub(crate) fn at(&mut self, pieces: usize) {
         self.bar.set_position(pieces as u64);
         self.show();

@@ -51,7 +51,7 @@ const COLUMNS: &[Column] = &[
 
 fn report(queues: &[QueueView]) -> Report {
     let mut table = Table::new(COLUMNS, "there are no queues");
-    // A parent that is not there makes its children roots of their own.
+    // A missing parent makes its children roots of their own.
     let there = |name: &str| queues.iter().any(|queue| queue.queue.as_str() == name);
     let roots = queues.iter().filter(|queue| {
         let parent = queue.parent.as_ref();

@@ -1,8 +1,8 @@
 //! The scheduler's own core, fed by lists instead of watches, for questions.
 //!
-//! In: the objects that the scheduler watches, listed once, or a snapshot file. Out: a
-//! [`Shadow`] that answers as the scheduler would decide. Never asks the scheduler, and
-//! never writes: what is tried here is tried on a copy.
+//! In: the objects that the scheduler watches, listed once, or a snapshot file. Out: a [`Shadow`]
+//! that answers as the scheduler would decide. Never asks the scheduler, and never writes: trials
+//! run on a copy.
 
 use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
@@ -331,13 +331,13 @@ impl Shadow {
         self.core.decide(self.now)
     }
 
-    /// Decides until nothing more happens, and no time goes by. Answers the decision of each
-    /// round; see [`trial::settle`].
+    /// Decides until nothing more happens, without the passing of time. Returns the decision of
+    /// each round; see [`trial::settle`].
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
         trial::settle(&mut self.core, &mut self.now, Duration(0), |_| {}).rounds
     }
 
-    /// The same, and where nothing is left to happen, time goes on. `after` hears of each
+    /// The same, and when nothing is left to do, time advances. `after` is called with each
     /// decision.
     pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> TrialResult {
         trial::settle(&mut self.core, &mut self.now, trial::QUIET, after)

@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 /// Of a bar.
 const WIDEST: usize = 120;
 
-/// What is known at one moment.
+/// The known state at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterView {
     /// By name.
@@ -159,8 +159,8 @@ impl ClusterView {
     }
 }
 
-/// A card as a bar of that width: its shares one after the other, then what is free; and the
-/// names of the shares below their parts, where there is room.
+/// A card as a bar of that width: its shares one after the other, then the free part; and the names
+/// of the shares below their parts, where there is room.
 fn bar(card: &GpuStatus, width: usize) -> (String, String) {
     let cells = width.saturating_sub(4).max(10) as u64;
     let all = card.grantable_mib.0.max(1);

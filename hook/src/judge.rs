@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// For a pod that the agent does not know yet: the kubelet and the agent learn of it at the same
 /// time.
 pub const LISTED_WITHIN: Duration = Duration::from_secs(2);
-/// Between two looks at the file.
+/// Time between two readings of the file.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Why the container must not start. One line each; the kubelet shows it in the pod's
@@ -83,7 +83,7 @@ pub enum HookError {
     /// The node's minimum fence is the driver's own limit.
     #[error("the driver's memory limit is not set: {0}")]
     NoLimit(String),
-    /// The agent could not be told.
+    /// The proof could not be written.
     #[error("cannot write the proof: {0}")]
     Proof(String),
 }
@@ -149,7 +149,7 @@ fn listed(file: &Path, alloc: &str, pod_uid: &str, container: &str) -> Result<Li
     }
 }
 
-/// Whether the container has what was meant to be injected into it.
+/// Whether the container has what should have been injected into it.
 ///
 /// # Errors
 /// The first thing that is not as it was expected to be.

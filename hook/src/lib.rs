@@ -1,8 +1,8 @@
 //! `aliquot-hook`: the guard that an OCI runtime runs when it creates a container that
 //! holds a share.
 //!
-//! It is named in the share's own CDI file, so no container gets the share's devices
-//! without it. What it was told on its command line must be what it sees:
+//! It is named in the share's own CDI file, so no container gets the share's devices without it.
+//! Its command line must match what it sees:
 //!
 //! - [`cdi::hook::Arguments`]: the command line, as the agent wrote it.
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.

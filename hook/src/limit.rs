@@ -1,11 +1,11 @@
 //! The driver's own memory limits (r615 and later, cgroup v2), set on the container's cgroup
 //! before its program starts, and read back.
 //!
-//! In: the container's process, cards, MiB. Out: [`Limited`], for the proof. The driver is
-//! asked through `nvidia-smi memory-limits`: a static program loads no NVML.
-//! The path is `nameSpace` of NVML's `nvmlSetMemoryLimits_v1_t`, "full path to sysfs cgroup".
-//! How `nvidia-smi` prints limits was not seen on hardware: what is not understood is not
-//! claimed.
+//! In: the container's process, cards, MiB. Out: [`Limited`], for the proof. The driver is called
+//! through `nvidia-smi memory-limits`: a static program loads no NVML. The path is `nameSpace` of
+//! NVML's `nvmlSetMemoryLimits_v1_t`, "full path to sysfs cgroup". The output format of
+//! `nvidia-smi` for limits was not seen on hardware: output that cannot be parsed is not reported
+//! as a limit.
 
 use cdi::hook::{Limit, Limited};
 use driver_root::{DriverRoot, Shared};
@@ -34,7 +34,7 @@ impl Default for Host {
 
 /// All of it has to fit into the hook's own time.
 const LONGEST: Duration = Duration::from_secs(8);
-/// Between two looks at `nvidia-smi`.
+/// Time between two runs of `nvidia-smi`.
 const AGAIN: Duration = Duration::from_millis(5);
 /// Its answer is a few lines.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -87,7 +87,7 @@ pub fn leaf(text: &str) -> Option<&str> {
         .filter(|path| !path.split('/').any(|part| part.is_empty() || part == ".."))
 }
 
-/// `nvidia-smi`, within what is left of the time.
+/// `nvidia-smi`, within the remaining time.
 fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String> {
     let failed = |why: String| format!("nvidia-smi {}: {why}", arguments.join(" "));
     // `<root>/usr/bin/nvidia-smi`.

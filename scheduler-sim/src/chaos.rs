@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// An agent refuses what it was never asked for, or what it took in long ago.
+    /// An agent refuses a pod that it never got, or one that it accepted long ago.
     fn refuse(&mut self, at: usize) {
         let pods: Vec<_> = self
             .store
@@ -309,8 +309,8 @@ impl World {
         if self.replicas[at].process.is_none() || self.replicas[at].stalled.is_some() {
             return;
         }
-        // A stall hits between two instructions of the shell, not inside the client: what was
-        // checked was also sent.
+        // A stall hits between two instructions of the shell, not inside the client: a checked
+        // request is also sent.
         while let Some(process) = &mut self.replicas[at].process {
             match process.run(process.now + 1) {
                 Ran::Sent(sent) => {
@@ -387,7 +387,7 @@ impl World {
             }
             self.be_honest(at);
         }
-        // Evictions that a budget forbids would be asked for time and again.
+        // Evictions that a budget forbids would be requested again and again.
         self.lift_budgets();
         self.announce();
     }

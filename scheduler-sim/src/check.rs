@@ -1,4 +1,4 @@
-//! What must hold: after every step, and once everything has come to rest.
+//! Conditions that must hold after every step, and after everything has settled.
 
 use crate::replica::Process;
 use crate::store::Key;
@@ -106,7 +106,7 @@ impl World {
         (status == 200).then_some(text)
     }
 
-    /// The leader believes what is: each bound pod is where it believes it to be.
+    /// The leader's state is right: each bound pod is where it believes it to be.
     fn unlike(&self, snapshot: &str) -> Vec<String> {
         let mut believed = BTreeMap::new();
         for line in snapshot.lines().filter(|line| line.starts_with("pod ")) {
@@ -172,7 +172,7 @@ impl World {
     /// Groups that are bound in part, with fewer than they need.
     fn torn_gangs(&self) -> Vec<String> {
         let mut bound: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-        // What is left of a gang goes on where something of it has come to its end.
+        // The rest of a gang keeps running if some of its pods have ended.
         let mut whole = BTreeSet::new();
         for (key, pod) in self.store.all("pods", "") {
             let group = pod["metadata"]["annotations"][kai::POD_GROUP].as_str();
@@ -295,7 +295,7 @@ impl World {
         None
     }
 
-    /// After everything was taken away: what is left where nothing should be.
+    /// After everything was removed: leftovers.
     pub(crate) fn leftovers(&mut self) -> Vec<String> {
         let mut out: Vec<String> = self
             .store

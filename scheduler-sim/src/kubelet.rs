@@ -19,7 +19,7 @@ const REMEMBERED: usize = 8;
 /// What a kubelet does next with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Asks the agent for what it was granted.
+    /// Asks the agent for the pod's grant.
     Admit,
     /// It runs.
     Start,
@@ -34,7 +34,7 @@ impl World {
         self.nodes.iter().position(|node| node.name == name)
     }
 
-    /// The kubelet hears of a pod that was bound to it.
+    /// The kubelet learns of a pod that was bound to it.
     pub(crate) fn admit_soon(&mut self, key: &Key, uid: &str, node: &str) {
         let Some(at) = self.node_at(node) else {
             return;
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// Pods of machines whose objects are gone.
+    /// Pods of machines whose objects were deleted.
     pub(crate) fn collect(&mut self) {
         self.soon(5000, Happening::Collect);
         let gone: Vec<(Key, String)> = self

@@ -65,7 +65,7 @@ pub enum Lie {
     Shares(Vec<Share>),
     /// That it offers nothing.
     NotOffering,
-    /// That a card is gone.
+    /// A card was lost.
     Fewer,
 }
 
@@ -82,7 +82,7 @@ pub struct Node {
     pub alive: bool,
     /// The agent alone runs.
     pub speaks: bool,
-    /// What it has.
+    /// Its cards.
     pub cards: Vec<Card>,
     /// What the agent holds, by pod UID and container.
     pub held: BTreeMap<(String, String), Held>,
@@ -90,7 +90,7 @@ pub struct Node {
     pub links: BTreeMap<usize, Link>,
     /// Its previous report.
     pub said: Vec<NodeState>,
-    /// What it says instead of the truth.
+    /// Its false report.
     pub lie: Option<Lie>,
     /// Which start of the agent this is.
     pub instance: u64,
@@ -166,7 +166,7 @@ impl Node {
         has
     }
 
-    /// Takes a bound pod in, or says why not. A pod that is held already is taken in.
+    /// Accepts a bound pod, or returns why not. A pod that is already held is accepted.
     ///
     /// # Errors
     /// One sentence.
@@ -237,7 +237,7 @@ impl Node {
         Ok(())
     }
 
-    /// The pod is gone.
+    /// The pod was deleted.
     pub fn free(&mut self, uid: &str) -> bool {
         let before = self.held.len();
         self.held.retain(|(pod, _), _| pod != uid);

@@ -92,9 +92,9 @@ pub enum RequestError {
     /// KAI's sentence.
     #[error("{} annotation can only be used together with the {with} annotation", shown(.limit))]
     LimitAlone {
-        /// What is there.
+        /// The annotation that is present.
         limit: String,
-        /// What is missing.
+        /// The annotation that is missing.
         with: &'static str,
     },
     /// KAI's sentence.

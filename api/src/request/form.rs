@@ -1,4 +1,4 @@
-//! The two forms in which a share is asked for, and how they go together.
+//! The two forms of a request for a share, and their combination.
 //!
 //! The pod's form: `gpu-memory` or `gpu-fraction`, for one container. The containers' form:
 //! `nvidia.com/container.<name>.gpu-memory.request` and its kin, which wins where both are
@@ -51,7 +51,7 @@ struct Own {
 }
 
 impl Own {
-    /// What is scheduled: a limit alone is the request, too.
+    /// The scheduled amount: a limit alone is the request, too.
     fn amount(&self) -> Option<Mib> {
         self.request.or(self.limit)
     }

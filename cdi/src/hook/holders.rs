@@ -50,8 +50,7 @@ pub struct Refused {
 impl Holders {
     /// Reads the file of this allocation.
     ///
-    /// # Errors
-    /// It is not there, not whole, too long, of another version or of another allocation.
+    /// # Errors It is missing, incomplete, too long, of another version or of another allocation.
     pub fn read(path: &Path, alloc: &str) -> io::Result<Self> {
         let mut text = Vec::new();
         let file = std::fs::File::open(path)?;

@@ -26,11 +26,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 const NVML: &[u8] = include_bytes!(env!("NVML_STAND_IN"));
-/// Between two looks of a kubelet at its node; the real one takes 10 s.
+/// Time between two checks of a kubelet on its node; 10 s for the real one.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Until a refused container start is tried again; the real one takes 10 to 15 s.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between being told to stop and being stopped.
+/// Time between the request to stop and the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 const NODE_WAIT: Duration = Duration::from_secs(10);
 

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use kube::Client;
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// Between two looks of an agent at its cards.
+/// Time between two readings of an agent's cards.
 const NVML_INTERVAL_MS: u64 = 250;
 /// A runtime that reads CDI files again for each container needs no time to notice one.
 const CDI_SETTLE_MS: u64 = 1;
@@ -91,7 +91,8 @@ pub(super) fn agent(
         ..agent::Config::for_node(name)
     };
     let agent = agent::Config {
-        // Containers of the demo have no cgroups; their runtime writes what they would be in.
+        // Containers of the demo have no cgroups; their runtime writes the names that they would
+        // have.
         proc_root: paths.proc.clone(),
         listen: metrics,
         ..supervisor.clone()

@@ -2,8 +2,8 @@
 //!
 //! - `place`: its directory; `cleanup`: the clean-up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: what is applied; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`: what is seen;
-//!   `log`: what happened; `display`: where it is shown.
+//! - `story`: the applied objects; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`:
+//!   the observed state; `log`: changes; `display`: output.
 //!
 //! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -41,7 +41,7 @@ use tokio::sync::watch as channel;
 
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
-/// What containers write is looked at again after so long.
+/// Interval at which the output of containers is read.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// Flags of `aliquot demo`.
@@ -293,7 +293,7 @@ fn picture(view: &ClusterView) -> String {
     view.render(report::size().0, report::colours())
 }
 
-/// Waits until the greedy tenant runs into its limit; what it wrote then.
+/// Waits until the greedy tenant runs into its limit; returns its output.
 async fn limit(hardware: &HardwareControl, seen: channel::Receiver<ClusterView>) -> String {
     loop {
         let view = seen.borrow().clone();
@@ -354,7 +354,7 @@ async fn bring(client: &kube::Client, objects: Vec<Value>) -> anyhow::Result<Vec
     Ok(roles)
 }
 
-/// Waits until all is as told, prints, and says what is missing where it is not.
+/// Waits until everything is as expected, prints it, and reports what is missing.
 async fn settle(
     roles: &[Role],
     hardware: Option<&HardwareControl>,

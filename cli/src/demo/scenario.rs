@@ -1,4 +1,4 @@
-//! Scenarios: what happens, step by step, and what must be seen before the next.
+//! Scenarios: actions, step by step, and the condition that must be true before the next one.
 //!
 //! Pure: objects and questions to a view. `scenario_runner` performs them.
 
@@ -19,7 +19,7 @@ pub(crate) enum Scenario {
     Consolidation,
 }
 
-/// What is seen of a cluster: the view, and what a container wrote.
+/// The observed state of a cluster: the view, and the output of a container.
 pub(crate) struct Seen<'a> {
     pub(crate) view: &'a ClusterView,
     /// By pod name.
@@ -39,7 +39,7 @@ pub(crate) enum ScenarioStep {
     Delete(&'static str),
     /// What a person does to a card: `sim-gpu ctl` of the card that this pod holds.
     Card(&'static str, &'static str),
-    /// Waits for it, at most so long.
+    /// Waits for it, at most for this time.
     Until(&'static str, Check),
     /// The table as it is now.
     Show,

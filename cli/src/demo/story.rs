@@ -15,7 +15,7 @@ pub(crate) const NAMESPACE: &str = "demo";
 /// What a pod is to end up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// So many whole cards.
+    /// This number of whole cards.
     Whole(u32),
     /// A share; shares of one name before the dash meet on one card.
     Share,
@@ -180,7 +180,7 @@ pub(crate) fn neighbours(view: &ClusterView) -> Option<String> {
     all.then(|| format!("On the same card {} run on.", names.join(" and ")))
 }
 
-/// What is not as told; empty when all is.
+/// The unmet expectations; empty if there are none.
 pub(crate) fn missing(roles: &[Role], view: &ClusterView) -> Vec<String> {
     let mut missing: Vec<String> = roles
         .iter()

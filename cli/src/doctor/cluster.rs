@@ -30,7 +30,7 @@ const GUARD: [&str; 10] = [
     "aliquot-agent-gpunode",
 ];
 
-/// What was listed. `None`: it may not be read.
+/// The listed objects. `None`: no right to read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// Major and minor, and as the server says it.

@@ -1,5 +1,4 @@
-//! `aliquot doctor`: what is wrong with a cluster, or with the node it runs on, each
-//! finding with its fix.
+//! `aliquot doctor`: problems of a cluster, or of the node it runs on, each with its fix.
 //!
 //! - `cluster`: pure: listed objects → findings; `node`: files below a root → findings.
 //!
@@ -38,7 +37,7 @@ pub(crate) struct Args {
 pub(crate) enum State {
     /// As it must be.
     Fine,
-    /// It could not be looked at.
+    /// It could not be checked.
     Unknown,
     /// It works, and not as well as it could.
     Warning,
@@ -49,10 +48,10 @@ pub(crate) enum State {
 /// One check's outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What was looked at.
+    /// The checked item.
     check: &'static str,
     state: State,
-    /// What was found.
+    /// The finding.
     what: String,
     /// What to do; empty where nothing is to be done.
     fix: String,

@@ -284,7 +284,7 @@ fn runtimes(node: &Node<'_>) -> Finding {
     )
 }
 
-/// The files of containerd or CRI-O, with those that they take in, in their order.
+/// The files of containerd or CRI-O, with the files that they import, in their order.
 fn runtime_configurations(node: &Node<'_>) -> Vec<String> {
     let folder = |path: &str| {
         let mut files: Vec<PathBuf> = std::fs::read_dir(node.at(path))

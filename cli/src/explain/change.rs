@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 /// Number of changes that are listed.
 const MOST: usize = 4;
-/// So many pods are tried as the one that would have to end.
+/// Number of pods that are tried as the one to end.
 const MOST_HOLDERS: usize = 200;
-/// Fractions are asked for in hundredths.
+/// Fractions are tried in hundredths.
 const HUNDREDTH: u64 = 10_000_000;
 
 /// One change.
@@ -136,7 +136,7 @@ impl<'a> Trial<'a> {
         vec![Event::Pod(Box::new(pod))]
     }
 
-    /// Gates, a queue that is not there.
+    /// Gates, a missing queue.
     fn what_it_asks_by_mistake(&mut self) -> Vec<CandidateChange> {
         let mut ideas = Vec::new();
         if self.pod.gated {

@@ -1,7 +1,7 @@
 //! `aliquot explain POD`: why it waits, card by card, the holders of what it needs, and the
 //! cheapest change that would let it run.
 //!
-//! - `state`: the shadow core's pods and cards, as this verb looks at them.
+//! - `state`: the shadow core's pods and cards, as this verb needs them.
 //! - `change`: changes that are tried on copies of the core.
 //!
 //! Every sentence is the core's own: the same `fit` decides, and a change is only named

@@ -80,7 +80,7 @@ impl Screen {
         say(&text)
     }
 
-    /// What is to be written for it.
+    /// The output for it.
     fn next(&mut self, text: &str, size: Option<(u16, u16)>) -> String {
         let same = self.last.as_deref() == Some(text);
         if same && self.drawn.map(|(old, _)| old) == size {
@@ -130,7 +130,7 @@ pub(crate) fn first_lines(text: &str, most: usize) -> Vec<Cow<'_, str>> {
     lines
 }
 
-/// A line of so many columns at most. What steers colours takes none.
+/// A line of at most this many columns. Colour codes take none.
 pub(crate) fn clipped(line: &str, width: usize) -> String {
     let (mut out, mut columns) = (String::with_capacity(line.len()), 0);
     let mut characters = line.chars();

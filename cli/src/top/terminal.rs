@@ -50,7 +50,7 @@ where
 {
     let guard = Guard::take()?;
     let (out, mut inputs) = mpsc::unbounded_channel();
-    // It ends with the process, or with the first input after its reader is gone.
+    // It ends with the process, or with the first input after its reader has ended.
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             let Some(input) = input(event) else { continue };

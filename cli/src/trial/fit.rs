@@ -11,7 +11,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Without --count, so many are tried.
+/// Without --count, this many are tried.
 const MOST: u32 = 1000;
 
 /// Flags of `aliquot fit`.

@@ -8,10 +8,10 @@ use scheduler_core::ids::PodUid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// A workload is taken apart into so many pods at most.
+/// Largest number of pods of a workload.
 const MOST_PODS: u64 = 10_000;
 
-/// What was taken in.
+/// The pods that were added.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     /// The pods, in the order of the file.

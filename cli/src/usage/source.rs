@@ -19,7 +19,7 @@ const LABEL: (&str, &str) = ("app.kubernetes.io/name", "aliquot-scheduler");
 const PORT: u16 = 9401;
 /// Bytes.
 const MIB: f64 = 1_048_576.0;
-/// A query of Prometheus may take so long.
+/// Timeout for a query of Prometheus.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Points of a range that Prometheus adds up.
 const POINTS: u64 = 10_000;

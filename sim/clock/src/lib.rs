@@ -1,5 +1,5 @@
-//! A wall clock that a test sets, for one process: loaded before the C library, it shows
-//! the machine's time and so many seconds more as a file says.
+//! A wall clock that a test sets, for one process: loaded before the C library, it shows the
+//! machine's time plus the number of seconds in a file.
 //!
 //! In: `ALIQUOT_SIM_CLOCK`, the path of a file of eight bytes, a signed number in the
 //! machine's order; it may change at any time. Out: `clock_gettime` of `CLOCK_REALTIME`.

@@ -31,7 +31,7 @@ Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected rema
       process-memory-unavailable.
 ";
 
-/// Options (`--name value`) and what is left between them.
+/// Options (`--name value`) and the other arguments.
 struct Arguments {
     options: Vec<(String, String)>,
     words: Vec<String>,

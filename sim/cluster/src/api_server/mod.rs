@@ -1,6 +1,6 @@
 //! A Kubernetes API server in memory, over plain HTTP on a loopback port.
 //!
-//! - `resource`, `discovery`: what is served: core kinds by a table, others by their definitions.
+//! - `resource`, `discovery`: the served kinds: core kinds by a table, others by their CRDs.
 //! - `route`, `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
 //!   eviction, grace; `patch`, `selector`, `event`: their forms.
 //! - `store`: objects, revisions and the log that `watch` reads.
@@ -47,7 +47,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// UIDs and name suffixes follow from it.
     pub seed: u64,
-    /// How often an idle watch hears the current revision; a real server takes a minute.
+    /// Interval of bookmarks on an idle watch; a minute on a real server.
     pub bookmark_every: Duration,
 }
 

@@ -92,7 +92,7 @@ fn default_requests(resources: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-/// `Guaranteed` is not told apart from `Burstable`: nothing here reads the difference.
+/// `Guaranteed` is not distinguished from `Burstable`
 pub(crate) fn quality_of_service(pod: &Value) -> &'static str {
     let some = at(pod, "spec.containers")
         .as_array()

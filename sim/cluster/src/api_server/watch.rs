@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What is watched, and how.
+/// The watched objects, and the options.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) resource: Resource,

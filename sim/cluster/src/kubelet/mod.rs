@@ -44,7 +44,7 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     /// `cpu`, `memory`, `pods`.
     pub capacity: BTreeMap<String, String>,
-    /// How often the node's status is looked at; the real one takes 10 s.
+    /// Interval of checks of the node's status; 10 s for the real one.
     pub status_every: Duration,
     /// How often the node says that it lives though nothing changed.
     pub heartbeat_every: Duration,
@@ -100,7 +100,7 @@ struct Node {
     stop: CancellationToken,
 }
 
-/// Runs a kubelet until it is stopped. Its containers go on: they are the runtime's.
+/// Runs a kubelet until it is stopped. Its containers keep running: they belong to the runtime.
 ///
 /// # Errors
 /// A socket, the checkpoint, or the first contact with the API server.
@@ -196,7 +196,7 @@ async fn sync_loop(node: Arc<Node>, mut allocatable: watch::Receiver<Allocatable
             }
             Some(Ok(watcher::Event::InitDone)) => {
                 batch = listed.take().unwrap_or_default();
-                // One batch is taken in order of creation, not of binding.
+                // One batch is handled in order of creation, not of binding.
                 batch.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
                 let there: BTreeSet<String> = batch.iter().filter_map(|pod| pod.uid()).collect();
                 for uid in node.pods.uids().difference(&there) {

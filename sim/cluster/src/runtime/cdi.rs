@@ -16,7 +16,7 @@ pub enum CdiError {
     Unresolvable(Vec<String>),
 }
 
-/// What is changed in a container.
+/// The changes to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Edits {

@@ -4,7 +4,7 @@
 //! Owns the driver root and the socket in it. In: connections. Out: answers. A connection
 //! represents its process: when it ends, what it held is free. As with a real device node, a forked
 //! child that keeps the descriptor keeps the memory, and cannot use it. Must never: end because of
-//! what a client sends.
+//! a client's input.
 
 mod cgroup;
 mod control;
@@ -39,7 +39,7 @@ use state::{ConnId, State};
 pub struct Options {
     /// Where nodes, socket and programs go.
     pub root: PathBuf,
-    /// What is plugged in. An empty seed becomes the root's path.
+    /// The hardware. An empty seed becomes the root's path.
     pub hardware: Hardware,
     /// The NVML stand-in to copy into the root.
     pub nvml_library: Option<PathBuf>,

@@ -50,7 +50,7 @@ pub struct Nodes {
 }
 
 impl DeviceFileStat {
-    /// Looks at a descriptor that this process holds.
+    /// Checks a descriptor that this process holds.
     pub fn of(raw: i32) -> io::Result<Self> {
         let meta = std::fs::metadata(format!("/proc/self/fd/{raw}"))?;
         Ok(Self {
@@ -147,7 +147,7 @@ enum Kind {
     Plain,
 }
 
-/// Looks at a path; whatever is not the simulation's own is an error.
+/// Checks a path; anything that is not the simulation's own is an error.
 fn what_is_at(path: &Path, rdev: u64) -> io::Result<Option<Kind>> {
     let meta = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

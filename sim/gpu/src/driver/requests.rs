@@ -313,8 +313,8 @@ fn set_slice(
     Ok(Message::ok())
 }
 
-/// Sets a cgroup's hard limit where `hard` says one, lifts it where that is `max`, and answers
-/// what is.
+/// Sets a cgroup's hard limit where `hard` says one, lifts it if that is `max`, and returns the
+/// current one.
 fn memory_limits(
     state: &mut State,
     caller: &Caller<'_>,

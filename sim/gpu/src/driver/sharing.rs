@@ -118,7 +118,7 @@ impl State {
         }
     }
 
-    /// The process reads what is not its own: XID 31 on its cards, its own end, and under MPS the
+    /// The process reads an invalid address: XID 31 on its cards, its own end, and under MPS the
     /// end of every client that shares a card with it.
     pub fn fault(&mut self, conn: ConnId) -> Result<(), Refusal> {
         let process = self.process(conn)?;

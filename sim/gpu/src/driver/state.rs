@@ -1,9 +1,9 @@
 //! The driver's accounting: cards, processes, contexts, limits, faults.
 //!
 //! Owns every MiB of every card. In: calls by a connection, which represents one process. Out:
-//! answers, and [`Event`]s for NVML. Pure: no clock, no chance, no I/O, so that a test can play a
-//! whole machine. Must never: let the sum on a card exceed what it has, or let a client raise a
-//! limit that its server set.
+//! answers, and [`Event`]s for NVML. Pure: no clock, no randomness, no I/O, so that a test can
+//! simulate a whole machine. Must never: let the sum on a card exceed what it has, or let a client
+//! raise a limit that its server set.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl ContextKind {
 pub struct Context {
     /// Whose.
     pub kind: ContextKind,
-    /// What it cost to make, MiB.
+    /// Its overhead, MiB.
     pub overhead_mib: u64,
     /// Live allocations, MiB each.
     pub allocations: BTreeMap<u64, u64>,

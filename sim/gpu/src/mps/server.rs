@@ -17,7 +17,7 @@ use crate::client::{CallError, Driver};
 use crate::paths::{self, Root};
 use crate::wire::Message;
 
-/// How often a server that is to end looks for its last client.
+/// Interval at which an ending server checks for its last client.
 const LAST_CLIENT_CHECK: Duration = Duration::from_millis(20);
 
 /// Runs the program.
@@ -115,7 +115,7 @@ fn serve(mut driver: Driver) -> ExitCode {
             }
         } else {
             let next = requests.recv().ok();
-            // Nothing more comes from a daemon that is gone.
+            // Nothing more comes from a daemon that has ended.
             ending = next.is_none();
             next
         };
