@@ -64,7 +64,7 @@ impl World {
             }
         }
         let Some(leader) = self.leader() else {
-            out.push("nobody leads".to_owned());
+            out.push("there is no leader".to_owned());
             return out;
         };
         let config = self.config.core(7);
@@ -310,7 +310,7 @@ impl World {
             );
         }
         let Some(leader) = self.leader() else {
-            out.push("nobody leads".to_owned());
+            out.push("there is no leader".to_owned());
             return out;
         };
         let snapshot = self.snapshot(leader).unwrap_or_default();

@@ -181,7 +181,7 @@ impl World {
         let config = self.config.core(7);
         let snapshot = self.leader().and_then(|at| self.snapshot(at));
         let Some(snapshot) = snapshot else {
-            self.violated("nobody leads".to_owned());
+            self.violated("there is no leader".to_owned());
             return 0;
         };
         let events = match text::read(&snapshot) {

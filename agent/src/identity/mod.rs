@@ -74,7 +74,7 @@ pub enum IdentityError {
     },
     /// Without the checkpoint, init containers and ambiguous IDs cannot be told apart.
     #[error(
-        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod {pod} this is: delete the pod, or restart the kubelet, which writes the file anew"
+        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod {pod} this is: delete the pod, or restart the kubelet, which rewrites the file"
     )]
     Ambiguous {
         /// `namespace/name`.

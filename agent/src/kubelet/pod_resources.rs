@@ -63,8 +63,7 @@ impl Lister {
 
     /// One pod; `None` when the kubelet does not list it.
     ///
-    /// # Errors
-    /// Nobody answered, or the kubelet is older than 1.34.
+    /// # Errors The kubelet did not answer, or is older than 1.34.
     pub async fn get(&self, pod: &PodIdentity) -> Result<Option<PodResources>, ListerError> {
         let request = GetPodResourcesRequest {
             pod_name: pod.name.clone(),

@@ -192,6 +192,6 @@ async fn without_a_checkpoint_only_what_cannot_be_confused_starts() {
     machine.kubelet.put_checkpoint("{\"Data\": 7}");
     assert_eq!(
         refused(&machine, &init).await,
-        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod default/q this is: delete the pod, or restart the kubelet, which writes the file anew"
+        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod default/q this is: delete the pod, or restart the kubelet, which rewrites the file"
     );
 }

@@ -138,7 +138,7 @@ fn what_changes_is_seen_without_a_reload_and_what_is_gone_is_said() {
     assert_eq!(
         browser.evaluate("window.same"),
         json!(true),
-        "it was loaded anew"
+        "it was loaded again"
     );
     assert_eq!(
         browser.evaluate("document.activeElement.textContent"),

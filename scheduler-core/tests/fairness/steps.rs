@@ -155,7 +155,7 @@ impl World<'_> {
         if losers.iter().all(below) {
             return Ok(());
         }
-        Err("somebody has the same priority, or a higher one".into())
+        Err("a pod has the same priority, or a higher one".into())
     }
 
     /// Jobs with how many pods they lost, in the order in which they were taken. It is that
@@ -205,7 +205,7 @@ impl World<'_> {
             firm: self.sums(had, |job| !job.preemptible),
         };
         reclaim.may_at_all()?;
-        let mut why = Err("nobody lost anything".to_owned());
+        let mut why = Err("no pod lost anything".to_owned());
         for order in orders {
             why = reclaim.may_take(order);
             if why.is_ok() {
@@ -277,7 +277,9 @@ impl Reclaim<'_> {
         for queue in [own, above] {
             let firm = self.firm.get(&queue).copied().unwrap_or_default();
             if !self.job.preemptible && !self.within_quota(&queue, firm + self.wanted) {
-                return Err(format!("{queue} would have more than its quota for good"));
+                return Err(format!(
+                    "{queue} would have more than its quota permanently"
+                ));
             }
         }
         Ok(())

@@ -262,7 +262,7 @@ impl Comparison {
             kind: Kind::EvictedThere,
             here: "runs on".to_owned(),
             there: format!("evicted: {message}"),
-            why: "nobody who waits would get its room here, or others would give theirs".to_owned(),
+            why: "no pending pod would get its room here, or others would be evicted".to_owned(),
         };
         Some(self.keep(difference))
     }

@@ -287,7 +287,7 @@ fn smi_prints_what_the_driver_says() {
 #[test]
 fn only_an_administrator_changes_the_machine() {
     if !bench::is_root() {
-        return; // Without root there is nobody else to be.
+        return; // Without root there is no other user.
     }
     let machine = Machine::start(&ADA);
     let line = machine.tenant("set-mode PROHIBITED").uid(65534).last();

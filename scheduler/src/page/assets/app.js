@@ -107,7 +107,7 @@ async function load() {
   if (!wanted.once) schedule();
 }
 
-/** The last answer once more: somebody moved a cursor, or the window. */
+/** The last answer once more: the cursor or the window has moved. */
 function redraw() {
   if (!shown || shown.wanted !== here) return;
   const { wanted, body, more } = shown;

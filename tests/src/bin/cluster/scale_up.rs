@@ -142,7 +142,7 @@ async fn asked_for(cluster: &mut Cluster, replica: Replica) -> Result<()> {
     let two = asked(cluster, 2).await?;
     ensure!(
         two.iter().any(|pod| pod.uid() == first[0].uid()),
-        "the placeholder of the first node was made anew"
+        "the placeholder of the first node was recreated"
     );
     let spec = two[0].spec.clone().unwrap_or_default();
     let requests = spec.containers[0]
@@ -179,7 +179,7 @@ async fn asked_for(cluster: &mut Cluster, replica: Replica) -> Result<()> {
     let kept = asked(cluster, 2).await?;
     ensure!(
         kept.iter().all(|pod| ours.contains(&pod.uid())),
-        "they were made anew"
+        "they were recreated"
     );
 
     // A node comes that offers no card yet: it will have room for two.

@@ -289,7 +289,7 @@ fn tell_moves(trace: &Trace, runs: &[Run]) {
             staying.push(floor.of_staying());
         }
         println!(
-            "  at {arrived} %: {:.3} moves for each pod; at least {:.2} for whoever places only what has arrived, {:.2} for whoever keeps what is placed",
+            "  at {arrived} %: {:.3} moves for each pod; lower bound {:.2} for any choice of arrived pods, {:.2} if placed pods stay",
             mean(moves),
             mean(anybody),
             mean(staying),
