@@ -254,8 +254,8 @@ impl Config {
         })
     }
 
-    /// Time between two looks at all cards. Bounded: reports on fences are as old as the last
-    /// reading.
+    /// Time between two full readings of all cards. Bounded: reports on fences are as old as the
+    /// last reading.
     pub fn nvml_interval(&self) -> Duration {
         Duration::from_millis(self.nvml_interval_ms).clamp(Duration::from_millis(10), LONGEST_LOOK)
     }

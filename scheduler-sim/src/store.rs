@@ -75,7 +75,7 @@ impl Refusal {
     }
 }
 
-/// What became of an object.
+/// The change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It is new.

@@ -1,10 +1,10 @@
 //! The only owner of the core: takes facts in, decides when they have settled, hands
 //! decisions on.
 //!
-//! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part.
-//! Changes are coalesced: a decision comes after a quiet moment, or when patience ends.
-//! Nothing is decided before every kind of object was listed, nor without the lease. Where
-//! another scheduler is observed, nothing is handed on at all.
+//! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part. Changes
+//! are coalesced: a decision comes after a quiet moment, or when patience ends. Nothing is decided
+//! before every kind of object was listed, nor without the lease. Where another scheduler is
+//! observed, nothing is passed on at all.
 
 mod decided;
 mod granted;
@@ -123,8 +123,8 @@ pub struct CoalesceWindow {
     pub patience: Duration,
 }
 
-/// Runs until `stop` or until an input ends. With an `observer`, whose world must be an
-/// observer's too, nothing is handed on.
+/// Runs until `stop` or until an input ends. With an `observer`, whose world must be an observer's
+/// too, nothing is passed on.
 pub async fn run(
     core: Core,
     world: World,

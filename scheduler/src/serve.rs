@@ -302,7 +302,7 @@ mod tests {
         for _ in 0..8 {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
-        // One more is closed unheard: an end, or a reset.
+        // One more is closed without a response: an end, or a reset.
         while ask().await.is_ok_and(|answer| answer.ends_with("here")) {}
         idle.clear();
         while !ask().await.is_ok_and(|answer| answer.ends_with("here")) {}

@@ -38,7 +38,7 @@ pub struct Driver {
     pub client: Client,
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
-    /// What became of claims, for their device status.
+    /// Results for claims, for their device status.
     pub words: mpsc::UnboundedSender<StatusUpdate>,
 }
 

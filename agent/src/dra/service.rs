@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const AGAIN: Duration = Duration::from_millis(100);
 /// For an agent of this node to take a connection.
 const CONNECTED: Duration = Duration::from_secs(1);
-/// Says that a call was handed on once: it is not again.
+/// Marks a call that was passed on once: it is not passed on again.
 const HANDED_ON: &str = "aliquot-handed-on";
 
 /// The kubelet's counterpart.

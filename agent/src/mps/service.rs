@@ -201,7 +201,7 @@ impl PlanSequence {
 #[derive(Debug)]
 struct Service {
     asks: mpsc::Sender<Ask>,
-    /// Of the plan that was handed on last.
+    /// Of the plan that was passed on last.
     turn: Mutex<Option<PlanSequence>>,
     view: watch::Receiver<Observation>,
 }

@@ -1,5 +1,5 @@
-//! Keeps the MPS supervisor at the plan: on every change of what the node holds, and now
-//! and then to see what became of it.
+//! Keeps the MPS supervisor at the plan: on every change of what the node holds, and now and then
+//! to observe the result.
 
 use super::core::Event;
 use super::owner::Owner;

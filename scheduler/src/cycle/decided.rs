@@ -1,4 +1,4 @@
-//! What becomes of a decision: it is counted, and handed on as [`Work`].
+//! The path of a decision: it is counted, and passed on as [`Work`].
 
 use super::Cycle;
 use crate::act::Work;

@@ -21,7 +21,7 @@ pub(crate) enum MarkKind {
     Fault,
     /// It works again.
     Recovered,
-    /// A container ran into its limit, or something else befell it on its card.
+    /// A container exceeded its limit, or had another problem on its card.
     Limit,
     /// A node did not honour a grant.
     Refused,

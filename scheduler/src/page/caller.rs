@@ -199,8 +199,8 @@ impl Callers {
     }
 
     async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
-        // A token for the page alone is good for nothing else, even if it leaks here; one for
-        // the API server is taken too, as browsers and `kubectl` have no other.
+        // A token for the page alone has no other use, even if it leaks here; one for the API
+        // server is taken too, as browsers and `kubectl` have no other.
         let mut user = Err("it is not known".to_owned());
         for audiences in [Some(vec![page::AUDIENCE.to_owned()]), None] {
             user = self.user(token, audiences).await?;

@@ -125,7 +125,7 @@ struct Router {
     /// UIDs by node, and by group for pods without a node.
     on_node: BTreeMap<String, BTreeSet<String>>,
     in_group: BTreeMap<String, BTreeSet<String>>,
-    /// The last word of each agent.
+    /// The last report of each agent.
     said: BTreeMap<String, AgentEvent>,
 }
 

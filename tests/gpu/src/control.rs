@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks at a program.
+/// Time between two checks of a program.
 const AGAIN: Duration = Duration::from_millis(2);
 
 /// Starts the control program, sends it a line, and returns its exit status and output. One that

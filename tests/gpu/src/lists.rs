@@ -9,7 +9,7 @@ use nvml_wrapper::error::NvmlError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Time between two samples.
 const AGAIN: Duration = Duration::from_millis(10);
 /// After the last program's end.
 const AFTER: Duration = Duration::from_millis(500);
@@ -70,7 +70,7 @@ impl Lists {
         })
     }
 
-    /// Looks every 10 ms until told to stop, and a little longer.
+    /// Samples every 10 ms until the stop, and a little longer.
     pub(crate) fn follow(
         &self,
         card: &str,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const START: Duration = Duration::from_secs(30);
 /// For the control program to answer.
 const ANSWER: Duration = Duration::from_secs(20);
-/// Between two looks.
+/// Time between two checks.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// A running daemon.

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const BATCH: usize = 5;
 /// What is promised of 99 of 100.
 const TARGET: Duration = Duration::from_millis(250);
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const AGAIN: Duration = Duration::from_millis(1);
 /// For everyone to be there before the first one takes too much, milliseconds.
 const BEFORE: usize = 5000;

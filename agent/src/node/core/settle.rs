@@ -303,7 +303,7 @@ impl Core {
             if let Some(server) = servers.find(|s| s.name == card.uuid.as_str()) {
                 let pids = self.builder.processes(&card.uuid).iter().map(|p| p.pid);
                 match server.observed_default_memory_mib {
-                    // A process that comes before it is set right may get any limit.
+                    // A process that starts before it is restored may get any limit.
                     0 if !server.tampered.is_empty() => known.observe(card.total, pids, now),
                     0 => {}
                     default => known.observe(Mib(default), pids, now),

@@ -132,7 +132,7 @@ async fn guarded(request: axum::extract::Request, next: Next) -> Response {
     response
 }
 
-/// What a request comes to when it comes to nothing.
+/// The error of a request.
 struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {

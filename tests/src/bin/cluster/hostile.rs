@@ -165,7 +165,7 @@ async fn share(
     })
 }
 
-/// Runs rows side by side. Answers what became of each.
+/// Runs rows side by side. Returns the result of each.
 async fn every_row(
     cluster: &Cluster,
     ns: &str,
@@ -290,7 +290,7 @@ fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Lets all begin, and waits until it is clear what became of every one.
+/// Lets all begin, and waits until the result of every one is known.
 async fn outcomes(
     cluster: &Cluster,
     ns: &str,
@@ -465,7 +465,7 @@ async fn violation(gpus: &Gpus, uid: &str) -> Result<Duration> {
         match held(gpus, uid).await? {
             Some(mib) if mib <= 2000 => begin = look,
             Some(_) => break,
-            // All of it was between two looks.
+            // All of it was between two samples.
             None => return Ok(begin.elapsed()),
         }
         ensure!(asked.elapsed() < LIMIT, "it takes nothing");

@@ -233,7 +233,7 @@ pub(crate) async fn a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card
         Ok(Seen::when(age.as_secs() >= 2, "not yet"))
     })
     .await?;
-    // Nothing is bound to a kubelet that has lost its plugin; this one only hears of nothing.
+    // Nothing is bound to a kubelet that has lost its plugin; this one only gets no events.
     cluster.node.kubelet.signal(Signal::SIGSTOP)?;
     let bound = async {
         let mut share = pod(&ns, "share", &[("gpu-memory", "15000")], "report hold");

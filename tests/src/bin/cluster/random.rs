@@ -37,7 +37,7 @@ const PROMISED: &str = "Waits for resources that are being released on node ";
 /// Requests under way at once.
 const AT_ONCE: usize = 16;
 
-/// What became of all pods.
+/// The results of all pods.
 #[derive(Debug, Default)]
 struct Sums {
     /// Both placed it, or neither did.

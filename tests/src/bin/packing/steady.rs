@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub refuse: bool,
 }
 
-/// What became of a pod.
+/// The result of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     Starts(usize),

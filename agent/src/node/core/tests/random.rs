@@ -106,8 +106,8 @@ proptest! {
         let local = world.local();
         world.tell(&mut core, Event::Local(local));
         if !core.minted.is_empty() {
-            // An answer that came and went between two looks at the checkpoint is remembered
-            // as one that may still come; an agent that starts later cannot know of it.
+            // An answer that came and went between two readings of the checkpoint is remembered as
+            // one that may still come; an agent that starts later cannot know of it.
             world.now += reconcile::MINTED_GRACE;
             let local = world.local();
             world.tell(&mut core, Event::Local(local));
