@@ -1,8 +1,8 @@
 //! Many pods at once: made, bound, judged, deleted.
 //!
-//! Comes in: a namespace and manifests. Goes out: when each pod was bound, as a client
-//! sees it, and whether what was granted holds. Must never read whole pods while time is
-//! taken: a watch of their metadata says enough.
+//! In: a namespace and manifests. Out: when each pod was bound, as a client sees it, and whether
+//! what was granted holds. Must never read whole pods while time is measured: a watch of their
+//! metadata is enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -130,7 +130,7 @@ impl Bound {
         Self { times, count, task }
     }
 
-    /// Waits until so many are, and says when the last of them was.
+    /// Waits until this many are bound, and returns the time of the last one.
     pub async fn reach(&mut self, wanted: usize, limit: Duration) -> Result<Instant> {
         let all = self.count.wait_for(|count| *count >= wanted);
         if let Ok(all) = tokio::time::timeout(limit, all).await {

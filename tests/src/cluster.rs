@@ -1,8 +1,8 @@
 //! The cluster as one value, and what a test does with it.
 //!
-//! Comes in: the folders of the daemons and of this workspace's programs. Goes out: a
-//! Ready node and an admin's client; manifests applied, pods awaited, logs read.
-//! Must never hide a failure: every wait says what it last saw.
+//! In: the folders of the daemons and of this workspace's programs. Out: a Ready node and an
+//! admin's client; manifests applied, pods awaited, logs read. Must never hide a failure: every
+//! wait says what it last saw.
 
 use std::fs;
 use std::path::{Path, PathBuf};

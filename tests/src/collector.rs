@@ -1,7 +1,6 @@
 //! An OpenTelemetry collector that keeps what it gets.
 //!
-//! Comes in: spans, by OTLP over gRPC. Goes out: those of one trace. It lives as long as its
-//! owner.
+//! In: spans, by OTLP over gRPC. Out: those of one trace. It lives as long as its owner.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

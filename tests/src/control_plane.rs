@@ -1,8 +1,8 @@
 //! etcd, the API server and the controller manager.
 //!
-//! Comes in: the folder of the built daemons and the work folder. Goes out: an API
-//! server that answers, and the kubeconfigs of its three first users.
-//! Must never sync to disk: the store ends with the cluster.
+//! In: the folder of the built daemons and the work folder. Out: an API server that answers, and
+//! the kubeconfigs of its three first users. Must never sync to disk: the store ends with the
+//! cluster.
 
 use std::fmt::Write as _;
 use std::fs;

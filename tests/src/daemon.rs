@@ -1,8 +1,7 @@
 //! One process of the cluster: its command line, its log, its life.
 //!
-//! Comes in: a [`Command`]. Goes out: a running process that can be killed hard,
-//! stopped, started again with the same command line.
-//! Must never leave a process behind: dropping a daemon kills it.
+//! In: a [`Command`]. Out: a running process that can be killed hard, stopped, started again with
+//! the same command line. Must never leave a process behind: dropping a daemon kills it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -51,7 +51,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Whether that is what is asked for.
+    /// Whether that is the expected result.
     pub fn is(&self, container: &str, gpus: &GpuRequest) -> bool {
         let wanted = GpuRequest::Share(ShareRequest {
             amount: self.amount,

@@ -1,7 +1,7 @@
 //! The pods of a workload: awaited together, and asked when each was bound.
 //!
-//! Comes in: a namespace and a label selector. Goes out: the pods, once they are as
-//! wanted, and their `PodGroup`. Must never decide what is right: claims do.
+//! In: a namespace and a label selector. Out: the pods, once they are as wanted, and their
+//! `PodGroup`. Must never decide what is right: claims do.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The inside of the namespaces before any daemon runs: what a machine gives its node.
 //!
-//! Comes in: the work folder. Goes out: a bridge with the node's address, private
-//! folders under every fixed path that a daemon writes to, a cgroup root.
-//! Must never run outside the namespaces: it mounts over `/run`.
+//! In: the work folder. Out: a bridge with the node's address, private folders under every fixed
+//! path that a daemon writes to, a cgroup root. Must never run outside the namespaces: it mounts
+//! over `/run`.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::namespace::{Work, cgroup_hierarchies};
 
 /// The node's address, reachable from every pod.
 pub const ADDRESS: &str = "10.99.0.1";
-/// The first address of the Services, where every pod looks for the API server.
+/// The first address of the Services, at which every pod expects the API server.
 pub const API_SERVICE: &str = "10.96.0.1";
 /// The processors that the node counts: users' manifests ask for more than a test
 /// machine has, and nothing here computes.

@@ -1,7 +1,7 @@
 //! Manifests: applied as a user applies them.
 //!
-//! Comes in: the YAML of a file. Goes out: the objects, or the server's own words where it refuses
-//! one. Must never change what a manifest says.
+//! In: the YAML of a file. Out: the objects, or the server's own words where it refuses one. Must
+//! never change what a manifest says.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,11 +1,10 @@
 //! The outside of a cluster: its work folder, its namespaces, its end.
 //!
-//! Comes in: the command line of the cluster program. It is run again, unchanged but
-//! for `--inside`, as a child of the first process of new network, mount and process
-//! namespaces. Goes out: its exit code, with everything cleaned up.
-//! Must never leave anything behind: the namespaces take their processes and mounts
-//! with them, this module removes the cgroup folders and the work folder (kept, with
-//! the logs, after a failure).
+//! In: the command line of the cluster program. It is run again, unchanged but for `--inside`, as a
+//! child of the first process of new network, mount and process namespaces. Out: its exit code,
+//! with everything cleaned up. Must never leave anything behind: the namespaces take their
+//! processes and mounts with them, this module removes the cgroup folders and the work folder
+//! (kept, with the logs, after a failure).
 
 use std::fs;
 use std::path::{Path, PathBuf};

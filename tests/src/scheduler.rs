@@ -1,9 +1,9 @@
 //! Scheduler and admission as processes, and what `deploy/` gives them.
 //!
-//! Comes in: the manifests of `deploy/`. Goes out: everything in them applied but the
-//! workloads, which run here as processes, each with the token of its service account. The API
-//! server calls the webhook by URL, since nothing routes Services here.
-//! Must never lend a program more rights than `deploy/` gives its service account.
+//! In: the manifests of `deploy/`. Out: everything in them applied except the workloads, which run
+//! here as processes, each with the token of its service account. The API server calls the webhook
+//! by URL, since nothing routes Services here. Must never lend a program more rights than `deploy/`
+//! gives its service account.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,7 +142,7 @@ impl Scheduler {
             .flag("--role", "scheduler")
             .flag("--webhook", format!("0.0.0.0:{answers}"))
             .flag("--address", "127.0.0.1")
-            // Where agents look for it.
+            // Where agents expect it.
             .flag("--certificate-names", ADDRESS)
             .flag("--leader-elect", "true")
             .flag("--identity", &replica.name)

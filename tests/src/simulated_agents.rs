@@ -1,10 +1,10 @@
 //! Many nodes with agents that this process simulates: `Node` and `GpuNode` objects of the real API
 //! server, and a telemetry stream for each, with a token bound to its node.
 //!
-//! Comes in: how many nodes and cards, and where the schedulers are. Goes out: nodes that take
-//! pods, which then stay as they are bound: nothing runs them. No controller may react to the
-//! missing kubelets, so the controllers are stopped for this time. Must never report of a card what
-//! an idle one's agent would not report.
+//! In: how many nodes and cards, and where the schedulers are. Out: nodes that take pods, which
+//! then stay as they are bound: nothing runs them. No controller may react to the missing kubelets,
+//! so the controllers are stopped for this time. Must never report of a card what an idle one's
+//! agent would not report.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::wait::{Seen, until};
 
 /// By which its nodes are known.
 const LABEL: &str = "aliquot.test/simulated-agent";
-/// Requests under way at once while it is made.
+/// Concurrent requests during its creation.
 const AT_ONCE: usize = 32;
 /// An agent sends a heartbeat after so much silence.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// So many H100s.
+    /// This number of H100s.
     pub fn h100(count: u32) -> Self {
         Self {
             count,
@@ -99,7 +99,7 @@ pub struct SimulatedAgents {
     /// Their names.
     pub nodes: Vec<String>,
     to: watch::Sender<Vec<SocketAddr>>,
-    /// Streams that were taken and go on.
+    /// Accepted streams that are open.
     heard: Arc<AtomicUsize>,
     _streams: JoinSet<()>,
 }
@@ -323,7 +323,7 @@ struct AgentStream {
     heard: Arc<AtomicUsize>,
 }
 
-/// One stream that goes on, counted.
+/// One open stream, counted.
 struct Taken<'a>(&'a AtomicUsize);
 
 impl<'a> Taken<'a> {
@@ -348,7 +348,7 @@ async fn agent(stream: Arc<AgentStream>, mut schedulers: watch::Receiver<Vec<Soc
             let stream = stream.clone();
             talks.spawn(async move {
                 loop {
-                    // It ends with the scheduler; the next one is looked for.
+                    // It ends with the scheduler; then it connects to the next one.
                     let _ = talk(&stream, address).await;
                     sleep(AGAIN).await;
                 }

@@ -1,8 +1,7 @@
 //! `deploy/chart` against `deploy/*.yaml`: the same objects, changed as the values say.
 //!
-//! `ALIQUOT_HELM` names the helms to ask; `tests/chart/run` builds the pinned ones, of majors
-//! 3 and 4, and sets it to both.
-//! Without it only what needs no helm is looked at.
+//! `ALIQUOT_HELM` names the helms to ask; `tests/chart/run` builds the pinned ones, of majors 3 and
+//! 4, and sets it to both. Without it only the checks without Helm are run.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use aliquot_tests::manifest::documents;

@@ -1,7 +1,7 @@
 //! A real Chromium without a window, over its debugging pipe.
 //!
-//! Comes in: an address, clicks, keys. Goes out: what the page says, and everything that
-//! it complained of. Must never reach another host than the page's.
+//! In: an address, clicks, keys. Out: what the page says, and everything that it complained of.
+//! Must never reach another host than the page's.
 
 use base64::Engine as _;
 use serde_json::{Value, json};

@@ -20,7 +20,7 @@ pub(crate) struct Lists(Nvml);
 /// A process on these lists, from this moment on.
 pub(crate) struct ListEntry {
     pid: u32,
-    /// Since the first look.
+    /// Since the first sample.
     at: Duration,
     /// `C`, `M` and `G` for the lists of compute processes, of MPS and of graphics.
     on: String,

@@ -195,7 +195,7 @@ impl<'a> Server<'a> {
             .ran("tail control.log server.log", Some(0), &self.log());
     }
 
-    /// What lies in its pipe directory, with its modes.
+    /// The files in its pipe directory, with their modes.
     pub(crate) fn listing(&self) -> anyhow::Result<String> {
         use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
         let mut rows = Vec::new();

@@ -23,7 +23,7 @@ const BEFORE: usize = 5000;
 /// Between two of one batch, milliseconds: their phases differ.
 const APART: usize = 317;
 
-/// Measures so many; whether 99 of 100 were acted on in time.
+/// Measures this many; returns whether 99 of 100 were handled in time.
 pub(crate) async fn measure(machine: &Machine, rounds: usize) -> anyhow::Result<bool> {
     let mut node = Node::start(machine).await?;
     let mut times = Vec::new();

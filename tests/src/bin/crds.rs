@@ -4,9 +4,9 @@
 //! cargo run -p aliquot-tests --bin crds -- deploy/crds
 //! ```
 //!
-//! Comes in: the types. Goes out: one YAML file per kind, the same bytes for the same types. Must
-//! never drop a field of KAI's objects that Aliquot does not know: an installation of KAI, later or
-//! again, finds everything that was written.
+//! In: the types. Out: one YAML file per kind, the same bytes for the same types. Must never drop a
+//! field of KAI's objects that Aliquot does not know: an installation of KAI, later or again, finds
+//! everything that was written.
 
 use std::fmt::Write as _;
 use std::fs;

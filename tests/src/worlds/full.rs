@@ -90,8 +90,8 @@ fn waiting(name: &str, index: usize) -> Pod {
     pod
 }
 
-/// The cluster: full, and so many that wait. `quota`: each queue has its part; else queues
-/// may have what they want.
+/// The cluster: full, with this many pending pods. `quota`: each queue has its part; else queues
+/// are unlimited.
 pub fn of_shares(count: usize, wait: usize, quota: bool) -> Vec<Event> {
     let mut events = nodes(count);
     let gpus = (count * GPUS) as u64;
@@ -113,9 +113,8 @@ pub fn of_shares(count: usize, wait: usize, quota: bool) -> Vec<Event> {
     events
 }
 
-/// So many changes in it, a multiple of ten: a fifth are shares that are gone, two fifths
-/// new ones that wait, the rest is seen again, with another label or as it was. `turn`
-/// makes each set another one.
+/// This many changes in it, a multiple of ten: a fifth are shares that end, two fifths new pending
+/// ones, the rest are updates, with another label or unchanged. `turn` makes each set different.
 pub fn changes(count: usize, turn: usize, most: usize) -> Vec<Event> {
     let shares = count * GPUS / CARDS.len() * SHARES;
     let part = most / 5;

@@ -83,7 +83,7 @@ pub fn many_terms(count: usize, pods: usize) -> Vec<Event> {
     })
 }
 
-/// Pods that wait for one that is not there.
+/// Pods that wait for a missing one.
 pub fn orphans(count: usize, pods: usize) -> Vec<Event> {
     all(hosts(count), pods, |index| {
         let mut pod = labelled(&format!("orphan-{index:05}"), "orphan");

@@ -1,4 +1,4 @@
-//! The hook: what the runtime and our own agent tell it, and the proof that it leaves.
+//! The hook: its input from the runtime and our own agent, and the proof that it writes.
 
 use crate::{Shape, Target};
 use agent::ledger::{AllocId, Share};

@@ -25,13 +25,13 @@ const SHORT: Duration = Duration::from_millis(500);
 /// Of computing, for an input of [`LONG_BYTES`], without optimisation: what is quadratic in
 /// its length takes minutes.
 const LONG: Duration = Duration::from_secs(5);
-/// All annotations of an object together may be so long (`TotalAnnotationSizeLimitB`).
+/// Size limit of all annotations of an object
 const LONG_BYTES: usize = 256 << 10;
 /// Beside what grows with the input.
 const HEAP: usize = 1 << 20;
 /// The default.
 const SEED: u64 = 1;
-/// Inputs where none are asked for.
+/// The default number of inputs.
 const FEW: u64 = 500;
 
 /// The last panic's message.

@@ -11,8 +11,8 @@ pub(crate) struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes on to the system's allocator unchanged; counting touches no
-// memory of the caller's. `realloc` is the trait's own: an `alloc`, a copy, a `dealloc`.
+// SAFETY: every call is passed to the system's allocator unchanged; counting touches no memory of
+// the caller's. `realloc` is the trait's own: an `alloc`, a copy, a `dealloc`.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -92,7 +92,7 @@ fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
     core
 }
 
-/// A cluster of so many nodes and pods.
+/// A cluster with this many nodes and pods.
 type World = fn(usize, usize) -> Vec<Event>;
 
 /// Reports to the core that all of it was carried out.

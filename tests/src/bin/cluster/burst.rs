@@ -111,7 +111,7 @@ impl BurstSetup<'_> {
             .collect()
     }
 
-    /// Waits until so many are bound, and sees that all of it holds.
+    /// Waits until this many are bound, and checks all conditions.
     pub(crate) async fn all_bound(&mut self, wanted: usize) -> Result<()> {
         self.bound.reach(wanted, LIMIT).await?;
         let judged = judge(self.cluster, &self.ns).await?;
@@ -404,7 +404,7 @@ pub(crate) async fn a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason
             make(&client, others).await?;
             scene.bound.reach(before + PLACES / 4, LIMIT).await?;
             judge(scene.cluster, &scene.ns).await?;
-            // It comes back, and with it they go on.
+            // It comes back, and they continue with it.
             scene.cluster.apply_one(&queue).await?;
             scene.all_bound(PLACES * 3 / 4).await
         }

@@ -21,7 +21,7 @@ use crate::burst::{BurstSetup, LIMIT, PLACES, with_replicas};
 const HOUR: i64 = 3600;
 /// Between two steps.
 const STEP: Duration = Duration::from_millis(700);
-/// So long it is looked at with nothing to do.
+/// How long it is observed with nothing to do.
 const SPAN: Duration = Duration::from_secs(10);
 /// Of one core, with nothing to do but the lease and the agents of the nodes, unoptimised.
 const IDLE: f64 = 0.25;
@@ -124,7 +124,7 @@ pub(crate) async fn a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_noth
                 "the lease changed hands {} times",
                 after - before
             );
-            // Told to end, he gives the lease back, and the other goes on.
+            // When it is stopped, it releases the lease, and the other continues.
             wall.step_to(HOUR)?;
             scene.pair.replicas[acting].daemon.stop().await?;
             let begin = Instant::now();

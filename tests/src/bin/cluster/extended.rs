@@ -190,7 +190,7 @@ pub(crate) async fn extended_each_pod_of_a_workflow_has_its_share_and_its_own_gr
     Ok(())
 }
 
-/// What Argo's documentation asks of its users for the account of a workflow's pods.
+/// The rights that Argo's documentation requires for the account of a workflow's pods.
 async fn executor_role(cluster: &Cluster, ns: &str) -> Result<()> {
     let rule = json!({ "apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"],
         "verbs": ["create", "patch"] });

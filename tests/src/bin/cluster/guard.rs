@@ -174,7 +174,7 @@ pub(crate) async fn folders_of_ours_and_devices_are_mounted_by_nobody(
     ] {
         table.admitted(mounts(path));
     }
-    // A pod with a share has no business in what lies above either.
+    // A pod with a share must not mount the parents either.
     for path in [
         "/",
         "/run",

@@ -266,7 +266,7 @@ pub(crate) async fn gets_no_gpu(cluster: &Cluster, ns: &str, name: &str, word: &
     .await
 }
 
-/// Refused when it is made, or made without a card; in both cases with a line that says so.
+/// Rejected at its creation, or created without a card; in both cases with a message.
 async fn refused_or_empty_handed(
     cluster: &Cluster,
     ns: &str,

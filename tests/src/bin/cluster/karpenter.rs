@@ -36,7 +36,7 @@ const TYPES: [InstanceType; 3] = [
     of("g6.2xlarge", 1, 1.0),
     of("g6.12xlarge", 4, 4.0),
 ];
-/// A look of the scheduler, a batch of Karpenter, and a node's start.
+/// A plan of the scheduler, a batch of Karpenter, and a node's start.
 const COMES: Duration = Duration::from_mins(1);
 /// Two batches of Karpenter at least.
 const QUIET: Duration = Duration::from_secs(12);
@@ -119,7 +119,7 @@ impl Site {
         Ok(())
     }
 
-    /// Its nodes are removed when they have been empty for so long, all at once: by default
+    /// Its nodes are removed when they have been empty for this time, all at once: by default
     /// Karpenter removes a tenth of them at a time.
     async fn empty_for(&self, cluster: &Cluster, time: &str) -> Result<()> {
         let disruption = json!({ "consolidateAfter": time, "budgets": [{ "nodes": "100%" }] });
@@ -337,7 +337,7 @@ async fn initialized(cluster: &Cluster, node: &str) -> Result<()> {
     .await
 }
 
-/// The node's kubelet lists so many whole GPUs.
+/// The node's kubelet lists this many whole GPUs.
 async fn lists(cluster: &Cluster, node: &str, what: &str, gpus: u32) -> Result<()> {
     let status = json!({ "status": { what: { resource::GPU: gpus.to_string() } } });
     let nodes: Api<Node> = Api::all(cluster.client.clone());

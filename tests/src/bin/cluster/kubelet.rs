@@ -339,7 +339,7 @@ pub(crate) async fn a_node_that_lost_all_that_a_reboot_loses_comes_back(
     cluster.limits_hold().await
 }
 
-/// Ends kubelet, agent, MPS daemons and the processes of a namespace's pods, removes what lies in
+/// Ends kubelet, agent, MPS daemons and the processes of a namespace's pods, removes the files in
 /// memory, and starts the node again.
 pub(crate) async fn lose_what_a_reboot_loses(cluster: &mut Cluster, ns: &str) -> Result<()> {
     let uids: Vec<String> = cluster
@@ -379,7 +379,7 @@ fn mps_programs() -> Vec<i32> {
         .collect()
 }
 
-/// What lies in memory on a node.
+/// The files in memory on a node.
 fn lose_run_folders() -> Result<()> {
     let run = Path::new("/run/aliquot");
     for place in fs::read_dir(run.join("mps"))

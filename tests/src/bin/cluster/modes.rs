@@ -234,8 +234,8 @@ pub(crate) async fn a_card_goes_from_every_mode_to_every_other(
 
 async fn around(cluster: &mut Cluster, ns: &str) -> Result<()> {
     use Mode::{Exclusive, Mps, MpsIsolated, TimeSlicing};
-    // Each of the twelve ways once: the next mode is asked for while the last one's pod is
-    // still there, so that the card is switched by a start that waits for it.
+    // Each of the twelve transitions once: the next mode is requested while the last one's pod
+    // still exists, so that the card is switched by a start that waits for it.
     let tour = [
         Mps,
         Exclusive,

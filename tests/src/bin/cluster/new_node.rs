@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 const BOOTED: Duration = Duration::from_secs(40);
 /// From an agent's first word of its cards to a binding.
 const PLACEABLE: Duration = Duration::from_secs(5);
-/// Why nothing is placed on a node whose driver is not there yet.
+/// Why nothing is placed on a node whose driver has not started yet.
 const REASON: &str = "the driver does not answer";
 
 pub(crate) async fn a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards(

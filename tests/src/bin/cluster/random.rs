@@ -29,8 +29,8 @@ use serde_json::{Value, json};
 const NAMESPACES: [&str; 3] = ["default", "team-a", "team-b"];
 const SCHEDULERS: [&str; 2] = ["default-scheduler", kai::SCHEDULER_NAME];
 const QUEUE: &str = "random";
-/// From the last object of a cluster until all that watch have seen it. Kinds are watched apart,
-/// so that no object can tell it of the others.
+/// From the last object of a cluster until all that watch have seen it. Kinds are watched
+/// separately, so an event of one kind says nothing about the others.
 const SEEN: Duration = Duration::from_millis(400);
 /// What our scheduler says of a pod whose place is on a node that others are leaving.
 const PROMISED: &str = "Waits for resources that are being released on node ";
@@ -53,7 +53,7 @@ struct Sums {
     differed: Vec<String>,
 }
 
-/// So many of them.
+/// Their number.
 pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
     // The scheduler of earlier claims has the ports that this one needs.
     cluster.repair().await?;

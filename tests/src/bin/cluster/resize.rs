@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const QUEUE: &str = "narrow";
 
-/// A pod without a share that asks for so many thousandths of a CPU.
+/// A pod without a share that requests this many thousandths of a CPU.
 fn asking(namespace: &str, name: &str, cpu: u64) -> Value {
     let mut pod = pod(namespace, name, &[], "hold");
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": format!("{cpu}m")}});

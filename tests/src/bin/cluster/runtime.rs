@@ -1,4 +1,4 @@
-//! A container runtime that does not do what the agent asks of it.
+//! A container runtime that does not do what the agent requests.
 
 use std::fs;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! `tests/cluster/bench scheduler`: the scheduler's figures against a real API server.
 //!
-//! Nodes and agents are simulated, everything else is real: objects in etcd, admission,
-//! token reviews, signed grants. Where there is something to compare with, both are
-//! taken in turn in the same run: whatever else the machine does falls on both.
+//! Nodes and agents are simulated, everything else is real: objects in etcd, admission, token
+//! reviews, signed grants. Where there is something to compare with, both are taken in turn in the
+//! same run: so that other load affects both.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;

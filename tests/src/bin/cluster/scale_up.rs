@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 /// The label of the group's nodes.
 const GROUP: (&str, &str) = ("kwok-group", "t4");
-/// A look of the scheduler, a plan, and the writes.
+/// A check of the scheduler, a plan, and the writes.
 const SOON: Duration = Duration::from_secs(20);
-/// Two looks.
+/// Two checks.
 const QUIET: Duration = Duration::from_secs(5);
 
 pub(crate) async fn who_waits_for_room_brings_the_nodes_it_needs_and_no_more(
@@ -74,7 +74,7 @@ pub(crate) async fn placeholders(cluster: &Cluster) -> Result<Vec<Pod>> {
     Ok(listed)
 }
 
-/// Waits until autoscalers see so many nodes asked for.
+/// Waits until autoscalers see requests for this many nodes.
 pub(crate) async fn asked(cluster: &Cluster, count: usize) -> Result<Vec<Pod>> {
     until(&format!("{count} placeholders"), SOON, || async {
         let pods = placeholders(cluster).await?;

@@ -168,7 +168,7 @@ fn core(cluster: &Value, only: Option<&str>) -> Result<Core> {
             core.apply(event);
         }
     }
-    // Selectors are evaluated, and the pod is looked at again.
+    // Selectors are evaluated, and the pod is tried again.
     for _ in 0..3 {
         for event in world.elapse(Time(0)) {
             core.apply(event);

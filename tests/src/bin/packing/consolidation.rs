@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 /// each other's way.
 pub(crate) const ROUNDS: u64 = 8;
 
-/// So many arrivals later it is tried again for a shape for which nothing was found.
+/// After this many arrivals a search is tried again for a shape for which nothing was found.
 pub(crate) const AGAIN: u64 = 200;
 
 /// How much may be moved, and how hard it is tried.

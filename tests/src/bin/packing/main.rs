@@ -41,13 +41,13 @@ const BOUND: f64 = 3.71;
 /// Replays the trace.
 #[derive(Parser)]
 struct Args {
-    /// Where the trace lies.
+    /// The directory of the trace.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Which pod list.
     #[arg(long, default_value = "default")]
     trace: String,
-    /// So many of its orders.
+    /// Number of its orders.
     #[arg(long, default_value_t = 10)]
     seeds: usize,
     /// Which policies.

@@ -31,7 +31,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Per cent of the GPUs that are unallocated when so many per cent have arrived.
+    /// Per cent of the GPUs that are unallocated when this percentage has arrived.
     pub(crate) fn unallocated(&self, arrived: u32) -> Option<f64> {
         Some(100.0 - self.columns.get(&arrived)?)
     }

@@ -41,9 +41,9 @@ pub(crate) enum Lifetimes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub lifetimes: Lifetimes,
-    /// Part of all GPUs that is asked for.
+    /// Requested fraction of all GPUs.
     pub load: f64,
-    /// Counted for so many times [`LIFETIME`].
+    /// Measured for this multiple of [`LIFETIME`].
     pub lengths: u64,
     /// A pod that does not start at once is rejected permanently; else it waits.
     pub refuse: bool,
@@ -174,7 +174,7 @@ struct RunTotals<'a> {
 /// A pod that is there.
 #[derive(Clone, Copy, Debug)]
 enum StayState {
-    /// So long, once it starts.
+    /// Its run time, from its start.
     Waits(u64),
     /// Until then.
     Runs(u64),

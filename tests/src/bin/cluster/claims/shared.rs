@@ -162,7 +162,7 @@ pub(crate) async fn a_pod_that_comes_to_a_claim_later_has_its_share_also_while_n
             2000,
         )
         .await?;
-        // The one that it was prepared for leaves, and the others go on.
+        // The pod that it was prepared for ends, and the others continue.
         cluster.delete_pod(ns, "one").await?;
         rows_are(cluster, ns, &[("three", "main"), ("two", "main")], 2000).await?;
         let held = cluster

@@ -148,7 +148,7 @@ async fn device_conditions(
     }))
 }
 
-/// Waits until a pod's claim has the condition `Ready` as it is asked for.
+/// Waits until a pod's claim has the given condition `Ready`.
 pub(super) async fn ready(
     cluster: &Cluster,
     ns: &str,

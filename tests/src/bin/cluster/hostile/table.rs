@@ -24,7 +24,7 @@ pub(super) enum Outcome {
     Killed(u64),
     /// It gets this, MiB, and keeps it.
     Escapes(u64),
-    /// It keeps so many of the clients that its server takes.
+    /// It keeps this many of the clients that its server accepts.
     Clients(u64),
 }
 

@@ -317,7 +317,7 @@ async fn lied(cluster: &Cluster, whole: &Pod, share: &Pod) -> Result<()> {
             .is_err_and(|status| status.code() == Code::PermissionDenied),
         "a state of another node: {ended:?}"
     );
-    // Tokens that the API server does not know: soon it is asked no more.
+    // Tokens that the API server does not know: soon they are no longer reviewed.
     let mut codes = Vec::new();
     for number in 0..8 {
         let answer = Stream::open(cluster, &format!("junk-{number}")).await?;

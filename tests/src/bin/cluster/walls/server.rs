@@ -209,7 +209,7 @@ pub(crate) async fn a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_s
         async move { drive(cluster, ns, "attacker", &command).await }
     };
     let server = attack("get_server_list".into()).await?.concat();
-    // 3050 reads back as 2G, and so do 3000: the limit that was set is not told from it.
+    // 3050 reads back as 2G, and so do 3000: so the exact limit cannot be derived from it.
     for raise in [
         format!("set_device_pinned_mem_limit {server} 0 3050M"),
         "set_default_device_pinned_mem_limit 0 3050M".to_owned(),
