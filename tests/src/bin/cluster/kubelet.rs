@@ -97,7 +97,7 @@ pub(crate) async fn pod_resources_answers_from_inside_prestart(
     agent.start_again_with(|command| command.env("RUST_LOG", "info"))?;
     ran?;
     ensure!(
-        !said.contains("the only witness"),
+        !said.contains("identities come from the checkpoint alone"),
         "PodResources did not answer while PreStartContainer was open"
     );
     Ok(())

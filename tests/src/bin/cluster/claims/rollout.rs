@@ -10,6 +10,9 @@ use serde_json::json;
 
 use super::{LIMIT, gpus, ledger_is, manifest, template, with_driver};
 
+/// In the log and on the health page of an agent that waits for the previous one.
+const WAITS: &str = "waits until the node's other agent has ended";
+
 pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -39,7 +42,7 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         until("both are registered", LIMIT, || async {
             let said = next.said()?;
             let ready = aliquot_tests::http::get("127.0.0.1:9410", "/readyz").await?;
-            let both = said.contains("stands by") && ready.contains("stands by");
+            let both = said.contains(WAITS) && ready.contains(WAITS);
             let registered = said.contains("registered driver");
             Ok(Seen::when(both && registered, said))
         })
