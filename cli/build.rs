@@ -1,8 +1,7 @@
 //! Builds the NVML stand-in for the demo to embed.
 //!
-//! Cargo leaves a `cdylib` in its own target folder, where nobody who runs the finished
-//! program finds it. The library has no dependencies, so the compiler alone makes it, for
-//! this target, in a moment.
+//! Cargo leaves a `cdylib` in its own target directory, where an installed program cannot find it.
+//! The library has no dependencies, so the compiler alone builds it, for this target, in a moment.
 
 use std::path::PathBuf;
 use std::process::Command;

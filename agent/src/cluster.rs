@@ -58,7 +58,7 @@ pub async fn run(
     }
 }
 
-/// What the API server said, or why it could not be asked: one line.
+/// The API server's error, or why the request failed: one line.
 pub fn in_words(error: &kube::Error) -> String {
     match error {
         // Its own sentence names object and reason; the rest of a Status says it again.
@@ -81,14 +81,14 @@ fn watch_in_words(error: &watcher::Error) -> String {
 /// Pods of one answer to a list.
 const PODS_AT_ONCE: u32 = 16;
 
-/// What the Node's watch tells the writers.
+/// What the writers learn from the Node's watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct NodeFacts {
     uid: String,
     capacity: BTreeMap<String, String>,
 }
 
-/// A watch that goes on for ever; what goes wrong is said once per cause.
+/// An endless watch. Each cause of failure is logged once.
 pub(crate) fn watched<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Watched<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -223,7 +223,10 @@ async fn trust(config: &Config, client: Client, owner: &Owner) -> Result<(), Sto
         match read_trust(&map) {
             Ok((verifier, ca)) => owner.tell(Event::Trust(verifier, ca))?,
             Err(why) => {
-                tracing::warn!(why, "the trust ConfigMap is not readable; keeping the last");
+                tracing::warn!(
+                    why,
+                    "the trust ConfigMap cannot be read; its last state stays in use"
+                );
             }
         }
     }
@@ -261,7 +264,7 @@ fn opaque(inventory: &Inventory) -> BTreeMap<String, String> {
     ])
 }
 
-/// Keeps the opaque capacities: the kubelet zeroes them when the node is made anew.
+/// Keeps the opaque capacities: the kubelet sets them to zero when the Node object is recreated.
 async fn capacities(
     config: &Config,
     client: Client,
@@ -289,7 +292,7 @@ async fn capacities(
                 )
                 .await;
             match written {
-                Ok(_) => tracing::info!(?wanted, "the node's capacity says what its cards have"),
+                Ok(_) => tracing::info!(?wanted, "the node's capacity is written"),
                 Err(error) => {
                     let error = in_words(&error);
                     tracing::warn!(error, "the node's capacity cannot be written");
@@ -345,12 +348,12 @@ async fn presence(
                 .create(&PostParams::default(), &blank(&config.node_name, uid))
                 .await
             {
-                Ok(_) => tracing::info!("the GpuNode is made"),
+                Ok(_) => tracing::info!("the GpuNode is created"),
                 // Ours or an admin's, a moment ago; the watch says so.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => {
                     let error = in_words(&error);
-                    tracing::warn!(error, "the GpuNode cannot be made");
+                    tracing::warn!(error, "the GpuNode cannot be created");
                     failed = true;
                 }
             }

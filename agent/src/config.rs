@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Between two looks at all cards, at most.
+/// Longest time between two full readings of all cards.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// Wiring of one agent. Both subcommands read the same flags.
@@ -17,8 +17,8 @@ pub struct Config {
     /// Name of this node's Node object.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Where an OpenTelemetry collector takes spans by OTLP over gRPC, such as
-    /// `http://collector:4317`; none are made when unset.
+    /// OpenTelemetry collector that receives spans by OTLP over gRPC, such as
+    /// `http://collector:4317`; no spans when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
     /// Namespace of the trust `ConfigMap`.
@@ -28,13 +28,13 @@ pub struct Config {
     /// The kubelet's root; holds `device-plugins/` and `pod-resources/`.
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_dir: PathBuf,
-    /// Where our CDI files go; the runtime must read this folder.
+    /// Directory of Aliquot's CDI files; the runtime must read it.
     #[arg(long, default_value = "/var/run/cdi")]
     pub cdi_dir: PathBuf,
-    /// Where NVIDIA's own CDI spec is looked for, lowest priority first.
+    /// Directories with NVIDIA's own CDI spec, lowest priority first.
     #[arg(long, value_delimiter = ',', default_value = "/etc/cdi,/var/run/cdi")]
     pub nvidia_cdi_dirs: Vec<PathBuf>,
-    /// Ours: MPS directories, share files, proofs, the MPS service's socket.
+    /// Aliquot's own directory: MPS directories, share files, proofs, the MPS service's socket.
     #[arg(long, default_value = "/run/aliquot")]
     pub run_dir: PathBuf,
     /// `/proc` of the host's pid namespace.
@@ -44,21 +44,20 @@ pub struct Config {
     /// The driver's files, as the runtime sees them: device nodes, libraries, binaries.
     #[arg(long, default_value = "/")]
     pub driver_root: PathBuf,
-    /// The same folder as this process sees it, where that differs.
+    /// Path of the driver root in this process, if it differs.
     #[arg(long)]
     pub driver_root_here: Option<PathBuf>,
     /// The NVML library.
     #[arg(long, default_value = "libnvidia-ml.so.1")]
     pub nvml: PathBuf,
-    /// Time between two looks at all cards, milliseconds; at most 1000.
+    /// Time between two full readings of all cards, milliseconds; at most 1000.
     #[arg(long, default_value_t = 1000)]
     pub nvml_interval_ms: u64,
 
     /// Time between two samples of the processes on cards that have shares, milliseconds.
     #[arg(long, default_value_t = 100)]
     pub watchdog_interval_ms: u64,
-    /// MiB that the driver's figure of what a process holds may be above what its limit
-    /// counts.
+    /// MiB by which the driver's figure for a process may exceed what its limit counts.
     #[arg(long, default_value_t = 16)]
     pub watchdog_slack_mib: u64,
 
@@ -78,72 +77,76 @@ pub struct Config {
     /// Environment added to NVIDIA's programs, `KEY=VALUE`; may be given several times.
     #[arg(long)]
     pub mps_env: Vec<String>,
-    /// What tenants may do in the directory of their MPS server's pipes. `ro` keeps root in a
-    /// container from replacing them; whether clients of every driver work so is not known yet.
+    /// Access of tenants to the pipe directory of their MPS server. `ro` keeps root in a container
+    /// from replacing the pipes; whether clients of every driver work with it is not known yet.
     #[arg(long, value_enum, default_value_t = PipeAccess::Rw)]
     pub mps_pipe: PipeAccess,
-    /// MiB at most in the shared memory of one MPS server and its tenants, for drivers before
-    /// r580; a tenant's memory is charged with what it writes there.
+    /// Size limit in MiB of the shared memory of one MPS server and its tenants, for drivers before
+    /// r580; what a tenant writes there is charged to its own memory.
     #[arg(long, default_value_t = 1024)]
     pub mps_shm_mib: u64,
-    /// Off for trials without the right to mount: tenants then share plain directories of the
-    /// node and its `/dev/shm`.
+    /// Off for tests without the right to mount: tenants then share plain directories of the node
+    /// and its `/dev/shm`.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub mps_mounts: bool,
     /// MiB of every card kept for the MPS server's own context.
     #[arg(long, default_value_t = 64)]
     pub mps_reserve_mib: u64,
-    /// Containers that may hold a share of one card: the clients that one MPS server takes.
+    /// Containers that may hold a share of one card: the number of clients that one MPS server
+    /// accepts.
     #[arg(long, default_value_t = 48)]
     pub client_slots: u32,
-    /// MiB a fraction is allowed beside its part where `GpuNode.spec` says nothing.
+    /// MiB that a fraction gets in addition, unless `GpuNode.spec` sets it.
     #[arg(long, default_value_t = 512)]
     pub context_allowance_mib: u64,
 
     /// Serve whole GPUs too; off where another plugin serves them.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub serve_whole: bool,
-    /// A pod that asks for whole GPUs and was placed by another scheduler gets what is free.
+    /// A pod that requests whole GPUs and was placed by another scheduler gets free ones.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub allow_ungranted_whole: bool,
-    /// Shares by `ResourceClaim`, too, as Kubernetes' DRA driver `aliquot.dev`.
+    /// Also serve shares by `ResourceClaim`, as the DRA driver `aliquot.dev`.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub dra: bool,
-    /// UID of the agent's own pod, where a new one comes before the old one ends (`maxSurge` of
-    /// its `DaemonSet`): it then stands by until it is alone on its node.
+    /// UID of the agent's own pod, if a new pod starts before the old one ends (`maxSurge` of its
+    /// `DaemonSet`): the new agent then waits until it is the only one on its node.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
-    /// A container that holds devices without a grant for so long is evicted, milliseconds.
-    /// Three times as long as `PreStartContainer` waits for a grant that is only late.
+    /// Time after which a container that holds devices without a grant is evicted, milliseconds.
+    /// Three times the wait of `PreStartContainer` for a late grant.
     #[arg(long, default_value_t = 60_000)]
     pub ungranted_grace_ms: u64,
-    /// How long `PreStartContainer` waits for what is only late, milliseconds. The kubelet allows 30 s.
+    /// How long `PreStartContainer` waits for a grant, memory or server that is late, milliseconds.
+    /// The kubelet allows 30 s.
     #[arg(long, default_value_t = 20_000)]
     pub prestart_wait_ms: u64,
-    /// Time left to the runtime after our own inotify echo of a new CDI file, milliseconds.
+    /// Pause after the inotify event of a new CDI file, in which the runtime reads it,
+    /// milliseconds.
     #[arg(long, default_value_t = 50)]
     pub cdi_settle_ms: u64,
     /// Time between two comparisons with checkpoint and `PodResources`, milliseconds.
     #[arg(long, default_value_t = 5000)]
     pub reconcile_interval_ms: u64,
 
-    /// Schedulers: every address of this host gets a stream. Unset: no telemetry.
+    /// Host and port of the schedulers; the agent opens a stream to every address of the host. No
+    /// telemetry when unset.
     #[arg(long)]
     pub telemetry_endpoint: Option<String>,
-    /// Name that the schedulers' certificate must carry, where it is not the endpoint's host.
+    /// Name in the schedulers' certificate, if it is not the endpoint's host.
     #[arg(long)]
     pub telemetry_server_name: Option<String>,
-    /// Projected token of our own audience, read again before every connect.
+    /// Projected token with Aliquot's audience, read again before every connection.
     #[arg(long, default_value = "/var/run/secrets/aliquot/token")]
     pub telemetry_token_file: PathBuf,
     /// CA of the schedulers, PEM; that of the trust `ConfigMap` when unset.
     #[arg(long)]
     pub telemetry_ca_file: Option<PathBuf>,
-    /// Where metrics and health are served; nowhere when unset.
+    /// Listen address of metrics and health; not served when unset.
     #[arg(long)]
     pub listen: Option<SocketAddr>,
 
-    /// Drop all capabilities but the needed ones at start.
+    /// Drop all capabilities except the needed ones at start.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub drop_capabilities: bool,
 }
@@ -151,7 +154,7 @@ pub struct Config {
 /// What tenants may do in a pipe directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PipeAccess {
-    /// Connect to what is there.
+    /// Connects to the cluster.
     Ro,
     /// What the user of the container may do to files of root.
     Rw,
@@ -251,8 +254,8 @@ impl Config {
         })
     }
 
-    /// Time between two looks at all cards. Bounded: what is reported of fences is as old as
-    /// the last look.
+    /// Time between two full readings of all cards. Bounded: reports on fences are as old as the
+    /// last reading.
     pub fn nvml_interval(&self) -> Duration {
         Duration::from_millis(self.nvml_interval_ms).clamp(Duration::from_millis(10), LONGEST_LOOK)
     }
@@ -262,7 +265,7 @@ impl Config {
         Duration::from_millis(self.watchdog_interval_ms.max(10))
     }
 
-    /// How long `PreStartContainer` waits for what is only late.
+    /// How long `PreStartContainer` waits for a grant, memory or server that is late.
     pub fn prestart_wait(&self) -> Duration {
         Duration::from_millis(self.prestart_wait_ms)
     }

@@ -3,13 +3,13 @@
 
 use std::process::ExitCode;
 
-/// Told to stop, and stopped.
+/// Stopped on request.
 pub const STOPPED: u8 = 0;
-/// It could not start: folders, sockets, kubeconfig.
+/// It could not start: directories, sockets, kubeconfig.
 pub const NOT_STARTED: u8 = 1;
 /// Wrong flags (clap's own code).
 pub const USAGE: u8 = 2;
-/// A part ended that never ends by itself; everything else was stopped with it.
+/// A task ended unexpectedly; the others were stopped.
 pub const PART_ENDED: u8 = 3;
 
 /// The code for the end of [`crate::run()`].

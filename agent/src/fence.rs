@@ -1,4 +1,4 @@
-//! What holds a share to its limit: its mode and what was read back → level, limit, reach.
+//! What enforces a share's limit: its mode and what was read back → level, limit, reach.
 //!
 //! The one table of modes and fences. Pure. Must never claim more than was read back.
 
@@ -63,8 +63,8 @@ pub fn compute_mode(mode: Mode) -> Option<ComputeMode> {
     }
 }
 
-/// So long after a card's compute mode was set, NVML has read it: twice its longest interval,
-/// and some more.
+/// After this time NVML has read a card's new compute mode: twice its longest interval, and some
+/// more.
 const MODE_READ: Duration = LONGEST_LOOK
     .saturating_mul(2)
     .saturating_add(Duration::from_millis(500));
@@ -90,8 +90,8 @@ impl ComputeModeWatch {
         }
     }
 
-    /// Takes in what NVML said last. Answers whether the mode is to be set again: something
-    /// else on the node changed it, or it was not set in time.
+    /// Applies NVML's latest reading. Returns whether the mode must be set again, because something
+    /// else on the node changed it or it was not set in time.
     pub fn observe(&mut self, is: ComputeMode, now: Instant) -> bool {
         if compute_mode(self.mode).is_none_or(|needed| needed == is) {
             *self = Self {
@@ -114,7 +114,7 @@ impl ComputeModeWatch {
         self.mode
     }
 
-    /// Whether it is wrong and that was told.
+    /// Whether it is wrong and has been reported.
     pub fn is_told(&self) -> bool {
         self.told.is_some()
     }
@@ -193,8 +193,8 @@ pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> 
     })
 }
 
-/// The most that a server's default may be that was read back so. A daemon answers in whole
-/// GiB, rounded down: a share of more than that may have its own limit there.
+/// The largest server default that reads back like this. A daemon answers in whole GiB, rounded
+/// down: a share of more than that may have its own limit there.
 fn most_of(server: Mib, own: Mib) -> Mib {
     const GIB: u64 = 1024;
     if server < own && server.0.is_multiple_of(GIB) {
@@ -204,8 +204,8 @@ fn most_of(server: Mib, own: Mib) -> Mib {
     }
 }
 
-/// The limits with which processes came to the server of one card. A limit that is lowered
-/// holds for those that come later: who is there keeps what it got.
+/// The limits under which processes connected to the server of one card. A lowered limit applies
+/// only to later processes; existing ones keep theirs.
 #[derive(Clone, Debug, Default)]
 pub struct Ceilings {
     now: Option<Mib>,
@@ -215,7 +215,7 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Takes in the server's default and the processes that are on the card.
+    /// Applies the server's default and the processes on the card.
     pub fn observe(&mut self, default: Mib, pids: impl Iterator<Item = u32>, now: Instant) {
         if self.now != Some(default) {
             self.before = self.now.map(|old| (old, now));

@@ -7,14 +7,15 @@
 //! - [`inventory`]: pure: observations and the admin's policy → cards, health, what can be granted.
 //! - [`pods`]: watches this node's pods, its Node and `GpuNode`, and what the cluster trusts.
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
-//! - [`ledger`]: pure: who holds which part of which card.
+//! - [`ledger`]: pure: which container holds which part of which card.
 //! - [`reconcile`]: pure: what lives and what died, and the rebuild at start.
-//! - [`watchdog`]: pure: who holds more than its share; [`termination`]: ends what must end.
+//! - [`watchdog`]: pure: which container holds more than its share; [`termination`]: ends
+//!   processes.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
 //! - [`kubelet`]: the device-plugin servers and their registration.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
 //! - [`edit`]: pure: a share → the CDI file's content.
-//! - [`fence`]: pure: mode and what was read back → what holds a share, and how far it can get.
+//! - [`fence`]: pure: mode and what was read back → fence and reach of a share.
 //! - [`mps`]: the plan for the MPS supervisor, and the supervisor (`aliquot-agent mps`).
 //! - [`telemetry`]: streams to schedulers, `GpuNode` status, metrics, health.
 //! - [`run()`]: starts it all ([`install`], [`privilege`] before it); [`exit`] says how a process ends.

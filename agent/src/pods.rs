@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// So many UIDs of pods that left are remembered, to tell "gone" from "not seen yet".
+/// Number of UIDs of deleted pods that are remembered, to distinguish "deleted" from "not seen
+/// yet".
 const REMEMBERED: usize = 1024;
 
 /// One pod.
@@ -44,7 +45,7 @@ pub struct ContainerView {
     pub tokens: u64,
     /// Whole cards that it asks for.
     pub whole: u64,
-    /// What it takes of claims, of whatever driver.
+    /// What it takes of claims, of any driver.
     pub claims: Vec<ClaimUse>,
     /// Its container, without the runtime's prefix, while it runs.
     pub running: Option<String>,
@@ -228,12 +229,12 @@ pub struct Pods {
     gone_order: VecDeque<String>,
 }
 
-/// Where a pod stands in the watch.
+/// The state of a pod in the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing<'a> {
     /// Here.
     Present(&'a PodView),
-    /// It left, or the whole list was read and it was not in it.
+    /// It was deleted, or the whole list was read and it was not in it.
     Gone,
     /// Not seen: the watch is late, or the list was never read.
     Unknown,
@@ -250,7 +251,7 @@ impl Pods {
         self.by_uid.values()
     }
 
-    /// Where a pod stands.
+    /// The state of a pod.
     pub fn standing(&self, uid: &str) -> Standing<'_> {
         match self.by_uid.get(uid) {
             Some(pod) => Standing::Present(pod),
@@ -259,7 +260,7 @@ impl Pods {
         }
     }
 
-    /// The whole list, read anew. Who is not in it any more is gone.
+    /// The whole list, read again. Pods that are no longer in it are deleted.
     pub fn replace(&mut self, pods: impl IntoIterator<Item = PodView>) {
         let new: BTreeMap<String, PodView> = pods
             .into_iter()

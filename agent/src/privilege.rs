@@ -12,15 +12,14 @@ const KEPT: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
 ];
 
-/// Above everything that a node runs by default: a watchdog that waits for a processor lets
-/// tenants have what is not theirs. Below what the kernel itself does.
+/// Above everything that a node runs by default: while the watchdog waits for a CPU, tenants can
+/// exceed their shares. Below what the kernel itself does.
 const NICENESS: i32 = -10;
 
 /// Gives this thread, and those that it starts later, their turn before those of others of
 /// the same weight. Call it before any thread is started, and before capabilities are dropped.
 ///
-/// # Errors
-/// The kernel refused: the process may not, and goes on as it is.
+/// # Errors The kernel refused; the process continues unchanged.
 pub fn raise_priority() -> std::io::Result<()> {
     Ok(rustix::process::setpriority_process(None, NICENESS)?)
 }

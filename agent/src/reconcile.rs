@@ -1,5 +1,5 @@
-//! What lives and what died. There is no release call: everything is told from what the
-//! kubelet wrote, what the API server says, what lies on disk, and what runs on the cards.
+//! Which allocations are alive and which are dead. There is no release call: the answer follows
+//! from the kubelet's files, the API server, the files on disk, and the processes on the cards.
 //!
 //! Pure functions over [`Local`] facts, pods and the ledger; time is a value.
 
@@ -17,22 +17,22 @@ use std::time::{Duration, Instant};
 /// While the API server was never reached, an allocation that the kubelet no longer
 /// records is dead after this long.
 pub const MISSING_GRACE: Duration = Duration::from_secs(10);
-/// After its pod is gone, an allocation that was prepared may still start for so long: the
+/// After its pod was deleted, an allocation that was prepared may still start for this time: the
 /// hook's own time limit is 10 s, and its CDI file is removed only with the share.
 pub const START_GRACE: Duration = Duration::from_secs(10);
-/// A container that runs for so long with our token and no proof never met the hook.
+/// A container that runs for this time with our token and no proof started without the hook.
 pub const PROOF_GRACE: Duration = Duration::from_secs(10);
 /// An allocation that never reached the checkpoint is forgotten after this long.
 pub const MINTED_GRACE: Duration = Duration::from_mins(1);
 /// The same while the checkpoint cannot be read, so that the agent does not know what reached
 /// it: longer than an image takes.
 pub const MINTED_GRACE_BLIND: Duration = Duration::from_hours(6);
-/// What cannot be read for so long keeps the node from being offered; a full or a slow disk
-/// is back sooner.
+/// If something cannot be read for this time, the node is not offered; a full or slow disk recovers
+/// sooner.
 pub const UNREADABLE_GRACE: Duration = Duration::from_secs(10);
 
-/// What lies on this node's disk, and which containers have processes. Where something
-/// could not be read, the last good state stands in its place.
+/// Files on this node's disk, and the containers that have processes. If something could not be
+/// read, its last good state is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
     /// `None` while it is unreadable or missing.
@@ -85,7 +85,7 @@ impl LocalSource {
         }
     }
 
-    /// What it is, in a sentence.
+    /// Its description.
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Checkpoint => "the kubelet's checkpoint",
@@ -98,7 +98,7 @@ impl LocalSource {
 }
 
 impl Local {
-    /// What the hook left for this very share; `None` as well for what is not readable.
+    /// The hook's proof for this very share; `None` also if it is not readable.
     pub fn proof_of(&self, share: &Share) -> Option<&Proof> {
         let proof = self.proofs.get(&share.proof_name()?)?.as_ref()?;
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
@@ -141,7 +141,7 @@ impl Local {
     }
 }
 
-/// Who holds which device ID, by resource. `None`: someone whom the ledger does not know.
+/// The holder of each device ID, by resource. `None`: a holder that the ledger does not know.
 pub type Held = BTreeMap<(Resource, String), Option<HolderKey>>;
 
 /// Allocations that were answered and may not be in the checkpoint yet.
@@ -216,7 +216,7 @@ pub fn proven<'a>(
     unbound.filter_map(find).collect()
 }
 
-/// Who holds each device ID: by the checkpoint, and by answers too fresh to be in it.
+/// The holder of each device ID, by the checkpoint, and by answers too recent to be in it.
 pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     let mut held = Held::new();
     let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
@@ -255,7 +255,7 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     held
 }
 
-/// Since when something that is expected is not there.
+/// Since when something that is expected is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Absences {
     /// Allocations that the kubelet does not record.
@@ -265,9 +265,9 @@ pub struct Absences {
     unstarted: BTreeMap<AllocId, Instant>,
 }
 
-/// Shares whose holder is dead. A container lives as long as it has a process, whatever
-/// became of its pod's object. `busy` are pods with a process on some card: memory is free
-/// when its processes are gone, not before.
+/// Shares whose holder has ended. A container is alive as long as it has a process, whatever the
+/// state of its Pod object. `busy` are pods with a process on some card: memory is free when its
+/// processes are gone, not before.
 pub fn deaths(
     ledger: &Ledger,
     local: &Local,
@@ -355,9 +355,9 @@ fn holds(ledger: &Ledger, alloc: AllocId) -> bool {
     ledger.by_alloc(alloc).next().is_some()
 }
 
-/// What lies on disk for allocations that nobody holds. Nothing before the pods were
-/// read: a file may be all that is known of a running container. Nothing of a container
-/// that has a process, or may have one: it is the only proof of where that came from.
+/// Files on disk of allocations without a holder. Nothing before the pods were read: a file may be
+/// all that is known of a running container. Nothing of a container that has a process, or may have
+/// one: it is the only proof of where that came from.
 pub fn orphans(ledger: &Ledger, local: &Local, pods: &Pods) -> BTreeSet<AllocId> {
     if !pods.synced() {
         return BTreeSet::new();
@@ -418,7 +418,7 @@ pub struct UnprovenContainer {
     pub runtime_class: Option<String>,
 }
 
-/// What is remembered of containers without proof.
+/// State about containers without proof.
 #[derive(Clone, Debug, Default)]
 pub struct Suspicions {
     since: BTreeMap<HolderKey, Instant>,
@@ -427,10 +427,10 @@ pub struct Suspicions {
     pub doubted: BTreeSet<String>,
 }
 
-/// Containers that run with an answer of ours and without the hook's proof: the runtime
-/// ignored the CDI name, or the hook. Whose the answers are stands in the kubelet's checkpoint,
-/// and of claims in the ledger. No container is judged while proofs or processes cannot be
-/// read, and none whose own proof cannot.
+/// Containers that run with an answer of ours and without the hook's proof: the runtime ignored the
+/// CDI name, or the hook. The kubelet's checkpoint says whose the answers are, and for claims the
+/// ledger. No container is judged while proofs or processes cannot be read, and none whose own
+/// proof cannot.
 pub fn unproven(
     local: &Local,
     ledger: &Ledger,

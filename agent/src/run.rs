@@ -26,30 +26,30 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The kubelet is told of cards that are known; so long it waits for NVML's first look.
+/// How long to wait for NVML's first reading: the kubelet should only learn of known cards.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// Between the word to the schedulers that this agent stops and the end of its plugin. The kubelet
-/// rejects a pod that it is to start without the plugin, and such a pod stays `Failed`; what was
-/// bound before the schedulers heard the word reaches the kubelet well within this time.
+/// Between the report that this agent stops and the end of its plugin. The kubelet permanently
+/// rejects a pod that it has to start without the plugin. Pods that were bound before the
+/// schedulers received the report reach the kubelet well within this time.
 const LEAVES_AFTER: Duration = Duration::from_secs(1);
-/// After the end of the plugin, so long is waited for what is in flight.
+/// Time for work in flight after the end of the plugin.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// For an agent that is being replaced to end.
 const PREDECESSOR: Duration = Duration::from_secs(3);
 /// Between two tries to be alone.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Whether another plugin serves whole cards is looked at so often.
+/// Interval of the check whether another plugin serves whole cards.
 const OTHER_PLUGIN: Duration = Duration::from_secs(10);
 /// Is there where cgroup v2 is; a container sees its own part of it there.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// The socket of NVIDIA's plugin for whole cards.
 const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
 
-/// Why an agent ended, other than by being told.
+/// Why an agent ended without a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A folder that must be there cannot be made.
-    #[error("the agent's folders cannot be made: {0}")]
+    #[error("the agent's directories cannot be created: {0}")]
     Folders(#[source] io::Error),
     /// A second one would sweep up and take back what the first one does.
     #[error("another agent of this node holds {}", .0.display())]
@@ -128,9 +128,9 @@ pub async fn run(
     result
 }
 
-/// Makes sure that no other agent serves this node: for as long as the lock lives. One that
-/// is just ending is waited for; where this one came to replace it, for as long as that takes.
-/// `None`: told to stop before.
+/// Makes sure that no other agent serves this node: for as long as the lock lives. One that is just
+/// ending is waited for; where this one came to replace it, for as long as that takes. `None`:
+/// stopped before.
 async fn alone(
     config: &Config,
     stop: &CancellationToken,
@@ -156,7 +156,7 @@ async fn alone(
             return Err(RunError::NotAlone(path));
         }
         if config.pod_uid.is_some() && standby.is_none() {
-            tracing::info!("stands by until the agent of this node has ended");
+            tracing::info!("waits until the node's other agent has ended");
             standby = Some(Standby::start(config)?);
         }
         tokio::select! {
@@ -206,7 +206,7 @@ async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Resul
     tokio::select! {
         () = stop.cancelled() => Ok(()),
         ended = tasks.join_next() => match ended {
-            // Told to stop, and quicker than this select.
+            // Stopped, and faster than this select.
             Some(Ok(Ok(_))) if stop.is_cancelled() => Ok(()),
             Some(Ok(Ok(part))) => Err(RunError::Ended(part)),
             Some(Ok(Err(error))) => Err(error),
@@ -242,8 +242,8 @@ fn start(
     let (ear, inbox) = Owner::channel();
     let owner = ear.clone();
     let core = core(config, &mut disk);
-    // Nobody may see a ledger that is empty because it was not rebuilt yet: a plan made of
-    // it would end servers whose tenants run.
+    // No task may see a ledger that is empty because it was not rebuilt yet: a plan made from it
+    // would end servers whose tenants run.
     let (state_out, state) = watch::channel(Arc::new(core.state()));
     let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
     let lists = Lists::new(config.share_dir(), state.clone());
@@ -354,7 +354,7 @@ fn start(
         let state_known = state.clone();
         let registered = config.pod_uid.is_some();
         tasks.spawn(async move {
-            // What is claimed is prepared from the first call on: the ledger is whole.
+            // Claims can be prepared from the first call on: the ledger is complete.
             after_first_look(state_known).await;
             claims.driver.send_replace(Some(driver));
             if registered {
@@ -395,7 +395,7 @@ fn served(config: &Config) -> Vec<Resource> {
     [Resource::Share].into_iter().chain(whole).collect()
 }
 
-/// The core, with what is known before anything is offered: who holds what, and whether
+/// The core, with the facts that must be known before anything is offered: the holders, and whether
 /// containers can be guarded.
 fn core(config: &Config, disk: &mut Disk) -> Core {
     let mut core = Core::new(Terms {
@@ -456,8 +456,7 @@ async fn bridge(mut nvml: nvml::NvmlChannels, owner: Owner) {
     }
 }
 
-/// Until NVML is up. A node whose driver is late registers all the same: who holds a token
-/// keeps it.
+/// Until NVML is up. A node whose driver is late still registers, so that pods keep their tokens.
 async fn after_first_look(mut state: watch::Receiver<Arc<crate::node::State>>) {
     let up = state.wait_for(|state| state.ready.nvml);
     let _ = tokio::time::timeout(FIRST_LOOK, up).await;
@@ -472,14 +471,14 @@ fn hook_obstacle(config: &Config) -> Option<String> {
             Err(error) => {
                 tracing::error!(%error, "the hook cannot be installed");
                 return Some(format!(
-                    "the container hook cannot be installed at {}: {error}",
+                    "the OCI hook cannot be installed at {}: {error}",
                     config.hook_path.display()
                 ));
             }
         }
     } else if !config.hook_path.exists() {
         // The path is the host's; a container without the mount does not see it.
-        tracing::warn!(hook = %config.hook_path.display(), "the hook is not seen at its place");
+        tracing::warn!(hook = %config.hook_path.display(), "the installed hook cannot be found");
     }
     None
 }

@@ -1,9 +1,9 @@
 //! Ends processes of containers, on the core's word.
 //!
-//! In: [`Termination`]s. Out: a count of what was ended, to the log. A process is looked up
-//! again before it is touched, through a handle that cannot become another process's: what
-//! is not in the container any more is left alone. Clients of an MPS server are taken off
-//! it first, since one that is killed in its work can take the server along.
+//! In: [`Termination`]s. Out: a count of what was ended, to the log. A process is looked up again
+//! before it is touched, through a handle that cannot come to mean another process; a process that
+//! has left the container is not touched. Clients of an MPS server are terminated there first,
+//! because a client that is killed during its work can end the server.
 
 use crate::attribute;
 use crate::mps::SupervisorClient;
@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// For an MPS daemon to break off its clients' work; one that hangs saves nobody.
+/// Time for an MPS daemon to terminate its clients' work; a daemon that hangs does not delay the
+/// kill any further.
 const BREAK_OFF: Duration = Duration::from_millis(500);
 
 /// One container, or one process, is to end.
@@ -63,7 +64,7 @@ async fn one(proc_root: PathBuf, client: Option<SupervisorClient>, termination: 
         let work = client.terminate(server, termination.pids.clone());
         match tokio::time::timeout(BREAK_OFF, work).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(server, %error, "clients are not taken off"),
+            Ok(Err(error)) => tracing::debug!(server, %error, "clients are not terminated"),
             Err(_) => tracing::warn!(server, "the MPS daemon is slow; killing its clients"),
         }
     }
@@ -100,7 +101,7 @@ fn end(proc_root: &Path, termination: &Termination) -> BTreeSet<u32> {
     killed
 }
 
-/// Kills one process if it is of that container, or of that pod where no container is said.
+/// Kills one process if it is in that container, or in that pod if no container is given.
 fn kill(proc_root: &Path, pid: u32, termination: &Termination) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
@@ -109,7 +110,7 @@ fn kill(proc_root: &Path, pid: u32, termination: &Termination) -> bool {
     if pid == std::process::id() || pid == 1 {
         return false;
     }
-    // The handle comes first: what is read after it is of the same process or of none.
+    // The handle is opened first: everything read after that is of the same process or of none.
     let Ok(handle) = pidfd_open(number, PidfdFlags::empty()) else {
         return false;
     };
@@ -146,8 +147,8 @@ mod tests {
         child
     }
 
-    /// Ends it, and answers whether it had been killed before: a process that was told to
-    /// terminate first was not.
+    /// Ends it, and returns whether it had been killed before; a process that only got SIGTERM was
+    /// not.
     fn was_killed(mut child: Child) -> bool {
         use std::os::unix::process::ExitStatusExt as _;
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());

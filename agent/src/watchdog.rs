@@ -1,4 +1,4 @@
-//! Who holds more than its share, and who uses a card past its MPS server.
+//! Which container holds more than its share, and which uses a card past its MPS server.
 //!
 //! Pure. In: [`Sample`]s, the ledger, time as a value. Out: [`Finding`]s, each at the moment
 //! at which something is to be done about it. One sample is never enough: what a process
@@ -15,30 +15,31 @@ use std::time::{Duration, Instant};
 
 /// A sample that waited longer than this says nothing of now.
 pub const STALE: Duration = Duration::from_millis(400);
-/// A card of which nothing could be judged for so long is unguarded: limits that only the
-/// watchdog keeps are not kept on it.
+/// A card without a valid sample for this time is unguarded: limits that only the watchdog enforces
+/// are not enforced on it.
 pub const BLIND: Duration = Duration::from_secs(5);
-/// So many samples within [`WINDOW`] that speak against a container are enough.
+/// Number of samples within [`WINDOW`] that convict a container.
 const STRIKES: usize = 2;
-/// So many are enough even if no process was seen twice.
+/// This many are enough even if no process was seen twice.
 const MANY_STRIKES: usize = 5;
-/// Longer than a tenant needs that takes and frees between two samples, and than the pause
-/// between any two looks: where samples fail, looks at all cards, at most 1 s apart, strike.
+/// Longer than the period of a tenant that allocates and frees between two samples, and longer than
+/// the pause between any two readings: if samples fail, full readings, at most 1 s apart, count as
+/// strikes.
 const WINDOW: Duration = Duration::from_millis(2500);
-/// A process that goes past its server has done so for so long: no document says on which of
-/// its lists a driver has a client while it connects. What it holds meanwhile counts.
+/// A process past its server is ended after this time: it is not documented in which of its lists a
+/// driver has a client while it connects. Its memory counts in the meantime.
 const LISTED_LATE: Duration = Duration::from_millis(500);
-/// Every share has so many clients, however many shares there are: a program and one that it
-/// starts.
+/// Every share has at least this many clients, however many shares there are: a program and one
+/// that it starts.
 const LEAST_CLIENTS: usize = 2;
-/// So long after it was seen, a suspect is watched closely.
+/// How long after its detection a suspect is sampled more often.
 const SOON: Duration = Duration::from_millis(200);
 /// Between two actions against the same container for the same thing.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A container that has not been found wanting for so long is in order.
+/// A container without a violation for this time is no longer suspected.
 const FORGIVEN: Duration = Duration::from_secs(10);
 
-/// What is wrong.
+/// The violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ViolationKind {
     /// Its processes hold more than its limit.
@@ -81,11 +82,11 @@ pub struct Finding {
     pub claim: Option<String>,
     /// On which card.
     pub gpu: GpuUuid,
-    /// What is wrong.
+    /// The violation.
     pub wrong: ViolationKind,
     /// What its processes hold on the card.
     pub held: Mib,
-    /// What they may; under pressure, what is kept for them.
+    /// Their limit; under pressure, what is kept for them.
     pub limit: Mib,
     /// Its processes on the card.
     pub own: Vec<ShareProcess>,
@@ -148,7 +149,7 @@ impl Finding {
     }
 }
 
-/// What it remembers from sample to sample.
+/// Its state between samples.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
     suspects: BTreeMap<(LimitScope, GpuUuid, ViolationKind), Suspect>,
@@ -203,10 +204,10 @@ impl Watchdog {
         findings
     }
 
-    /// Who has to give back what is kept for others, by one sample: on each card those that
-    /// hold most above what is kept for them, until the rest of the card is enough for all
-    /// that is kept and not held yet. Never one that holds no more than that. `room`: what a
-    /// card has beside all that is kept on it.
+    /// Which shares must give back memory that is kept for others, by one sample: on each card
+    /// those furthest above what is kept for them, until the rest of the card is enough for all
+    /// that is kept and not held yet. Never a share that holds no more than is kept for it. `room`:
+    /// the card's memory beyond all that is kept on it.
     pub fn press(
         &mut self,
         sample: &Sample,
@@ -297,7 +298,7 @@ impl Watchdog {
         })
     }
 
-    /// What is held against a share, in one sentence each; none when all is well.
+    /// The complaints about a share, one sentence each; none if there are none.
     pub fn complaints(&self, hold: &LimitScope) -> impl Iterator<Item = (ViolationKind, &str)> {
         let suspects = self.suspects.iter();
         let acted = suspects.filter(move |((of, ..), one)| of == hold && one.acted.is_some());
@@ -405,7 +406,7 @@ pub fn lacking(
     sum(&above(card, processes, ledger, slack)).saturating_sub(room)
 }
 
-/// Those that give back, the one that holds most above what is kept for it first.
+/// The shares that must give memory back, in order of the excess over what is kept for them.
 fn pressing(
     card: &GpuUuid,
     processes: &[Process],

@@ -8,7 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the admin wants of a node's cards.
+/// The administrator's settings for a node's cards.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "aliquot.dev",
@@ -39,10 +39,10 @@ pub struct GpuNodeSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub gpus: Vec<GpuPolicy>,
-    /// MiB of each card that are never granted, beside what the driver reserves.
+    /// MiB of each card that are never granted, in addition to what the driver reserves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve_mib: Option<Mib>,
-    /// MiB that a fraction gets beside its part, for the CUDA context; 512 when unset, 0 for none.
+    /// MiB that a fraction gets in addition, for the CUDA context; 512 when unset, 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_allowance_mib: Option<Mib>,
     /// Shares under a weaker fence are refused.
@@ -66,8 +66,8 @@ pub struct GpuNodeSpec {
     pub on_stranger: Option<Reaction>,
 }
 
-/// By which way shares of a card are granted. A change ends nothing: what is held stays, and
-/// the card opens to the other way once it is idle.
+/// The front by which shares of a card are granted. A change ends no share; the card opens to the
+/// other front once it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Front {
@@ -104,10 +104,10 @@ impl TimeSlice {
     }
 }
 
-/// What the agent does about a container or process that takes what it was not granted.
-/// `Report`: an event and a metric. `Evict`: the scheduler evicts the pod too, and after 30 s
-/// the agent kills its processes. `Kill`: the agent kills its processes at once. Stricter ones
-/// come later.
+/// What the agent does about a container or process that uses memory that it was not granted.
+/// `Report`: an event and a metric. `Evict`: the scheduler evicts the pod too, and after 30 s the
+/// agent kills its processes. `Kill`: the agent kills its processes at once. Stricter ones come
+/// later.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -134,19 +134,19 @@ pub struct GpuPolicy {
     /// By which way its shares are granted; the node's `defaultFront` when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<Front>,
-    /// Nothing new is placed on this card.
+    /// No new pods are placed on this card.
     #[serde(default)]
     pub cordoned: bool,
-    /// Hidden from the other device plugin on this node, by the admin's own doing.
+    /// The administrator has hidden this card from the other device plugin on the node.
     #[serde(default)]
     pub hidden_from_other_plugins: bool,
 }
 
-/// What the agent sees and holds.
+/// What the agent observes and has granted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeStatus {
-    /// Of the spec that this status knows.
+    /// Generation of the spec that this status reflects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// NVIDIA driver.
@@ -180,7 +180,7 @@ pub struct GpuNodeStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuStatus {
-    /// The name that everything else uses.
+    /// Identifies the card everywhere else.
     pub uuid: String,
     /// NVML's order.
     pub index: u32,
@@ -190,7 +190,7 @@ pub struct GpuStatus {
     pub total_mib: Mib,
     /// The driver's and the admin's reserve.
     pub reserved_mib: Mib,
-    /// Quantised; fast values go by telemetry.
+    /// Quantised; current values go by telemetry.
     pub used_mib: Mib,
     /// Sum of what is kept for the shares on it: their limits, or requests where those are less.
     pub granted_mib: Mib,
@@ -199,10 +199,10 @@ pub struct GpuStatus {
     /// While in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// What it can switch to while idle.
+    /// The modes that it can switch to while idle.
     #[serde(default)]
     pub switchable_modes: Vec<Mode>,
-    /// Whether a grant on it would start now.
+    /// Whether a container with a grant on it could start now.
     pub ready: bool,
     /// State of its MPS server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -218,16 +218,16 @@ pub struct GpuStatus {
     /// PCI bus id.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pci: String,
-    /// NUMA node where the driver says one.
+    /// NUMA node, if the driver reports one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
     /// UUIDs, or `nvswitch`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nvlink_peers: Vec<String>,
-    /// Nothing new is placed on it.
+    /// No new pods are placed on it.
     #[serde(default)]
     pub cordoned: bool,
-    /// Who holds what.
+    /// The shares on the card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub grants: Vec<GrantStatus>,
@@ -249,7 +249,7 @@ pub struct GrantStatus {
     pub container: String,
     /// Its limit on this card.
     pub memory_mib: Mib,
-    /// What of this card is kept for it, where that is less than its limit.
+    /// The memory of this card that is kept for it, if less than its limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_mib: Option<Mib>,
     /// Its compute ceiling in per cent.
@@ -259,16 +259,16 @@ pub struct GrantStatus {
     /// What is really active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// What one CUDA process of it can get to on this card, by whatever it does inside its
-    /// container, until the watchdog ends it. Its limit where nothing gets it further.
+    /// The memory that one of its CUDA processes can allocate on this card, whatever it does inside
+    /// its container, until the watchdog ends it. Equal to its limit if the tenant cannot exceed
+    /// that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach_mib: Option<Mib>,
-    /// What is held against it, or befell it; empty when all is well.
+    /// What is wrong with it; empty when nothing is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub complaint: String,
-    /// The `ResourceClaim` that it is given by, in the pod's namespace; empty: by the scheduler's
-    /// grant. The containers of one claim have a row each and its share together: what it
-    /// grants counts once.
+    /// Its `ResourceClaim`, in the pod's namespace; empty: it comes from the scheduler's grant.
+    /// Each container of a claim has a row; they hold one share together, which counts once.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub claim: String,
 }

@@ -1,9 +1,8 @@
 //! The signed grant: what the scheduler decided for one pod, as one annotation.
 //!
-//! Text form: `<base64url signature>.<JSON>`. The Ed25519 signature covers the JSON's
-//! exact bytes, so nothing has to be printed again to check it. A grant that is altered,
-//! copied to another pod, or replayed after the pod was made anew does not match:
-//! it names pod UID, node UID and cluster.
+//! Text form: `<base64url signature>.<JSON>`. The Ed25519 signature covers the JSON's exact bytes,
+//! so nothing has to be printed again to check it. A grant that is altered, copied to another pod,
+//! or replayed after the pod was recreated does not match: it names pod UID, node UID and cluster.
 
 use crate::units::{Mib, Mode};
 use base64::Engine as _;
@@ -35,8 +34,8 @@ pub struct Grant {
     pub containers: Vec<ContainerGrant>,
     /// The decision that this came from.
     pub decision: String,
-    /// The queue that the pod is charged to while it stands, whatever its labels say later.
-    /// None in a grant that was signed before grants said so.
+    /// The queue that the pod is charged to while it is bound, whatever its labels say later. None
+    /// in a grant that was signed before grants had this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
     /// Name of its pod group in its namespace, whatever its annotation says later. None: it
@@ -81,8 +80,8 @@ pub struct ContainerGrant {
     pub gpus: Vec<String>,
     /// Limit on each of them; the card's whole grantable memory in mode `exclusive`.
     pub memory_mib: Mib,
-    /// What of each of them is kept for it, where that is less than its limit: what it holds
-    /// above it is taken back when those for whom it is kept come short.
+    /// The part of each that is kept for it, if less than its limit: what it holds above that is
+    /// reclaimed when the shares for which it is kept need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_mib: Option<Mib>,
     /// Compute ceiling, 1 to 100 per cent.

@@ -1,6 +1,5 @@
-//! What is known of the fence around a share → what objects say of it: the pod's condition
-//! `IsolationVerified`, written by the scheduler, and the same in a claim's device status,
-//! written by the agent.
+//! The known state of a share's fence → its conditions: the pod's condition `IsolationVerified`,
+//! written by the scheduler, and the same in a claim's device status, written by the agent.
 
 /// What an agent read back of one container's fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +28,7 @@ enum Unverified {
     ClientLimit,
     /// Nothing but the watchdog holds it.
     WatchdogOnly,
-    /// What was read back is not what was granted, or nothing was yet.
+    /// The value read back differs from the grant, or there is none yet.
     NotReadBack,
 }
 

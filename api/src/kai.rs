@@ -71,10 +71,10 @@ pub struct QueueResource {
     /// Never more than; -1 unlimited, 0 nothing.
     #[serde(default)]
     pub limit: f64,
-    /// Weight in the division of what is left over.
+    /// Weight in the division of the surplus.
     #[serde(default)]
     pub over_quota_weight: f64,
-    /// Refused: no KAI release has a rule for it.
+    /// Refused: no KAI release implements it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lending_limit: Option<f64>,
 }
@@ -116,11 +116,11 @@ pub struct QueueStatus {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupSpec {
-    /// How many pods must fit at once; 1 when unset. With 0 each pod starts by itself.
+    /// How many pods must fit at once; 1 when unset. With 0 each pod starts independently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
-    /// How many of the sub-groups without a parent must fit; all of them when unset, none of
-    /// them with 0. Not beside `minMember`.
+    /// How many of the sub-groups without a parent must fit; all of them when unset, none of them
+    /// with 0. Not together with `minMember`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_sub_group: Option<i32>,
     /// Leaf queue.
@@ -132,7 +132,7 @@ pub struct PodGroupSpec {
     /// `preemptible` or `non-preemptible`; unset: preemptible below priority 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptibility: Option<String>,
-    /// Refused: no KAI release has a rule for it.
+    /// Refused: no KAI release implements it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_non_preemptible: Option<i32>,
     /// Where the group must or should be together.
@@ -144,11 +144,11 @@ pub struct PodGroupSpec {
     /// Whether to write `PodScheduled=False`; true when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark_unschedulable: Option<bool>,
-    /// -1 or unset: retry for ever; 1: one failed cycle in a node pool parks the group.
+    /// -1 or unset: retry without end; 1: one failed cycle in a node pool parks the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling_backoff: Option<i32>,
-    /// A Go duration: how long what is left of a gang below `minMember` may stay; negative:
-    /// for ever. `None`: what the scheduler's configuration says.
+    /// A Go duration: how long a gang may stay below `minMember` before it is evicted; negative:
+    /// without end. `None`: the scheduler's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staleness_grace_period: Option<String>,
     /// A Go duration that the group waits before it may evict others.
@@ -166,7 +166,7 @@ pub struct TopologyConstraint {
     /// All in one domain of this level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub required_topology_level: Option<String>,
-    /// In one domain of this level where that is possible.
+    /// In one domain of this level, if possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preferred_topology_level: Option<String>,
 }
@@ -177,12 +177,12 @@ pub struct TopologyConstraint {
 pub struct SubGroup {
     /// Unique in the group.
     pub name: String,
-    /// How many of its pods must fit; 0 is none. A sub-group without sub-groups must say it,
-    /// one with sub-groups must not.
+    /// How many of its pods must fit; 0 is none. Required for a sub-group without sub-groups, not
+    /// allowed for one with sub-groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_member: Option<i32>,
-    /// How many of its sub-groups must fit; all of them when unset, none of them with 0. Only
-    /// where there are sub-groups.
+    /// How many of its sub-groups must fit; all of them when unset, none of them with 0. Only for a
+    /// sub-group with sub-groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_sub_group: Option<i32>,
     /// Another sub-group.
@@ -278,16 +278,16 @@ pub struct ShardFields {
     pub args: Option<BTreeMap<String, String>>,
     /// How nodes are chosen; `binpack` when unset.
     pub placement_strategy: Option<PlacementStrategy>,
-    /// The shard's nodes: those whose label of node pools has this value; empty: those without
-    /// it. Cannot be changed in a scheduler that runs.
+    /// The shard's nodes: those whose label of node pools has this value; empty: those without it.
+    /// Cannot be changed while the scheduler runs.
     pub partition_label_value: Option<String>,
-    /// Without effect: every job of a queue is looked at.
+    /// No effect: every job of a queue is tried.
     pub queue_depth_per_action: Option<BTreeMap<String, i64>>,
-    /// How long a workload is left alone, at first.
+    /// How long a workload is protected after its start.
     pub min_runtime: Option<MinRuntime>,
     /// How much past use counts in fair share; 1 when unset.
     pub k_value: Option<f64>,
-    /// Where past use comes from; it does not count when unset.
+    /// The source of past use; past use does not count when unset.
     #[serde(rename = "usageDBConfig")]
     pub usage_db_config: Option<UsageDbConfig>,
     /// Plugins, by name.
@@ -315,21 +315,21 @@ pub struct SchedulingShard {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageDbConfig {
-    /// `prometheus`; or `in-memory`, which is not KAI's: what the scheduler saw itself.
+    /// `prometheus`; or `in-memory`, which is not KAI's: the scheduler's own records.
     pub client_type: Option<String>,
     /// URL of Prometheus.
     pub connection_string: Option<String>,
     /// The scheduler's environment variable that has the URL.
     pub connection_string_env_var: Option<String>,
-    /// What of past use counts.
+    /// How past use counts.
     pub usage_params: Option<UsageParams>,
 }
 
-/// What of past use counts. Go durations, or Prometheus': `90s`, `5m`, `1w`.
+/// How past use counts. Go durations, or Prometheus': `90s`, `5m`, `1w`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageParams {
-    /// Use so long ago counts half; all counts the same when unset.
+    /// Use this long ago counts half; no decay when unset.
     pub half_life_period: Option<String>,
     /// Length of the window; `1w` when unset.
     pub window_size: Option<String>,
@@ -339,12 +339,12 @@ pub struct UsageParams {
     pub tumbling_window_start_time: Option<String>,
     /// When a window of the type `cron` begins, in UTC.
     pub cron_string: Option<String>,
-    /// Between two questions; `1m` when unset.
+    /// Time between two queries; `1m` when unset.
     pub fetch_interval: Option<String>,
-    /// An older answer counts as none; `5m` when unset.
+    /// An older result is dropped; `5m` when unset.
     pub staleness_period: Option<String>,
-    /// So long the first answer is waited for before the condition `UsageStale` holds; `1m` when
-    /// unset. Decisions wait for nothing.
+    /// Time without a first result after which the condition `UsageStale` is True; `1m` when unset.
+    /// Decisions do not wait.
     pub wait_timeout: Option<String>,
     /// `usageQueryTimeout`, `queryResolution`, and the queries: `gpuAllocationMetric`,
     /// `gpuCapacityMetric`, and the same of `cpu` and `memory`.
@@ -364,9 +364,9 @@ pub struct PlacementStrategy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MinRuntime {
-    /// By those of higher priority.
+    /// From preemption by workloads of higher priority.
     pub preempt_min_runtime: Option<String>,
-    /// By other queues.
+    /// From reclaim by other queues.
     pub reclaim_min_runtime: Option<String>,
 }
 
@@ -375,7 +375,7 @@ pub struct MinRuntime {
 pub struct PluginSettings {
     /// True when unset.
     pub enabled: Option<bool>,
-    /// Without effect: what plugins do comes in KAI's order.
+    /// No effect: plugins act in KAI's order.
     pub priority: Option<i64>,
     /// By name.
     pub arguments: Option<BTreeMap<String, String>>,
@@ -390,7 +390,7 @@ pub struct ActionSettings {
     pub priority: Option<i64>,
 }
 
-/// The settings of a KAI installation. What of them has a meaning here are flags of ours.
+/// The settings of a KAI installation. Those with an effect are flags of Aliquot's scheduler.
 #[derive(CustomResource, Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kai.scheduler",
@@ -441,7 +441,7 @@ pub struct Config {
     pub status: Map<String, Value>,
 }
 
-/// What the scheduler says of an admin's object.
+/// The scheduler's conditions for the object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdminStatus {
     /// KAI's `Available`, `Deployed`, `Ready` and `Reconciling`, `KeysIgnored`, and of a shard `UsageStale`.

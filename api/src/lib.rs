@@ -1,12 +1,12 @@
 //! What users, the scheduler and the agents write into Kubernetes objects.
 //!
-//! - [`request`]: a pod's annotations and limits → what it asks for, or one clear sentence.
+//! - [`request`]: a pod's annotations and limits → its request, or one clear sentence.
 //! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
 //! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
 //!   CRDs define them.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
-//! - [`share_config`]: what a claim asks of its devices beside cards and memory.
+//! - [`share_config`]: a claim's other requests, besides cards and memory.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
 //!
 //! Never talks to anything: parsing, printing, signing, checking.

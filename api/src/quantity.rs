@@ -1,10 +1,10 @@
 //! Kubernetes quantities → whole numbers, exactly.
 //!
-//! In: a quantity's text. Out: how many units, thousandths or MiB it is, or `None` where it is
-//! not one. What is asked for is rounded up, and an amount beyond all numbers is the largest of
-//! them: it must fit nowhere, not everywhere. What a node or volume offers is rounded down.
-//! Grammar: `apimachinery/pkg/api/resource/quantity.go`: a decimal number with a binary
-//! suffix (`Ki` to `Ei`), a decimal one (`n`, `u`, `m`, `k` to `E`) or an exponent (`e3`, `E-3`).
+//! In: a quantity's text. Out: how many units, thousandths or MiB it is, or `None` if it is
+//! invalid. Requests are rounded up, and an amount beyond the range is the largest number: it must
+//! fit nowhere, not everywhere. The capacity of a node or volume is rounded down. Grammar:
+//! `apimachinery/pkg/api/resource/quantity.go`: a decimal number with a binary suffix (`Ki` to
+//! `Ei`), a decimal one (`n`, `u`, `m`, `k` to `E`) or an exponent (`e3`, `E-3`).
 
 use crate::units::Mib;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -15,7 +15,7 @@ const MAX_DIGITS: usize = 39;
 /// How many of a decimal part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parts {
-    /// So many, and a part of one if `true`.
+    /// The whole number, and a fraction if `true`.
     Whole(u128, bool),
     /// More than 128 bits hold.
     Beyond,
@@ -25,7 +25,7 @@ enum Parts {
 const MILLI: i32 = 3;
 const NANO: i32 = 9;
 
-/// In parts of so many decimals. `None` for what is no quantity and for what is negative.
+/// In units of this many decimals. `None` for invalid and for negative quantities.
 fn read(text: &str, decimals: i32) -> Option<Parts> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let end = text

@@ -1,11 +1,11 @@
-//! A pod's annotations and limits → what it asks for, or one clear sentence.
+//! A pod's annotations and limits → its request, or one clear sentence.
 //!
-//! In: a pod as Kubernetes has it. Out: [`PodRequest`]. The refusals are KAI's own
-//! sentences where KAI has one (`gpu_request_validator.go`, `gpu_sharing_validation.go`), so
-//! that a user who moves over reads what he knows.
+//! In: a pod as Kubernetes has it. Out: [`PodRequest`]. The refusals are KAI's own sentences where
+//! KAI has one (`gpu_request_validator.go`, `gpu_sharing_validation.go`), so that users of KAI
+//! recognize them.
 //!
 //! - [`of`]: of any pod, the bound ones of a cluster included.
-//! - [`admitted`]: of a manifest: also what no manifest may say, and what is not followed.
+//! - [`admitted`]: of a manifest: also keys that no manifest may have, and keys without an effect.
 
 mod error;
 mod form;
@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use proto::names::{request as key, resource};
 use std::collections::BTreeMap;
 
-/// What one pod asks of GPUs. Empty when it asks for none.
+/// One pod's request for GPUs. Empty if it requests none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRequest {
     /// In the pod's order, init containers first; only those that ask for something.
@@ -34,7 +34,7 @@ pub struct ContainerRequest {
     pub name: String,
     /// True for an init container, restartable or not.
     pub init: bool,
-    /// What it asks for.
+    /// Its request.
     pub gpus: GpuRequest,
 }
 
@@ -84,7 +84,7 @@ impl ShareRequest {
 /// How much of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// Exactly so many MiB.
+    /// Exactly this many MiB.
     Memory(Mib),
     /// Billionths of a card, 1 to 999 999 999.
     Fraction(u64),

@@ -1,5 +1,5 @@
-//! `ShareConfig`: what a `ResourceClaim` or its `DeviceClass` asks of the driver `aliquot.dev`
-//! beside cards and memory, as an opaque configuration of the claim's devices.
+//! `ShareConfig`: requests of a `ResourceClaim` or its `DeviceClass` to the driver `aliquot.dev`
+//! besides cards and memory, as an opaque configuration of the claim's devices.
 
 use crate::gpu_node::Reaction;
 use crate::units::{Fence, Mode};
@@ -18,7 +18,7 @@ pub struct ShareConfig {
     /// How the cards are shared; `exclusive`: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// No weaker fence, whatever comes beside it.
+    /// No weaker fence, whatever share is placed beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_fence: Option<Fence>,
     /// Compute ceiling, 1 to 100 per cent; no ceiling when unset.

@@ -1,4 +1,4 @@
-//! Quantities and closed sets that several crates speak of.
+//! Quantities and closed sets that several crates use.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ impl Mib {
         self.0.checked_sub(other.0).map(Self)
     }
 
-    /// What is left, never below zero.
+    /// The difference, never below zero.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

@@ -1,8 +1,8 @@
 //! One number for the content of a spec, carried by the spec's own hook.
 //!
-//! A runtime learns of a changed file by inotify, so for a moment it can inject what a file
-//! said before. The hook is told the digest by the very content that was injected, and
-//! compares it with the file as it is then: old content shows.
+//! A runtime learns of a changed file by inotify, so for a moment it can inject the file's previous
+//! content. The injected content itself gives the hook the digest, and the hook compares it with
+//! the current file: old content is detected.
 //!
 //! The digest covers everything but itself: the argument that follows [`FLAG`] counts as
 //! empty. It is taken over the compact JSON of the parsed spec, so white space and the
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_sha_256_of_the_compact_json() {
-        // Fixed for ever: an agent and a hook of different versions must agree.
+        // Must never change: an agent and a hook of different versions must agree.
         assert_eq!(
             digest(&spec()).to_string(),
             "4bfca2f7d5d6f3a73082d9babc5b8604e4bf110c09a30e964e230b4ff0736a90"

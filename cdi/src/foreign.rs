@@ -28,7 +28,7 @@ pub struct Found {
     pub file: PathBuf,
 }
 
-/// What was found, and what could not be read on the way.
+/// The result, and the files that could not be read.
 #[derive(Debug, Default)]
 pub struct Search {
     /// `None`: no spec defines this GPU, or two of one directory do.
@@ -37,8 +37,8 @@ pub struct Search {
     pub complaints: Vec<String>,
 }
 
-/// Looks for the GPU in all specs of `dirs`, lowest priority first, as a runtime is
-/// configured (`/etc/cdi`, `/var/run/cdi`).
+/// Searches the GPU in all specs of `dirs`, lowest priority first, as a runtime is configured
+/// (`/etc/cdi`, `/var/run/cdi`).
 ///
 /// Within one directory two definitions of a name make it unusable; a later directory
 /// wins over an earlier one.
@@ -119,7 +119,7 @@ fn read_dir(dir: &Path, complaints: &mut Vec<String>) -> Result<Vec<(PathBuf, Sp
 
 type Parse = fn(&[u8]) -> Result<Spec, String>;
 
-/// By the file's ending, as runtimes choose; `None` for what they do not read.
+/// By the file's ending, as runtimes choose; `None` for files that they do not read.
 fn parser_of(path: &Path) -> Option<Parse> {
     match path.extension()?.to_str()? {
         "json" => Some(dir::parse),

@@ -1,8 +1,8 @@
 //! The specification's structs, and the runtime's rules for merging edits.
 //!
-//! Fields stand in the specification's order, so that what we write reads and diffs like
-//! anyone's. A field that we do not know makes a file unreadable here, as it does in a
-//! runtime: to drop it would be to inject less than the file says.
+//! Fields are in the specification's order, so that our files read and diff like others. An unknown
+//! field makes a file unreadable here, as it does in a runtime: dropping it would inject less than
+//! the file says.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

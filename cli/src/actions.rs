@@ -1,4 +1,4 @@
-//! What the core decided, as a table: bindings, evictions, promises, and who waits.
+//! The core's decisions, as a table: bindings, evictions, promises, and pending pods.
 
 use crate::report::{Cell, Column, Table, Tone};
 use scheduler_core::ids::{GpuUuid, PodUid};
@@ -17,8 +17,8 @@ const COLUMNS: &[Column] = &[
     Column::text("uid", "UID").wide(),
 ];
 
-/// One row per thing that was decided or said. Of the last round, who waits and why, as
-/// far as `about` wants to know of that pod.
+/// One row per action or reason. Of the last round, the pending pods with their reasons, as far as
+/// `about` selects them.
 pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Table {
     let mut table = Table::new(COLUMNS, "nothing would be done");
     for (at, decision) in rounds.iter().enumerate() {
@@ -33,7 +33,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                     bind.node.to_string().into(),
                     grants(&bind.grants),
                     if bind.pod.as_str().ends_with(scheduler::trial::ANEW) {
-                        "made anew by its controller".into()
+                        "recreated by its controller".into()
                     } else {
                         "".into()
                     },
@@ -67,7 +67,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                 promise.name.to_string().into(),
                 promise.node.to_string().into(),
                 Cell::shown(cards.clone(), cards.join(",")),
-                "when what is leaving there has left".into(),
+                "when the pods that are leaving there have ended".into(),
                 promise.pod.to_string().into(),
             ]);
         }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-/// Flags of every verb that speaks to a cluster.
+/// Flags of every verb that connects to a cluster.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ClusterArgs {
     /// Kubeconfig; else $KUBECONFIG, ~/.kube/config, or the pod's own account.
@@ -23,7 +23,7 @@ pub(crate) struct ClusterArgs {
     pub(crate) context: Option<String>,
 }
 
-/// A cluster that can be asked.
+/// A connection to a cluster.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: Client,
@@ -122,7 +122,7 @@ impl Cluster {
     pub(crate) fn failure(&self, what: &str, error: &kube::Error) -> Failure {
         match error {
             kube::Error::Api(status) if status.code == 404 => Failure::cluster(format!(
-                "the cluster at {} knows no {what}: is Aliquot installed there (kubectl apply -k deploy)?",
+                "the cluster at {} has no {what}: is Aliquot installed there (kubectl apply -k deploy)?",
                 self.url
             )),
             kube::Error::Api(status) if status.code == 403 || status.code == 401 => {

@@ -1,8 +1,8 @@
 //! `aliquot cordon` and `uncordon`: whether new work is placed on a card.
 //!
-//! Writes `GpuNode.spec.gpus[].cordoned`, which is the admin's; needs the right to get and
-//! update `gpunodes`. What runs on the card stays. A write that meets another one is read
-//! and tried again, so nobody's change is lost.
+//! Writes `GpuNode.spec.gpus[].cordoned`, which is the admin's; needs the right to get and update
+//! `gpunodes`. What runs on the card stays. A write that meets another one is read and tried again,
+//! so no change is lost.
 
 use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `aliquot events`: what the scheduler has said about pods, newest last.
+//! `aliquot events`: the scheduler's events about pods, newest last.
 
 use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
@@ -84,7 +84,7 @@ fn moment(event: &Event) -> i64 {
 
 fn table(args: &Args, events: Vec<Event>) -> Table {
     let now = i64::try_from(clock().0).unwrap_or(i64::MAX);
-    let mut table = Table::new(COLUMNS, "the scheduler has said nothing");
+    let mut table = Table::new(COLUMNS, "the scheduler has sent no events");
     for event in events {
         let at = moment(&event);
         let kind = event.type_.clone().unwrap_or_default();
@@ -93,7 +93,7 @@ fn table(args: &Args, events: Vec<Event>) -> Table {
         } else {
             Tone::Plain
         };
-        // What changes with every look would be printed again by --watch.
+        // A value that changes with every reading would be printed again by --watch.
         let shown = if args.follow.watch {
             time_of_day(at)
         } else {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 /// The answer is no.
 pub(crate) const NO: u8 = 1;
-/// What was said cannot be understood.
+/// Invalid input.
 pub(crate) const INPUT: u8 = 2;
 /// The cluster does not answer, or refuses.
 pub(crate) const CLUSTER: u8 = 3;
@@ -36,7 +36,7 @@ impl Failure {
         Self::of(NO, sentence)
     }
 
-    /// What was said cannot be understood.
+    /// Invalid input.
     pub(crate) fn input(sentence: impl Display) -> Self {
         Self::of(INPUT, sentence)
     }

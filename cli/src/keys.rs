@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// A scheduler that runs sees a change at once; one that does not, never.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A write is tried so often before the others have won.
 const TRIES: usize = 5;
@@ -131,7 +131,7 @@ impl Keys {
         Ok(Known { map, keys, signs })
     }
 
-    /// Takes the key away, tells the schedulers, and waits until one of them has made another.
+    /// Deletes the key, informs the schedulers, and waits until one of them has created another.
     async fn rotate(&self) -> Result<(), Failure> {
         let before = self.read().await?.signs;
         let secret = object::GRANT_KEY_SECRET;
@@ -160,7 +160,7 @@ impl Keys {
             tokio::time::sleep(PAUSE).await;
         }
         Err(Failure::cluster(
-            "the former key is deleted, and no scheduler has made a new one in 30 s: one that starts will",
+            "the previous key is deleted, and no scheduler has created a new one in 30 s: the next one that starts will",
         ))
     }
 
@@ -169,12 +169,12 @@ impl Keys {
             let mut known = self.read().await?;
             if known.signs.as_deref() == Some(key) {
                 return Err(Failure::no(format!(
-                    "{key} signs: have another key sign first, with `aliquot keys rotate`"
+                    "{key} is the signing key: rotate it first, with `aliquot keys rotate`"
                 )));
             }
             if known.keys.remove(key).is_none() {
                 return Err(Failure::input(format!(
-                    "no key {key} is believed; `aliquot keys list` says which are"
+                    "no key {key} is trusted; `aliquot keys list` lists the trusted keys"
                 )));
             }
             let text = serde_json::to_string(&known.keys)

@@ -1,13 +1,13 @@
 //! `aliquot`: the command line, one file or folder per verb.
 //!
-//! - [`connect`]: the way into a cluster; [`report`]: what is answered, and how it is
-//!   printed; [`failure`]: one sentence and an exit code; [`progress`]: where long work is.
-//! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and who waits.
+//! - [`connect`]: the connection to a cluster; [`report`]: results, and how they are printed;
+//!   [`failure`]: one sentence and an exit code; [`progress`]: progress of long work.
+//! - [`inventory`]: `nodes`, `cards`, `shares`; [`top`], over [`view`]: cards and pending pods.
 //! - [`shadow`]: the scheduler's core, fed by lists; [`queues`]: the tree of queues.
-//! - [`usage`]: `report`: what was granted and not used.
+//! - [`usage`]: `report`: memory granted and not used.
 //! - [`explain`]: why a pod waits.
-//! - [`trial`]: `fit`, `simulate`: pods that are not there yet; [`manifest`]: their files.
-//! - [`record`]: `snapshot`, `replay`; [`actions`]: what was decided, as a table.
+//! - [`trial`]: `fit`, `simulate`: pods that do not exist yet; [`manifest`]: their files.
+//! - [`record`]: `snapshot`, `replay`; [`actions`]: decisions, as a table.
 //! - [`doctor`]: findings with their fixes.
 //! - [`events`]; [`cordon`]: `cordon`, `uncordon`; [`keys`]: these alone write.
 //! - [`demo`]: a whole cluster in one process; [`hook`]: what its runtimes run.

@@ -1,8 +1,8 @@
 //! Manifests: YAML of several documents, and putting them into a cluster.
 //!
-//! In: files of the user, or the story's own objects. Out: what was applied, or one
-//! sentence that names file, document and cause. A file that cannot be read is refused
-//! before anything starts.
+//! In: files of the user, or the story's own objects. Out: the applied objects, or one sentence
+//! that names file, document and cause. A file that cannot be read is refused before anything
+//! starts.
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Namespace;
@@ -13,9 +13,9 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Who applies.
+/// The caller.
 const MANAGER: &str = "aliquot-demo";
-/// Kinds that somebody else would act on; in the demo nobody does.
+/// Kinds that other controllers would handle; the demo has none of these.
 const WITHOUT_CONTROLLER: [&str; 7] = [
     "Deployment",
     "ReplicaSet",
@@ -32,7 +32,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
         .with_context(|| format!("{} cannot be read", path.display()))?;
     let documents = parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))?;
     if documents.is_empty() {
-        bail!("{} has no manifest in it", path.display());
+        bail!("{} contains no manifest", path.display());
     }
     Ok(documents)
 }
@@ -146,11 +146,11 @@ pub(crate) async fn apply(client: &Client, object: &Value) -> anyhow::Result<App
     })
 }
 
-/// What a user should know of a kind that is kept and acted on by nobody.
+/// A note for the user about a kind that is stored and that no controller handles.
 pub(crate) fn caveat(applied: &Applied) -> Option<String> {
     WITHOUT_CONTROLLER.contains(&applied.kind.as_str()).then(|| {
         format!(
-            "{} {}: kept, but the demo has no controller that makes pods of it; apply the pods themselves",
+            "{} {}: stored, but the demo has no controller that creates its pods; apply the pods themselves",
             applied.kind, applied.name
         )
     })

@@ -18,7 +18,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of so many pieces; 0: nobody knows how many.
+    /// The total; 0: unknown.
     pub(crate) fn of(what: &'static str, pieces: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(pieces as u64), ProgressDrawTarget::hidden());
         let template = if pieces == 0 {
@@ -44,13 +44,13 @@ impl Progress {
         self.show();
     }
 
-    /// So many pieces are done.
+    /// The number of finished pieces.
     pub(crate) fn at(&mut self, pieces: usize) {
         self.bar.set_position(pieces as u64);
         self.show();
     }
 
-    /// While somebody else does the work.
+    /// While another thread does the work.
     pub(crate) fn spin(&mut self) {
         if std::io::stderr().is_terminal() {
             self.shown = true;

@@ -51,7 +51,7 @@ const COLUMNS: &[Column] = &[
 
 fn report(queues: &[QueueView]) -> Report {
     let mut table = Table::new(COLUMNS, "there are no queues");
-    // A parent that is not there makes its children roots of their own.
+    // A missing parent makes its children roots of their own.
     let there = |name: &str| queues.iter().any(|queue| queue.queue.as_str() == name);
     let roots = queues.iter().filter(|queue| {
         let parent = queue.parent.as_ref();
@@ -64,7 +64,7 @@ fn report(queues: &[QueueView]) -> Report {
 }
 
 fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usize) {
-    // Queues that go round are nobody's roots; a tree cannot be deeper than it has queues.
+    // Queues in a cycle have no root; a tree cannot be deeper than its number of queues.
     if depth > queues.len() {
         return;
     }

@@ -75,7 +75,7 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
     let config = scheduler::Config::default().core(0);
     let mut shadow = Shadow::of_text("", config, "")?;
     let mut rounds = Vec::new();
-    // What stands before a `decide` keeps its line's number.
+    // Text before a `decide` keeps its line number.
     let mut pending = String::new();
     let mut progress = Progress::of("lines", source.lines().count());
     for (at, line) in source.lines().enumerate() {

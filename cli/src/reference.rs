@@ -1,7 +1,7 @@
 //! `docs/reference/`, written from the code, and the commands and links of every page.
 //!
-//! A test, not a program: `UPDATE_DOCS=1 cargo test -p aliquot-cli reference` writes the
-//! pages anew, and without it a page that is not what the code says is a failure.
+//! A test, not a program: `UPDATE_DOCS=1 cargo test -p aliquot-cli reference` rewrites the pages;
+//! without the variable, a page that differs from the code is a failure.
 
 mod metrics;
 
@@ -210,7 +210,7 @@ fn objects() -> String {
     for (definition, what) in [
         (
             api::GpuNode::crd(),
-            "Made by the agent of the node of that name; `spec` is the administrator's.",
+            "Made by the agent of the node of that name; the administrator writes `spec`.",
         ),
         (
             api::Queue::crd(),
@@ -223,11 +223,11 @@ fn objects() -> String {
         (api::Topology::crd(), "KAI's. The levels of a data centre."),
         (
             api::kai::ShardDefinition::crd(),
-            "KAI's. How one node pool is scheduled; a change acts at once, and the conditions `Ready` and `KeysIgnored` say what of it does not.",
+            "KAI's. How one node pool is scheduled. A change takes effect at once; the conditions `Ready` and `KeysIgnored` name the keys that do not.",
         ),
         (
             api::kai::ConfigDefinition::crd(),
-            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names what of it means nothing here, `Ready` what is otherwise in the scheduler that runs.",
+            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names the keys without an effect, `Ready` those that differ in the running scheduler.",
         ),
     ] {
         let definition = serde_json::to_value(&definition).unwrap();
@@ -251,13 +251,13 @@ fn exit_codes() -> String {
         rows.fold(String::new(), |text, row| text + "|" + row + "\n")
     };
     let mut text = format!(
-        "{HEAD}# Exit codes\n\n## `aliquot`\n\n{}\n`aliquot demo` ends with 0 when all came as told, or after Ctrl-C; with 1 when something is missing; with 2 when the command line or a manifest cannot be read.\n\n## `aliquot-agent`\n\n| code | meaning |\n|---|---|\n",
+        "{HEAD}# Exit codes\n\n## `aliquot`\n\n{}\n`aliquot demo` exits with 0 when everything is as expected, or after Ctrl-C; with 1 when something is missing; with 2 when the command line or a manifest is invalid.\n\n## `aliquot-agent`\n\n| code | meaning |\n|---|---|\n",
         table("cli/src/failure.rs")
     );
     for (_, code, words) in constants(&source("agent/src/exit.rs")) {
         let _ = writeln!(text, "| {code} | {} |", cell(&words));
     }
-    text.push_str("\n## `aliquot-scheduler`\n\n| code | meaning |\n|---|---|\n| 0 | Told to stop, and stopped. |\n| 1 | It could not start, or a part of it ended. |\n| 2 | Wrong flags. |\n");
+    text.push_str("\n## `aliquot-scheduler`\n\n| code | meaning |\n|---|---|\n| 0 | Stopped on request. |\n| 1 | It could not start, or a part of it ended. |\n| 2 | Wrong flags. |\n");
     text
 }
 
@@ -355,11 +355,11 @@ fn sentences(path: &str, begin: &str) -> Vec<String> {
     found
 }
 
-/// Every sentence that ends what cannot be done, by who says it.
+/// Every sentence of a rejection or a reason, by its source.
 fn all_sentences(text: &mut String) {
     let parts: [(&str, &[(&str, &str)]); 7] = [
         (
-            "What keeps a pod from a node",
+            "Why a pod does not fit a node",
             &[
                 (
                     "scheduler-core/src/reason.rs",
@@ -369,14 +369,14 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What keeps a pod from a card",
+            "Why a pod does not fit a card",
             &[(
                 "scheduler-core/src/reason.rs",
                 "impl fmt::Display for CardReason {",
             )],
         ),
         (
-            "What keeps a pod from every node",
+            "Why a pod fits no node",
             &[
                 (
                     "scheduler-core/src/cycle/reason.rs",
@@ -397,21 +397,21 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What a pod is refused for",
+            "Why a pod is rejected",
             &[
                 ("api/src/request/error.rs", "pub enum RequestError {"),
                 ("scheduler/src/admission/amend.rs", "pub enum AmendError {"),
             ],
         ),
         (
-            "What a resize is refused for",
+            "Why a resize is rejected",
             &[(
                 "scheduler/src/admission/resize.rs",
                 "pub(super) async fn against(",
             )],
         ),
         (
-            "What a queue, a pod group or a topology is refused for",
+            "Why a queue, a pod group or a topology is rejected",
             &[
                 ("scheduler/src/admission/validate.rs", "enum Invalid {"),
                 ("scheduler/src/admission/validate.rs", "fn minimums("),
@@ -419,7 +419,7 @@ fn all_sentences(text: &mut String) {
             ],
         ),
         (
-            "What a `SchedulingShard` is told",
+            "Messages on a `SchedulingShard`",
             &[
                 ("scheduler/src/shard/spec.rs", ""),
                 ("scheduler/src/shard/usage.rs", ""),
@@ -427,7 +427,7 @@ fn all_sentences(text: &mut String) {
             ],
         ),
     ];
-    text.push_str("\n## Sentences\n\nWhat is not taken, and what cannot be placed, is reported in one of these sentences; `…` is what differs.\n");
+    text.push_str("\n## Sentences\n\nRejections and reasons use these sentences; `…` stands for a variable part.\n");
     for (title, from) in parts {
         let _ = writeln!(text, "\n### {title}\n");
         for (path, begin) in from {
@@ -471,7 +471,7 @@ fn reasons() -> String {
     for (reason, what) in of_pods {
         let _ = writeln!(text, "| `{reason}` | {what} |");
     }
-    text.push_str("\n## Events of a pod group\n\nNormal ones; of a group that waits, each once where it is another than the last.\n\n| reason | when |\n|---|---|\n");
+    text.push_str("\n## Events of a pod group\n\nThese are of type Normal. A waiting group gets an event when its reason changes.\n\n| reason | when |\n|---|---|\n");
     let group_events = source("scheduler/src/report/group_events.rs");
     let said = group_events
         .lines()
@@ -487,8 +487,8 @@ fn reasons() -> String {
     }
     for (reason, _) in of_groups {
         let when = match reason.as_str() {
-            "StaleJob" => "below its minimum since a moment",
-            "Evict" => "pods of it are evicted, once for those that go together",
+            "StaleJob" => "the gang has fallen below its minimum",
+            "Evict" => "pods of the group are evicted, once for those that are evicted together",
             other => panic!("{other} is an event of a pod group that no page explains"),
         };
         let _ = writeln!(text, "| `{reason}` | {when} |");
@@ -498,7 +498,7 @@ fn reasons() -> String {
     let reason = literals(reason).swap_remove(0);
     let _ = writeln!(
         text,
-        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server took and that cannot be read counts as not there |"
+        "\n## Events of other objects\n\n| reason | when |\n|---|---|\n| `{reason}` | a queue, a pod group, a topology or a `GpuNode` that the API server accepted and the scheduler cannot read; it is ignored |"
     );
     text.push_str("\n## Why a pod waits\n\nThe kind of the leading reason, in metrics and in `aliquot explain -o json`.\n\n| kind | meaning |\n|---|---|\n");
     for (kind, words) in variants(&core, "ReasonKind") {

@@ -1,8 +1,8 @@
 //! The scheduler's own core, fed by lists instead of watches, for questions.
 //!
-//! In: the objects that the scheduler watches, listed once, or a snapshot file. Out: a
-//! [`Shadow`] that answers as the scheduler would decide. Never asks the scheduler, and
-//! never writes: what is tried here is tried on a copy.
+//! In: the objects that the scheduler watches, listed once, or a snapshot file. Out: a [`Shadow`]
+//! that answers as the scheduler would decide. Never asks the scheduler, and never writes: trials
+//! run on a copy.
 
 use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
@@ -138,7 +138,7 @@ impl Objects {
             groups,
             topologies,
             classes,
-            // Who may not read them is answered as if there were none.
+            // Without the right to read them, the result is as if there were none.
             shards: cluster.list().await.unwrap_or_default(),
             namespaces: cluster.list().await.unwrap_or_default(),
             claims: cluster.list().await.unwrap_or_default(),
@@ -151,7 +151,7 @@ impl Objects {
     }
 }
 
-/// A core that nobody acts for.
+/// A core whose actions are not carried out.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     /// The name in the specs of our pods.
@@ -254,7 +254,7 @@ impl Shadow {
         shadow
     }
 
-    /// An equal one that only places what fits, and evicts nobody.
+    /// An equal one that only places what fits, without evictions.
     pub(crate) fn without_evictions(&self) -> Self {
         let mut copy = self.copy();
         copy.configure(|config| config.actions = vec![Step::Allocate]);
@@ -331,13 +331,13 @@ impl Shadow {
         self.core.decide(self.now)
     }
 
-    /// Decides until nothing more happens, and no time goes by. Answers the decision of each
-    /// round; see [`trial::settle`].
+    /// Decides until nothing more happens, without the passing of time. Returns the decision of
+    /// each round; see [`trial::settle`].
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
         trial::settle(&mut self.core, &mut self.now, Duration(0), |_| {}).rounds
     }
 
-    /// The same, and where nothing is left to happen, time goes on. `after` hears of each
+    /// The same, and when nothing is left to do, time advances. `after` is called with each
     /// decision.
     pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> TrialResult {
         trial::settle(&mut self.core, &mut self.now, trial::QUIET, after)
@@ -349,7 +349,7 @@ impl Shadow {
         trial::decide_in_time(&mut self.core, &mut self.now)
     }
 
-    /// Takes in a pod that is not there; `number` tells it from others.
+    /// Adds a pod that does not exist; `number` distinguishes it from others.
     ///
     /// # Errors
     /// Why the webhook would refuse it.
@@ -404,8 +404,7 @@ mod tests {
         assert_eq!(text::write(&again.unwrap().events()), text);
     }
 
-    /// One card with a guest of a queue that deserves nothing, and somebody who waits in one
-    /// that deserves it.
+    /// One card with a pod of a queue without quota, and a pending pod of a queue with quota.
     const OWED: &str = "\
 tick 100000
 node n1 cpu=64000 memory=274877906944 pods=110 gpus=1
@@ -446,7 +445,7 @@ pod late queue=rich created=2 gpus.main=1
                 seconds(settled.took)
             )]
         );
-        // What said nothing is no round.
+        // A decision without output is not a round.
         assert!(settled.rounds.len() < 6, "{settled:?}");
         let (after, decision) = owed(rests).decide_in_time();
         assert_eq!((after, decision.actions.len()), (settled.took, 1));

@@ -1,4 +1,4 @@
-//! Cards, who holds them, who waits and why: a snapshot as text.
+//! Cards, their holders, pending pods and their reasons: a snapshot as text.
 //!
 //! Pure: objects in, lines out. Reads only what every user of the cluster can read,
 //! `GpuNode`s and pods.
@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 /// Of a bar.
 const WIDEST: usize = 120;
 
-/// What is known at one moment.
+/// The known state at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterView {
     /// By name.
@@ -49,8 +49,8 @@ impl ClusterView {
         })
     }
 
-    /// Cards as bars with their shares, then who waits and why; ends in a newline. No line of a
-    /// card is wider than `width`.
+    /// Cards as bars with their shares, then pending pods with their reasons; ends in a newline. No
+    /// line of a card is wider than `width`.
     pub(crate) fn render(&self, width: usize, coloured: bool) -> String {
         let mut text = String::new();
         let paint = |text: &str, tone| painted(text, tone, coloured);
@@ -159,8 +159,8 @@ impl ClusterView {
     }
 }
 
-/// A card as a bar of that width: its shares one after the other, then what is free; and the
-/// names of the shares below their parts, where there is room.
+/// A card as a bar of that width: its shares one after the other, then the free part; and the names
+/// of the shares below their parts, where there is room.
 fn bar(card: &GpuStatus, width: usize) -> (String, String) {
     let cells = width.saturating_sub(4).max(10) as u64;
     let all = card.grantable_mib.0.max(1);
@@ -187,7 +187,7 @@ fn bar(card: &GpuStatus, width: usize) -> (String, String) {
     (bar, names.trim_end().to_owned())
 }
 
-/// Why the scheduler has not placed a pod, if it said so.
+/// Why the scheduler has not placed a pod, if it has reported a reason.
 pub(crate) fn reason(pod: &Pod) -> Option<&str> {
     pod.status
         .as_ref()?
@@ -214,7 +214,7 @@ pub(crate) fn why(pod: &Pod) -> String {
         return reason.to_owned();
     }
     let Some(status) = &pod.status else {
-        return "the scheduler has not looked at it yet".to_owned();
+        return "the scheduler has not tried it yet".to_owned();
     };
     if let Some(message) = &status.message {
         return message.clone();
@@ -248,7 +248,7 @@ pub(crate) fn why(pod: &Pod) -> String {
     match (status.phase.as_deref(), bound) {
         (Some("Succeeded"), _) => String::new(),
         (_, true) => "bound, not started yet".to_owned(),
-        (_, false) => "the scheduler has not looked at it yet".to_owned(),
+        (_, false) => "the scheduler has not tried it yet".to_owned(),
     }
 }
 

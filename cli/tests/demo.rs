@@ -1,4 +1,4 @@
-//! `aliquot demo`, as somebody runs it.
+//! `aliquot demo`, as a user runs it.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use std::io::{BufRead as _, BufReader};
@@ -125,14 +125,14 @@ fn once_tells_the_story_and_leaves_nothing_behind() {
         "demo/greedy  4000 MiB",
         "the next 250 were refused: out of memory.",
         "WAITING\n  demo/later\n",
-        "As told, after ",
+        "Everything is as expected, after ",
     ] {
         assert!(told.contains(line), "{line} is not in\n{told}");
     }
     assert!(folder.left().is_empty());
 }
 
-/// A pod of somebody who knows KAI.
+/// A pod as a user of KAI writes it.
 fn pod(name: &str, mib: &str) -> String {
     format!(
         "apiVersion: v1
@@ -167,7 +167,7 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
         errors.contains("missing: mine/large: is Pending: "),
         "{errors}"
     );
-    assert!(!errors.contains("has not looked at it"), "{errors}");
+    assert!(!errors.contains("has not tried it"), "{errors}");
     assert!(folder.left().is_empty());
 }
 
@@ -179,7 +179,7 @@ fn scenarios_run_to_their_end() {
             "limit",
             &[
                 "the next 250 were refused: out of memory.",
-                "has noticed nothing.",
+                "is not affected.",
             ][..],
         ),
         (
@@ -218,7 +218,7 @@ fn started(folder: &TempFolder) -> (Child, PathBuf) {
     assert!(first.starts_with("A cluster of 1 node "), "{first}");
     let directory = folder.left().remove(0);
     until("a driver", || processes_of(&directory) >= 2);
-    // Somebody has to listen.
+    // A server has to listen.
     std::thread::spawn(move || lines.for_each(drop));
     (child, directory)
 }

@@ -28,7 +28,7 @@ pub fn lay_out(root: &Path) -> io::Result<()> {
             install(file, &target)?;
         }
     }
-    // Where a loader of Debian looks without being told.
+    // The default search path of Debian's loader.
     symlink("usr/lib", root.join("lib"))
 }
 

@@ -58,7 +58,7 @@ pub struct Shared<'a> {
 }
 
 impl DriverRoot {
-    /// Looks whether the root has a dynamic loader.
+    /// Checks whether the root has a dynamic loader.
     #[must_use]
     pub fn at(here: &Path) -> Self {
         // Links in it are its own: an absolute one leads elsewhere from here.
@@ -102,8 +102,8 @@ impl DriverRoot {
         parts.join(OsStr::new(":"))
     }
 
-    /// A program by its path as this process sees it. What is shared is made visible to it;
-    /// its environment is the caller's to set, by [`DriverRoot::environment`].
+    /// A program by its path as this process sees it. Shared directories are made visible to it;
+    /// the caller sets its environment, by [`DriverRoot::environment`].
     ///
     /// # Errors
     /// A path with a zero byte. When the command is started: a mount point that the root lacks
@@ -219,7 +219,8 @@ fn prepare(command: &mut Command, steps: Vec<Step>) {
     let act = move || -> io::Result<()> {
         let nothing = None::<&CStr>;
         unshare(CloneFlags::CLONE_NEWNS)?;
-        // What is unmounted outside must not be kept alive in here, and nothing gets out.
+        // A mount that is unmounted outside must not be kept alive in here, and mounts in here do
+        // not propagate.
         let follow = MsFlags::MS_REC | MsFlags::MS_SLAVE;
         mount(nothing, c"/", nothing, follow, nothing)?;
         steps.iter().try_for_each(Step::take)

@@ -7,9 +7,10 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// For a pod that the agent has not heard of yet: the kubelet hears of it at the same time.
+/// For a pod that the agent does not know yet: the kubelet and the agent learn of it at the same
+/// time.
 pub const LISTED_WITHIN: Duration = Duration::from_secs(2);
-/// Between two looks at the file.
+/// Time between two readings of the file.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Why the container must not start. One line each; the kubelet shows it in the pod's
@@ -22,13 +23,13 @@ pub enum HookError {
     /// Nothing to compare with.
     #[error("cannot read {0}")]
     Unreadable(String),
-    /// The runtime did not say who the container is.
+    /// The runtime did not identify the container.
     #[error("the container runtime names no {what} in its annotations")]
     Unnamed {
         /// "pod UID" or "container name".
         what: &'static str,
     },
-    /// It said so twice, differently.
+    /// It identified the container twice, differently.
     #[error("annotations name two {what}s: {first} and {second}")]
     Ambiguous {
         /// "pod UID" or "container name".
@@ -45,7 +46,7 @@ pub enum HookError {
         what: &'static str,
         /// Whose it is.
         expected: String,
-        /// Who is here.
+        /// The container's identity.
         seen: String,
     },
     /// The agent found that the pod must not have the share.
@@ -63,8 +64,8 @@ pub enum HookError {
         /// Why nothing is listed, where that is so.
         why: String,
     },
-    /// The runtime injected what the CDI file said before.
-    #[error("the container was given an older version of its GPU share; it is tried again")]
+    /// The runtime injected the CDI file's previous content.
+    #[error("the container was given an older version of its GPU share; the kubelet retries")]
     Stale,
     /// The file does not define the device.
     #[error("the CDI file does not define {0}")]
@@ -82,8 +83,8 @@ pub enum HookError {
     /// The node's minimum fence is the driver's own limit.
     #[error("the driver's memory limit is not set: {0}")]
     NoLimit(String),
-    /// The agent could not be told.
-    #[error("cannot leave proof: {0}")]
+    /// The proof could not be written.
+    #[error("cannot write the proof: {0}")]
     Proof(String),
 }
 
@@ -148,7 +149,7 @@ fn listed(file: &Path, alloc: &str, pod_uid: &str, container: &str) -> Result<Li
     }
 }
 
-/// Whether the container has what was meant to be injected into it.
+/// Whether the container has what should have been injected into it.
 ///
 /// # Errors
 /// The first thing that is not as it was expected to be.
@@ -300,7 +301,7 @@ mod tests {
                 r#"{{"version":1,"allocId":"0a","holders":[{{"podUid":"{uid}","podName":"p","container":"c"}}],"refused":[{refused}]}}"#
             )
         };
-        // Without a list nobody may, and it is said why.
+        // Without a list every container is refused, with the reason.
         let refusal = admitted(Duration::ZERO).unwrap_err().to_string();
         assert!(refusal.contains("No such file"), "{refusal}");
         list("{");

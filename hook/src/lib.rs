@@ -1,16 +1,17 @@
 //! `aliquot-hook`: the guard that an OCI runtime runs when it creates a container that
 //! holds a share.
 //!
-//! It is named in the share's own CDI file, so no container gets the share's devices
-//! without it. What it was told on its command line must be what it sees:
+//! It is named in the share's own CDI file, so no container gets the share's devices without it.
+//! Its command line must match what it sees:
 //!
 //! - [`cdi::hook::Arguments`]: the command line, as the agent wrote it.
 //! - [`state`]: the OCI state on standard input, and the bundle's `config.json`.
-//! - [`mod@judge`]: expected and seen → let through, or one line that says why not. Whose the
-//!   share of a claim is stands in a file of the agent's, for which it waits a moment.
+//! - [`mod@judge`]: expected and seen → let through, or one line that says why not. A file of the
+//!   agent's lists the containers that may have the share of a claim; the hook waits a moment for
+//!   it.
 //! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
 //!   process is in its leaf cgroup by then.
-//! - [`proof`]: the file that tells the agent that it ran.
+//! - [`proof`]: the file that proves to the agent that it ran.
 //!
 //! Linked statically, runs on a host it knows nothing of, works while the agent is down,
 //! and opens no socket.

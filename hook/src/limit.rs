@@ -1,11 +1,11 @@
 //! The driver's own memory limits (r615 and later, cgroup v2), set on the container's cgroup
 //! before its program starts, and read back.
 //!
-//! In: the container's process, cards, MiB. Out: [`Limited`], for the proof. The driver is
-//! asked through `nvidia-smi memory-limits`: a static program loads no NVML.
-//! The path is `nameSpace` of NVML's `nvmlSetMemoryLimits_v1_t`, "full path to sysfs cgroup".
-//! How `nvidia-smi` prints limits was not seen on hardware: what is not understood is not
-//! claimed.
+//! In: the container's process, cards, MiB. Out: [`Limited`], for the proof. The driver is called
+//! through `nvidia-smi memory-limits`: a static program loads no NVML. The path is `nameSpace` of
+//! NVML's `nvmlSetMemoryLimits_v1_t`, "full path to sysfs cgroup". The output format of
+//! `nvidia-smi` for limits was not seen on hardware: output that cannot be parsed is not reported
+//! as a limit.
 
 use cdi::hook::{Limit, Limited};
 use driver_root::{DriverRoot, Shared};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Where cgroup v2 is mounted, and where the kernel tells a process's place in it.
+/// Where cgroup v2 is mounted, and where the kernel shows a process's cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// `/proc` of the runtime's pid namespace.
@@ -34,7 +34,7 @@ impl Default for Host {
 
 /// All of it has to fit into the hook's own time.
 const LONGEST: Duration = Duration::from_secs(8);
-/// Between two looks at `nvidia-smi`.
+/// Time between two runs of `nvidia-smi`.
 const AGAIN: Duration = Duration::from_millis(5);
 /// Its answer is a few lines.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -87,7 +87,7 @@ pub fn leaf(text: &str) -> Option<&str> {
         .filter(|path| !path.split('/').any(|part| part.is_empty() || part == ".."))
 }
 
-/// `nvidia-smi`, within what is left of the time.
+/// `nvidia-smi`, within the remaining time.
 fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String> {
     let failed = |why: String| format!("nvidia-smi {}: {why}", arguments.join(" "));
     // `<root>/usr/bin/nvidia-smi`.
@@ -128,9 +128,8 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
     Err(failed(format!("{status}: {}", first.unwrap_or_default())))
 }
 
-/// MiB of the line `Hard Limit : <number> <unit>`; `None` for `max`, for several lines that
-/// speak of something hard, and for anything that is not understood: a number without a unit,
-/// one that is no whole MiB, words behind it.
+/// MiB of the line `Hard Limit : <number> <unit>`; `None` for `max`, for several such lines, and
+/// for anything else: a number without a unit, one that is no whole MiB, words behind it.
 pub fn hard_limit(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let mut lines = lower.lines().filter(|line| line.contains("hard"));

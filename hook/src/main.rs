@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     match aliquot_hook::create_runtime(&arguments, std::io::stdin().lock(), SystemTime::now()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(refusal) => {
-            // Nobody may be listening, and there is nothing else to tell.
+            // Standard error may be closed, and there is no other way to report it.
             let _ = writeln!(
                 std::io::stderr(),
                 "aliquot: {}",

@@ -1,4 +1,4 @@
-//! The file that tells the agent that the hook ran, and for which container.
+//! The file that proves to the agent that the hook ran, and for which container.
 //!
 //! Written under a temporary name and renamed, so that the agent never reads half of it.
 //! Not synced: after a power cut there is no container either.

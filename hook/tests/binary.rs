@@ -157,7 +157,7 @@ fn anyone_else_is_refused_and_leaves_no_proof() {
     refused(&scene.run("u-1\\n\\u0007x", "main"), "not u-1  x");
     refused(&run(&scene.arguments, "{}"), "OCI state");
     refused(&run(&scene.arguments, &" ".repeat(2 << 20)), "larger than");
-    refused(&run(&[], "{}"), "the hook's arguments are not ours");
+    refused(&run(&[], "{}"), "the hook's arguments are invalid");
     assert!(!scene.proof().exists());
 }
 
@@ -188,5 +188,5 @@ fn a_variable_that_something_else_set_is_refused() {
 fn no_place_for_proof_is_a_refusal() {
     let scene = TestHost::new();
     fs::remove_dir(scene.tmp.path().join("proof")).unwrap();
-    refused(&scene.run("u-1", "main"), "cannot leave proof");
+    refused(&scene.run("u-1", "main"), "cannot write the proof");
 }

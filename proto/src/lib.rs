@@ -64,7 +64,7 @@ pub mod pluginregistration {
     tonic::include_proto!("pluginregistration");
 }
 
-/// What an agent tells the schedulers.
+/// An agent's messages to the schedulers.
 pub mod telemetry {
     #![allow(
         clippy::all,

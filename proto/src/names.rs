@@ -24,7 +24,7 @@ pub mod resource {
 pub mod request {
     /// Annotation: MiB of one GPU, a positive decimal integer.
     pub const MEMORY: &str = "gpu-memory";
-    /// Annotation: part of one GPU, a number in (0, 1).
+    /// Annotation: fraction of one GPU, a number in (0, 1).
     pub const FRACTION: &str = "gpu-fraction";
     /// Annotation: how many devices, that much of each.
     pub const NUM_DEVICES: &str = "gpu-fraction-num-devices";
@@ -34,9 +34,10 @@ pub mod request {
     pub const COMPUTE: &str = "aliquot.dev/gpu-compute";
     /// Annotation of KAI: only `"true"` with `gpu-fraction` is valid; means mode `mps`.
     pub const MPS: &str = "mps";
-    /// Annotation: what a share of `gpu-memory` may use at most, a Kubernetes quantity with a unit.
+    /// Annotation: the most that a share of `gpu-memory` may use, a Kubernetes quantity with a
+    /// unit.
     pub const MEMORY_LIMIT: &str = "gpu-memory.limit";
-    /// Annotation: what a share of `gpu-fraction` may use at most, a number in (0, 1).
+    /// Annotation: the most that a share of `gpu-fraction` may use, a number in (0, 1).
     pub const FRACTION_LIMIT: &str = "gpu-fraction.limit";
     /// Annotation of KAI 0.18, for the whole pod: `time-slicing` or `sm-sharing`.
     pub const COMPUTE_MODE: &str = "kai.scheduler/gpu-compute-sharing-mode";
@@ -50,9 +51,9 @@ pub mod request {
     pub const CONTAINER_COMPUTE_MODE: &str = ".gpu-compute.mode";
     /// Suffix: part of each card's compute, a number in (0, 1].
     pub const CONTAINER_COMPUTE_REQUEST: &str = ".gpu-compute.request";
-    /// Suffix of what KAI's binder writes: the cards.
+    /// Suffix of an annotation that KAI's binder writes: the cards.
     pub const CONTAINER_DEVICES: &str = ".gpus.devices";
-    /// Suffix of what KAI's binder writes: the part of a card's compute.
+    /// Suffix of an annotation that KAI's binder writes: the part of a card's compute.
     pub const CONTAINER_COMPUTE_PORTION: &str = ".gpu-compute.portion";
     /// Prefix of KAI's own: `kai.scheduler/container.<name>.<what>`.
     pub const KAI_CONTAINER_PREFIX: &str = "kai.scheduler/container.";
@@ -84,7 +85,7 @@ pub mod kai {
     pub const NODE_POOL_LABEL: &str = "kai.scheduler/node-pool";
     /// Queue of a pod that names none.
     pub const DEFAULT_QUEUE: &str = "default-queue";
-    /// Label: name of a `PriorityClass`, wins over the pod's spec.
+    /// Label: name of a `PriorityClass`; overrides the pod's spec.
     pub const PRIORITY_CLASS_LABEL: &str = "priorityClassName";
     /// Label: `preemptible` or `non-preemptible`.
     pub const PREEMPTIBILITY_LABEL: &str = "kai.scheduler/preemptibility";
@@ -96,16 +97,16 @@ pub mod kai {
     pub const SUB_GROUP_LABEL: &str = "kai.scheduler/subgroup-name";
     /// Label on a pod: order inside its group, higher first.
     pub const TASK_PRIORITY_LABEL: &str = "kai.scheduler/task-priority";
-    /// Label on a pod of Kubeflow's operators: `master` and `launcher` go first.
+    /// Label on a pod of Kubeflow's operators: `master` and `launcher` are placed first.
     pub const JOB_ROLE_LABEL: &str = "training.kubeflow.org/job-role";
-    /// Label on a pod of Ray's operator: `head` goes first.
+    /// Label on a pod of Ray's operator: `head` is placed first.
     pub const RAY_NODE_TYPE_LABEL: &str = "ray.io/node-type";
-    /// Annotation on a pod group: when it last went from nothing to something, RFC 3339.
+    /// Annotation on a pod group: when its first pod last started, RFC 3339.
     pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
     /// Annotation on a pod group: since when it is below its minimum, RFC 3339.
     pub const STALE_SINCE: &str = "kai.scheduler/stale-podgroup-timestamp";
-    /// Annotation on a pod group: a Go duration that what is left of a gang below its minimum
-    /// may stay; negative: for ever.
+    /// Annotation on a pod group: a Go duration for which a gang may stay below its minimum before
+    /// it is evicted; negative: without end.
     pub const STALENESS_GRACE: &str = "kai.scheduler/staleness-grace-period";
     /// Annotation on a pod group: a Go duration that it waits before it may evict others.
     pub const PREEMPTION_DELAY: &str = "kai.scheduler/preemption-delay";
@@ -113,33 +114,33 @@ pub mod kai {
     pub const EVICTED_PODS: &str = "num-evicted-pods";
     /// Annotation on that event: the action that decided it.
     pub const EVICTOR_ACTION: &str = "evictor-action-type";
-    /// Annotation on that event: the pod group that is made room for.
+    /// Annotation on that event: the pod group for which room is made.
     pub const EVICTOR_NAME: &str = "evictor-pod-group-name";
     /// Annotation on that event: that group's namespace.
     pub const EVICTOR_NAMESPACE: &str = "evictor-pod-group-namespace";
-    /// What its own labels and annotations begin with.
+    /// Prefix of KAI's own labels and annotations.
     pub const PREFIX: &str = "kai.scheduler/";
-    /// Annotation on a pod group: whom it was made for.
+    /// Annotation on a pod group: the owner that it was created for.
     pub const TOP_OWNER: &str = "kai.scheduler/top-owner-metadata";
-    /// Annotation of a pod, or of one of its owners: `true` where somebody else names its group.
+    /// Annotation of a pod, or of one of its owners: `true` if another program sets its group.
     pub const SKIP_GROUPER: &str = "kai.scheduler/skip-podgrouper";
-    /// Annotation of a workload: refused, because no KAI release has a rule for it.
+    /// Annotation of a workload: refused, because no KAI release implements it.
     pub const SAFE_TO_CONSOLIDATE: &str = "kai.scheduler/safe-to-consolidate";
-    /// Annotation: in which topology a group is to be together.
+    /// Annotation: the topology of the group's constraint.
     pub const TOPOLOGY: &str = "kai.scheduler/topology";
-    /// Annotation: the level on which it must be.
+    /// Annotation: the level in one domain of which the group must be.
     pub const TOPOLOGY_REQUIRED: &str = "kai.scheduler/topology-required-placement";
-    /// Annotation: the level on which it ought to be.
+    /// Annotation: the level in one domain of which the group should be.
     pub const TOPOLOGY_PREFERRED: &str = "kai.scheduler/topology-preferred-placement";
     /// Annotation: pods of a segment.
     pub const SEGMENT: &str = "kai.scheduler/segment-size";
-    /// Annotation: the level on which a segment must be together.
+    /// Annotation: the level in one domain of which a segment must be.
     pub const SEGMENT_REQUIRED: &str = "kai.scheduler/segment-topology-required-placement";
-    /// Annotation: the level on which a segment ought to be together.
+    /// Annotation: the level in one domain of which a segment should be.
     pub const SEGMENT_PREFERRED: &str = "kai.scheduler/segment-topology-preferred-placement";
-    /// Annotation: least pods of a batch workload.
+    /// Annotation: the minimum number of pods of a batch workload.
     pub const BATCH_MIN_MEMBER: &str = "kai.scheduler/batch-min-member";
-    /// Annotation: least pods of a workload.
+    /// Annotation: the minimum number of pods of a workload.
     pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
@@ -169,7 +170,7 @@ pub mod env {
     pub const MPS_PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
     /// MPS: per cent of the SMs.
     pub const MPS_ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-    /// NVIDIA's container runtime; `void` keeps it out.
+    /// NVIDIA's container runtime; `void` disables it.
     pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
     /// For humans: the share's limit in MiB.
     pub const MEMORY_MIB: &str = "ALIQUOT_GPU_MEMORY_MIB";
@@ -179,9 +180,9 @@ pub mod env {
 pub mod container {
     /// MPS pipe directory; never `/tmp/nvidia-mps`.
     pub const MPS_PIPE: &str = "/run/aliquot/mps/pipe";
-    /// The directory that is mounted; the pipe directory is all that it holds.
+    /// The directory that is mounted; it contains only the pipe directory.
     pub const MPS: &str = "/run/aliquot/mps";
-    /// What the container holds, for humans, read-only.
+    /// The container's share, for humans, read-only.
     pub const SHARE_FILE: &str = "/run/aliquot/share.json";
 }
 
@@ -193,7 +194,7 @@ pub mod object {
     pub const GRANT_KEY_ENTRY: &str = "key.pk8";
     /// Secret: certificate and key of webhook and telemetry, with their CA.
     pub const TLS_SECRET: &str = "aliquot-tls";
-    /// `ConfigMap`: what agents trust.
+    /// `ConfigMap`: the keys and the CA that agents trust.
     pub const TRUST_CONFIG_MAP: &str = "aliquot-trust";
     /// Entry of [`TRUST_CONFIG_MAP`]: PEM.
     pub const TRUST_CA: &str = "ca.crt";
@@ -219,7 +220,7 @@ pub mod object {
     pub const WEBHOOK_CONFIGURATION: &str = "aliquot";
     /// Lease of the deciding replica.
     pub const LEASE: &str = "aliquot-scheduler";
-    /// Annotation of the lease: where its holder answers for the core, `https://HOST:PORT`.
+    /// Annotation of the lease: where its holder serves requests to the core, `https://HOST:PORT`.
     pub const LEASE_ADDRESS: &str = "aliquot.dev/address";
 }
 
@@ -262,7 +263,7 @@ pub mod kubelet {
 
 /// Pod conditions that the scheduler writes.
 pub mod condition {
-    /// The fence that is really active on a share, with the observed number.
+    /// The fence that is active on a share, with the observed limit.
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
 }
 
@@ -314,7 +315,7 @@ pub mod scale_up {
     pub const CPU: &str = "aliquot.dev/scale-up-cpu";
     /// Annotation: bytes that its pods ask for.
     pub const BYTES: &str = "aliquot.dev/scale-up-bytes";
-    /// `PodScheduled=False` of pods of ours that wait, where placeholders speak to autoscalers:
-    /// they act on `Unschedulable` alone.
+    /// `PodScheduled=False` of pods of ours that wait, if placeholders stand for nodes: autoscalers
+    /// act on `Unschedulable` alone.
     pub const WAITING: &str = "WaitingForCapacity";
 }

@@ -1,4 +1,4 @@
-//! Everything the core may ask of the shell, and what it says about pods that wait.
+//! Everything the core may request of the shell, and the reasons of pending pods.
 //!
 //! What an action takes counts as taken from the moment it is returned, until its
 //! outcome says otherwise.
@@ -18,8 +18,8 @@ pub struct Decision {
     /// In the order in which they were decided. Independent of each other: the shell
     /// may run them side by side, evictions first.
     pub actions: Vec<Action>,
-    /// Pods that have a place as soon as what is being released there has left: all of
-    /// them, also those of earlier decisions that still hold.
+    /// Pods that have a place as soon as the resources being released there are free: all of them,
+    /// also those of earlier decisions that still hold.
     pub promises: Vec<Promise>,
     /// Groups that went from nothing to something, and when: `last-start-timestamp`.
     pub started: Vec<(GroupName, Time)>,
@@ -50,11 +50,11 @@ pub struct Tally {
     pub steps: u64,
     /// Workloads that it tried to place.
     pub tried: u64,
-    /// Of them, those that got what they were tried for.
+    /// Of them, the successful ones.
     pub placed: u64,
     /// Sets of victims whose leaving it tried out.
     pub simulated: u64,
-    /// Of them, those that did not help, or may not be told to leave.
+    /// Of them, those that did not help, or whose pods may not be evicted.
     pub rejected: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct Bind {
     /// One for each container that asks for cards, in the pod's order. Empty for a pod
     /// without, and for whole GPUs on a node without an agent (its plugin picks).
     pub grants: Vec<ContainerGrant>,
-    /// What is to be done about the pod's claims before it is bound, in the pod's order.
+    /// The work on the pod's claims before it is bound, in the pod's order.
     pub claims: Vec<ClaimBinding>,
     /// What the pod's claims on devices get before it is bound, in the pod's order.
     pub devices: Vec<DeviceBinding>,
@@ -124,7 +124,7 @@ pub struct Bind {
 }
 
 impl Bind {
-    /// Where its pod stands once it is done.
+    /// The pod's placement once it is done.
     pub fn placement(&self) -> Placement {
         Placement {
             node: self.node.clone(),
@@ -193,15 +193,15 @@ pub struct Evict {
 /// Why a pod is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EvictCause {
-    /// An agent's last word on its grant.
+    /// An agent refused its grant permanently.
     GrantRefused,
-    /// An agent wants it gone: a broken card, a violation, a process without a grant.
+    /// An agent requests it: a broken card, a violation, a process without a grant.
     AgentRequest,
-    /// Packed elsewhere.
+    /// It is moved to make room.
     Consolidation,
-    /// Another queue's share.
+    /// Another queue reclaims its fair share.
     Reclaim,
-    /// Higher priority in its queue.
+    /// A workload of higher priority in its queue.
     Preempt,
     /// Its gang is below its minimum.
     StaleGang,
@@ -218,8 +218,8 @@ impl EvictCause {
         Self::StaleGang,
     ];
 
-    /// For others, so that disruption budgets have a say. What must go for its own sake goes
-    /// whatever a budget says.
+    /// For other pods, so that disruption budgets apply. An eviction because of the pod itself
+    /// ignores them.
     pub fn makes_room(self) -> bool {
         match self {
             Self::GrantRefused | Self::AgentRequest => false,
@@ -265,13 +265,13 @@ pub enum ReasonKind {
     Gated,
     /// KAI: `QueueDoesNotExist`.
     QueueDoesNotExist,
-    /// The pod names a group that is not there, or a sub-group that the group lacks.
+    /// The pod names a group that does not exist, or a sub-group that the group does not have.
     GroupDoesNotExist,
     /// A rule that is not supported.
     Unsupported,
-    /// A request that cannot be meant.
+    /// The request is invalid.
     BadRequest,
-    /// A refusal's pause.
+    /// A pause after a refusal.
     Backoff,
     /// The gang has too few pods yet. KAI: `NotReady`.
     NotReady,
@@ -281,9 +281,9 @@ pub enum ReasonKind {
     NonPreemptibleOverQuota,
     /// Nothing fits. KAI: `PodSchedulingErrors`.
     Unschedulable,
-    /// It has a place as soon as what is being released is free.
+    /// It has a place as soon as resources that are being released are free.
     Promised,
-    /// Tried once in vain, which is all that its group wants (`schedulingBackoff: 1`).
+    /// It was tried once without success, and its group requests no more (`schedulingBackoff: 1`).
     Parked,
 }
 

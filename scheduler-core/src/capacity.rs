@@ -26,7 +26,7 @@ pub(crate) enum Check {
     QuotaOnly,
 }
 
-/// What a pod is to have in all; of a resource that is left out, what it has.
+/// The new total of a pod; for a resource that is left out, its current amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// CPU.
@@ -35,12 +35,12 @@ pub struct Request {
     pub memory: Option<Bytes>,
 }
 
-/// Whether a pod that stands may have that much: what is more than it has counts on top of what
-/// its queues hold and of what `granted` adds to it. One that does not stand is judged where it is
-/// placed. `None`: no such pod.
+/// Whether a placed pod may have that much: the increase counts on top of what its queues hold and
+/// of what `granted` adds to it. A pod that is not placed is checked at its placement. `None`: no
+/// such pod.
 ///
-/// `granted`: what pods were let have before and do not show yet. Of the pod itself it counts
-/// nothing: what it asks for now takes its place.
+/// `granted`: amounts that were granted to pods before and that they do not show yet. The pod's own
+/// entry does not count: its new request replaces it.
 pub(crate) fn may_have(
     state: &State,
     pod: &PodUid,
@@ -61,7 +61,7 @@ pub(crate) fn may_have(
     Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
 }
 
-/// What is asked for beyond what the pod has.
+/// The increase over the pod's current amount.
 fn more(state: &State, row: &TaskRow, request: Request) -> Option<QueueAmounts> {
     let spec = &state.specs.get(row.spec)?.spec;
     let has = [0, spec.cpu.0.into(), spec.memory.0.into()];
@@ -73,7 +73,7 @@ fn more(state: &State, row: &TaskRow, request: Request) -> Option<QueueAmounts> 
     Some(less(wants, has))
 }
 
-/// What queues will hold beyond what they do: of all pods, and of those that cannot be preempted.
+/// The increase of the queues' allocations: of all pods, and of non-preemptible ones.
 #[derive(Debug, Default)]
 struct Beside(BTreeMap<QueueKey, [QueueAmounts; 2]>);
 
@@ -146,7 +146,7 @@ fn over_beside(
         .map(|over| why(ReasonKind::NonPreemptibleOverQuota, over))
 }
 
-/// KAI looks at CPU and memory before GPUs.
+/// KAI checks CPU and memory before GPUs.
 const ORDER: [usize; 3] = [1, 2, 0];
 
 /// Which queue, which resource, and the words.
@@ -266,7 +266,7 @@ mod tests {
         assert!(
             own.starts_with("q quota has reached the allowable limit of CPU cores. Limit is 4")
         );
-        // What it has counts once, whatever else it asks for.
+        // Its current amount counts once, whatever else it requests.
         assert_eq!(may("low", Some(1000), Some(1_000_000_000)), Some(Ok(())));
         let above = may("low", None, Some(1_000_000_001)).unwrap().unwrap_err();
         assert!(
@@ -315,10 +315,11 @@ mod tests {
         assert_eq!(may(&mut core, "beside", 2500, &low), Ok(()));
         let why = may(&mut core, "beside", 2501, &low).unwrap_err();
         assert!(why.starts_with("top quota has reached"), "{why}");
-        // What cannot be preempted counts against the quota of 2 cores; what can does not.
+        // Non-preemptible pods count against the quota of 2 cores; preemptible ones do not.
         assert_eq!(may(&mut core, "high", 2000, &low[..0]), Ok(()));
         assert_eq!(may(&mut core, "high", 1500, &low), Ok(()));
-        // Its own is replaced, and what is shown, or is of nobody, adds nothing.
+        // The pod's own entry is replaced; entries that are already visible, or of no pod, add
+        // nothing.
         let own = [
             of("low", 3000),
             of("high", 1000),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// ([`crate::Event::Config`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Tells the decisions of two processes apart; rises with each start of the shell.
+    /// Distinguishes the decisions of two processes; rises with each start of the shell.
     pub epoch: u64,
     /// First pause after a refusal; doubles with each further one.
     pub backoff_first: Duration,
@@ -34,10 +34,10 @@ pub struct Config {
     pub without: BTreeSet<Plugin>,
     /// `restrict-node-scheduling`; `None`: a pod may go to any node.
     pub workers: Option<Workers>,
-    /// Ours: before one of the last so many empty nodes with GPUs is opened, it is tried
-    /// whether moving running work makes the room elsewhere. 0: KAI's rules alone. Does
-    /// nothing where there is no consolidation: by its bound, its absence from `actions`,
-    /// or a placement that spreads.
+    /// Ours: the number of empty nodes with GPUs to keep. Before one of the last of these is used,
+    /// the scheduler tries to make room elsewhere by moving running workloads. 0: KAI's rules only.
+    /// No effect without consolidation: by its bound, its absence from `actions`, or a placement
+    /// that spreads.
     pub keep_empty_nodes: u32,
     /// `kValue` in billionths: how much past use counts in fair share.
     pub k_value: u64,
@@ -61,13 +61,12 @@ pub struct Config {
     /// `relcaimerSaturationMultiplier` in billionths, at least 10^9.
     pub saturation_multiplier: u64,
     /// Ours: how many matches of pods by selectors of affinity, anti-affinity and spread are
-    /// kept, of all selectors together. Selectors beyond that are asked of the pods in each
-    /// search. Decides the same.
+    /// counted, for all selectors together. Further selectors are evaluated on the pods in each
+    /// search. Does not change decisions.
     pub most_counted: u64,
-    /// Every search that is skipped is made all the same and compared, and every sum is
-    /// recomputed after each event and decision; what disagrees is in
-    /// [`crate::Core::violations`]. Decides the same, many times slower: for tests, and to
-    /// find a defect in a cluster.
+    /// Every search that could be skipped is run and compared, and every sum is recomputed after
+    /// each event and decision; differences are in [`crate::Core::violations`]. Does not change
+    /// decisions; many times slower: for tests, and to find a defect in a cluster.
     pub verify: bool,
 }
 
@@ -93,7 +92,7 @@ impl Default for Workers {
 /// One of KAI's actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// Places what fits, or will fit when what is leaving has left.
+    /// Places jobs that fit, or that will fit when leaving pods have ended.
     Allocate,
     /// Moves running work so that something fits.
     Consolidation,
@@ -101,7 +100,7 @@ pub enum Step {
     Reclaim,
     /// Evicts work of lower priority in the same queue.
     Preempt,
-    /// Evicts what is left of broken gangs.
+    /// Evicts the rest of gangs below their minimum.
     StaleGangEviction,
 }
 
@@ -252,7 +251,7 @@ impl Config {
         }
     }
 
-    /// These settings, with what is the process's as in `other`.
+    /// These settings, with the process's own values from `other`.
     pub(crate) fn of_process(self, other: &Self) -> Self {
         Self {
             epoch: other.epoch,

@@ -39,7 +39,7 @@ impl Core {
         }
     }
 
-    /// Takes one event in. What cannot be used is said, the rest goes on.
+    /// Applies one event. Unusable parts are reported, the rest is applied.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         if let Event::Config(config) = event {
             self.configure(*config);
@@ -68,7 +68,7 @@ impl Core {
         // The settings changed: which pod made which leave counts no more.
         let still = |event: &Event| !matches!(event, Event::Evicted(_));
         for event in events.into_iter().filter(still) {
-            // What could not be used of them was said when it came.
+            // Their unusable parts were reported when they arrived.
             self.apply(event);
         }
         self.state.contradictions.extend(contradictions);
@@ -115,9 +115,9 @@ impl Core {
         explain::explain(&self.state, &self.config, pod)
     }
 
-    /// Whether a pod that stands may have that much in all. `Err`: why not, in KAI's words for a
-    /// limit or a quota of its queue or of one above it. `None`: no such pod. `granted`: what pods
-    /// were let have before; it counts as far as they do not show it yet.
+    /// Whether a placed pod may have that much in all. `Err`: why not, in KAI's words for a limit
+    /// or a quota of its queue or of one above it. `None`: no such pod. `granted`: amounts that
+    /// were granted to pods before; they count as far as the pods do not show them yet.
     pub fn may_have(
         &mut self,
         pod: &PodUid,
@@ -170,8 +170,7 @@ impl Core {
         events
     }
 
-    /// Everything that contradicts itself in the state, and what was found to do so before;
-    /// empty unless there is a defect in the core. Walks the whole state.
+    /// All contradictions in the state, and those that were found before
     pub fn violations(&self) -> Vec<String> {
         crate::invariant::check(&self.state)
     }

@@ -1,7 +1,7 @@
 //! Everything that can happen. The shell turns watches, streams and outcomes into these.
 //!
 //! Rules for the shell:
-//! - An upsert carries the whole object and replaces what was known of it.
+//! - An upsert carries the whole object and replaces the previous version.
 //! - Order between different objects does not matter: a pod may come before its queue,
 //!   its group or its node, cards before their node.
 //! - Every [`crate::Action`] is answered by exactly one [`Event::Outcome`]. A pod upsert
@@ -32,7 +32,7 @@ pub enum Event {
     Config(Box<Config>),
     /// A node is there, or has changed.
     Node(Node),
-    /// A node is gone. Its pods stay known until they are gone themselves.
+    /// A node was deleted. Its pods stay known until they are deleted themselves.
     NodeGone(NodeName),
     /// An agent's full state.
     Cards(NodeCards),
@@ -40,46 +40,46 @@ pub enum Event {
     AgentLost(NodeName),
     /// A queue is there, or has changed.
     Queue(Queue),
-    /// A queue is gone.
+    /// A queue was deleted.
     QueueGone(QueueName),
     /// A pod group is there, or has changed.
     Group(PodGroup),
-    /// A pod group is gone. Pods that name it wait until it is back.
+    /// A pod group was deleted. Pods that name it wait until it is back.
     GroupGone(GroupName),
     /// A topology is there, or has changed.
     Topology(Topology),
-    /// A topology is gone.
+    /// A topology was deleted.
     TopologyGone(TopologyName),
     /// A namespace is there, or its labels have changed. One that was never announced has no
     /// labels.
     Namespace(Namespace),
-    /// A namespace is gone.
+    /// A namespace was deleted.
     NamespaceGone(Arc<str>),
     /// A volume to which a claim may still come is there, or has changed.
     Volume(Volume),
-    /// A volume is gone, or no other claim can come to it any more.
+    /// A volume was deleted, or no other claim can be bound to it any more.
     VolumeGone(VolumeName),
     /// A pool of devices is there, or has changed.
     Devices(DevicePool),
-    /// A pool of devices is gone.
+    /// A pool of devices was deleted.
     DevicesGone(PoolName),
     /// A claim has devices, whichever scheduler allocated them.
     Allocated(Allocation),
-    /// A claim has none any more, or is gone.
+    /// A claim has none any more, or was deleted.
     Freed(ClaimUid),
     /// A pod is there, or has changed. Pods of other schedulers too, as long as they
     /// are bound to a node.
     Pod(Box<Pod>),
-    /// A pod is gone from the API server.
+    /// A pod was deleted from the API server.
     PodGone(PodUid),
     /// How an action ended.
     Outcome(Outcome),
     /// An agent does not honour a grant. Its placement is taken back: the pod counts as
     /// pending again once it is seen so, and its node is avoided for a while.
     Refusal(Refusal),
-    /// An agent wants a pod gone. Its memory counts as held until it is gone.
+    /// An agent requests the eviction of a pod. Its memory counts as held until it has ended.
     EvictRequest(EvictRequest),
-    /// Only in snapshots: an agent's last word that was taken in already.
+    /// Only in snapshots: an agent's permanent refusal that was already applied.
     Refused(Refusal),
     /// Only in snapshots: an eviction that was decided; its pod has not left yet.
     Evicting(Evicting),
@@ -104,7 +104,7 @@ pub enum Event {
     Sequence(u64),
 }
 
-/// A namespace, for rules that speak of namespaces by their labels.
+/// A namespace, for rules that select namespaces by label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// `metadata.name`.
@@ -132,7 +132,7 @@ pub struct Evicted {
 pub struct Rest {
     /// Whose.
     pub of: GroupName,
-    /// What it would evict for.
+    /// The purpose of its evictions.
     pub cause: EvictCause,
     /// It is not tried again before.
     pub until: Time,
@@ -150,7 +150,7 @@ pub struct Life {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
-    /// The shell has yet to be told of the start.
+    /// The start has not been reported to the shell yet.
     pub unreported_starts: bool,
 }
 
@@ -184,9 +184,9 @@ pub struct Outcome {
 pub enum OutcomeResult {
     /// The API server took it.
     Confirmed,
-    /// The eviction of a pod whose grant was refused ([`EvictCause::GrantRefused`]): no controller
-    /// would make the pod anew, so that it was told and not deleted. It stays where it is until a
-    /// person deletes it, and the kubelet counts it until then.
+    /// The eviction of a pod whose grant was refused ([`EvictCause::GrantRefused`]) and which no
+    /// controller would recreate: its condition was written and the pod was not deleted. It stays
+    /// until a person deletes it, and the kubelet counts it until then.
     Stays,
     /// The API server, or something before it, refused it.
     Refused {
@@ -219,7 +219,7 @@ pub struct Refusal {
 pub struct EvictRequest {
     /// Whose.
     pub pod: PodUid,
-    /// Where: a request for a node on which the pod does not stand does nothing.
+    /// The pod's node: a request from another node does nothing.
     pub node: NodeName,
     /// One readable sentence.
     pub reason: Arc<str>,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The longest reason line, in bytes: conditions and events keep it whole.
 pub const MAX_LINE: usize = 1000;
 
-/// Everything that can be said about where a pod may go.
+/// All verdicts on where a pod may be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Which pod.
@@ -125,13 +125,13 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     Some(explanation)
 }
 
-/// Cards of which the same is said get so many lines, and the others one for all.
+/// Number of lines for cards with the same reason; the rest share one.
 const ALIKE: usize = 4;
 
-/// A line per card that will not do, with its node: of those of which the same is said, but for
-/// numbers, the first few, then how many more there are. Then a line per pod that may not make
-/// room for it. Looks at no more than `most` cards, so that it costs the same in a cluster of
-/// any size, and says of how many nodes it did not see the cards.
+/// A line for each unsuitable card, with its node: for equal reasons except for numbers, the first
+/// few, then the number of the others. Then a line for each pod that may not be evicted for it.
+/// Checks at most `most` cards, so that it costs the same in a cluster of any size, and says on how
+/// many nodes it did not check the cards.
 pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -> Vec<String> {
     let task = state.task_of(pod);
     let row = task.and_then(|key| state.tasks.get(key));

@@ -5,11 +5,11 @@
 //! tree down; children divide what their parent got:
 //! 1. Each queue gets the smaller of its quota and its request. An unlimited quota equals the available
 //!    amount. Quotas whose sum exceeds the available amount are not scaled down.
-//! 2. The rest is divided by weight, higher priorities first, in rounds. A sibling that requests less
-//!    than its part gets what it requests; the others get their part, rounded down to whole units.
-//!    Rounds go on as long as some sibling requested less than its part.
-//!    The weight is `n + k (n - usage)`, at least zero, where n is the sibling's part of all weights
-//!    with an open request.
+//! 2. The rest is divided by weight, higher priorities first, in rounds. A sibling that requests
+//!    less than its part gets what it requests; the others get their part, rounded down to whole
+//!    units. Rounds continue as long as some sibling requested less than its part. The weight is `n
+//!    + k (n - usage)`, at least zero, where n is the sibling's part of all weights with an open
+//!    request.
 //! 3. The rounding remainder, once every priority was served, is handed out unit by unit: higher
 //!    priorities first, then the largest remainder, then the older queue, then by name.
 //!
@@ -49,8 +49,8 @@ impl Claim {
     }
 }
 
-/// Divides `total` among siblings, who come in order of name. `k`: how much past use
-/// counts, 0 or more.
+/// Divides `total` among siblings, which are in order of name. `k`: how much past use counts, 0 or
+/// more.
 pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     let mut shares = vec![0.0; claims.len()];
     let mut left = total;
@@ -85,8 +85,8 @@ pub fn divide(total: f64, k: f64, claims: &[Claim]) -> Vec<f64> {
     shares
 }
 
-/// Rule 2 within one priority. Returns what was not taken, and who is next for what
-/// rounding left.
+/// Rule 2 within one priority. Returns what was not taken, and the order in which queues get the
+/// remainder of rounding.
 fn divide_band(
     mut left: f64,
     k: f64,

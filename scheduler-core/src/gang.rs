@@ -67,7 +67,7 @@ pub(crate) struct Gang {
     pub root: Option<Arc<SubGroup>>,
 }
 
-/// How far along a job is: what `JobOrder` looks at after priority.
+/// The progress of a job, which `JobOrder` compares after priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AvailabilityTier {
     Below,
@@ -144,7 +144,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
 }
 
 fn collect(group: &SubGroup, into: &mut Vec<Set>, depth: u32) {
-    // As deep as the events' check looks.
+    // The same depth as in the check of events.
     if depth > 64 {
         return;
     }
@@ -276,7 +276,7 @@ impl Gang {
         count >= needed(group) as usize
     }
 
-    /// Everything that the minimum needs stands somewhere, also if on its way out.
+    /// All pods that the minimum needs are placed, leaving ones included.
     pub(crate) fn is_satisfied(&self) -> bool {
         let formed = |set: &Set| set.active() >= set.min;
         match &self.root {
@@ -285,7 +285,7 @@ impl Gang {
         }
     }
 
-    /// KAI's staleness: something stands, yet the gang is not whole, and nothing has
+    /// KAI's staleness: some pod is placed, the gang is below its minimum, and no pod has
     /// succeeded.
     pub(crate) fn is_stale(&self) -> bool {
         let active: u32 = self.sets.iter().map(Set::active).sum();
@@ -384,8 +384,7 @@ impl Gang {
         (leaving, more)
     }
 
-    /// What a group can lose and still have what it needs: a pod deeper in the tree, else
-    /// the least of its members whole. Empty: nothing.
+    /// What a group can lose and still meet its minimum
     fn surplus(&self, group: &SubGroup) -> Vec<TaskKey> {
         let has = self.satisfied(group);
         if has == 0 {
@@ -437,8 +436,8 @@ impl Gang {
         }
     }
 
-    /// All waits: something of it was only promised, and what is really placed is below
-    /// the minimum.
+    /// The whole gang waits: part of it was only promised, and the placed part is below the
+    /// minimum.
     pub(crate) fn must_wait_whole(&self) -> bool {
         self.sets
             .iter()
@@ -456,7 +455,7 @@ fn needed(group: &SubGroup) -> u32 {
     group.min_children.unwrap_or(all)
 }
 
-/// The pods of a set that stand or are promised a place, last first.
+/// The pods of a set that are placed or have a promise, last first.
 fn all_of_set(set: &Set) -> Vec<TaskKey> {
     set.tasks
         .iter()
@@ -474,7 +473,7 @@ fn last_of_surplus(set: &Set) -> Vec<TaskKey> {
     pods
 }
 
-/// As many as the set lacks, and none where it has not so many; one more where it lacks none.
+/// As many as the set lacks, and none if it has not that many; one if it lacks none.
 fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
     let lacks = set.min.saturating_sub(set.allocated()) as usize;
     let mut tasks: Vec<TaskKey> = set
@@ -491,7 +490,7 @@ fn next_of_set(set: &Set, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<Task
 }
 
 impl JobRow {
-    /// One pod that differs from a pod of its own in nothing that placing looks at.
+    /// One pod that does not differ from a single pod in anything that affects placement.
     pub(crate) fn is_like_alone(&self) -> bool {
         let Some(group) = &self.group else {
             return self.single;

@@ -19,10 +19,10 @@ pub struct GroupView {
     pub held: [u128; 3],
     /// Of it, the non-preemptible part.
     pub held_non_preemptible: [u128; 3],
-    /// What its pods that have not ended ask for, those that hold it included; of GPU
-    /// memory what is held.
+    /// The requests of its pods that have not ended, placed ones included; for GPU memory the
+    /// allocation.
     pub requested: [u128; 3],
-    /// Why the first pod that waits does so, as it was last said.
+    /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
 

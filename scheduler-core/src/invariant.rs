@@ -1,6 +1,5 @@
-//! What must hold after every event and every decision: sums are what the tasks add up
-//! to, indexes say what the cells say, and no card is granted beyond what it has by
-//! decisions of ours.
+//! What must hold after every event and every decision: sums are what the tasks add up to, indexes
+//! say what the cells say, and our decisions grant no card beyond its memory.
 
 mod devices;
 mod sums;
@@ -66,7 +65,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             && let Some(job) = row.job
             && cell.status.is_allocated()
             && state.preemptible(row)
-            // Of a group that is gone, pods may stand for a while: it is in no queue.
+            // Pods of a deleted group may stay placed for a while: the group is in no queue.
             && state.jobs.get(job).is_some_and(|row| row.queue.is_some())
         {
             *stand.entry(job).or_default() += 1;
@@ -109,7 +108,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     }
 }
 
-/// Cards that this decision put something on are within what they have.
+/// Cards of this decision are within their memory.
 pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
     let mut wrong = Vec::new();
     devices::check_decided(state, decision, &mut wrong);

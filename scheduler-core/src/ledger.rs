@@ -1,8 +1,8 @@
 //! The units rules of one card: what a share gets of it, as arithmetic over plain numbers.
 //!
-//! In: what the card has ([`CardMemory`]) and what is granted on it ([`Granted`]), and an
-//! amount. Out: an [`Offer`] or what is missing. The only place that decides how many MiB
-//! a share is; never changes anything itself.
+//! In: the card's memory ([`CardMemory`]), the grants on it ([`Granted`]), and an amount. Out: an
+//! [`Offer`], or the missing amount. The only place that decides how many MiB a share is; never
+//! changes anything itself.
 //!
 //! T is the card's total, G = T - reserve, the cap is G less what strangers hold.
 //! - A MiB request gets exactly its MiB.
@@ -15,7 +15,7 @@
 //!   cap + reserve. So fractions that sum to 1 fit.
 //! - What a share may use above its amount (a burst) is not reserved and counts as nothing: it
 //!   is at most the cap, and the node takes it back when its owners run short.
-//! - The sum of what is kept never passes the cap. Adding is checked; an overflow is a "no".
+//! - The sum of what is kept never passes the cap. Adding is checked; an overflow is a refusal.
 
 use crate::model::Amount;
 use crate::units::{Mib, NanoGpu};
@@ -33,7 +33,7 @@ pub(crate) struct CardMemory {
     pub allowance: Mib,
 }
 
-/// What is granted on one card.
+/// The grants on one card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Granted {
     /// Sum of what is kept.
@@ -45,11 +45,11 @@ pub(crate) struct Granted {
 /// What a share would get of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// What is kept for it, and its limit unless it may burst.
+    /// The memory kept for it, and its limit unless it may burst.
     pub limit: Mib,
     /// Its limit, where that is more.
     pub burst: Option<Mib>,
-    /// What it is nominally worth.
+    /// Its nominal value.
     pub nominal: Mib,
 }
 

@@ -7,20 +7,20 @@
 //! ```
 //!
 //! In the order of the data's way:
-//! - [`event`]: everything that can happen; [`model`]: the plain data inside;
-//!   [`ids`], [`units`]: names and quantities; [`problem`]: what was wrong with one.
+//! - [`event`]: everything that can happen; [`model`]: the plain data inside; [`ids`], [`units`]:
+//!   names and quantities; [`problem`]: an error in one.
 //! - `apply`: an event into `state` (rows of facts, journalled cells, one `transition`).
 //! - `ledger`: what a share gets of a card; `fit`: can it go there, and every "no";
 //!   `whole`: which n cards; `devices`: which devices claims get; `score`: where best, [`fragment`]: what would stay unused.
-//! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`,
-//!   `job_queue`: who goes next; `gang`: what goes together.
+//! - [`fair_share`], `shares`, `capacity`: what queues may have; `queue_order`, `job_queue`: which
+//!   job is next; `gang`: what is placed or evicted together.
 //! - `cycle`: one decision, KAI's actions one after another; [`config`]: its settings.
 //! - `reason`, [`explain`]: why something waits; [`queues`], [`groups`]: what each has, wants
 //!   and may have.
 //! - [`text`]: events and decisions as text that people read and write.
 //! - `snapshot`: the state as the event list that rebuilds it; `invariant`: what holds
 //!   after every event.
-//! - [`action`]: everything that may be asked of the shell.
+//! - [`action`]: everything that the core may request of the shell.
 //!
 //! The core knows no Kubernetes, no clock, no chance, no threads and no I/O, and nothing
 //! in it can fail. The same events give the same actions, byte for byte; events about
@@ -30,13 +30,13 @@
 //!
 //! 1. Apply every event of an object in the order in which the object changed. Events of
 //!    different objects may come in any order, and each may come more than once.
-//! 2. Call [`Core::decide`] when something has changed, at [`Decision::wake_at`], and at once
-//!    after a decision that was [`Decision::cut_short`]. How often makes no difference to what
-//!    is right, only to how soon it is done.
-//! 3. Carry each [`Action`] out once, in any order, evictions for the same beneficiary
-//!    together. What was decided counts as taken from then on.
-//! 4. Apply one [`Event::Outcome`] for each action. *Unknown* is no outcome: read the pod until
-//!    it is known whether it was bound or is gone. Until then the core keeps the place.
+//! 2. Call [`Core::decide`] when something has changed, at [`Decision::wake_at`], and at once after
+//!    a decision that was [`Decision::cut_short`]. The frequency does not change the result, only
+//!    its delay.
+//! 3. Carry each [`Action`] out once, in any order, evictions for the same beneficiary together.
+//!    Decisions count as carried out from then on.
+//! 4. Apply one [`Event::Outcome`] for each action. *Unknown* is no outcome: read the pod until it
+//!    is known whether it was bound or deleted. Until then the core keeps the place.
 //! 5. After a crash build a new core from the objects as they are, with another
 //!    [`Config::epoch`]: an answer to a decision of the old one is no answer to the new one's.
 //!

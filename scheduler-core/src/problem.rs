@@ -1,4 +1,4 @@
-//! What was wrong with an event. Never a failure: the rest goes on.
+//! Errors in events. They never fail the core: the rest is applied.
 
 use crate::ids::{ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName};
 use std::fmt;
@@ -31,13 +31,13 @@ pub enum Problem {
     QueueDepth(QueueName),
     /// The group's tree has two sets of one name, or no set at all.
     GroupTree(GroupName),
-    /// A request that cannot be meant: no devices, a fraction above 1, an overflow.
+    /// An invalid request: no devices, a fraction above 1, an overflow.
     BadRequest {
         /// Whose.
         pod: PodUid,
         /// Of which container.
         container: ContainerName,
-        /// What is wrong with it, one short sentence.
+        /// The error, one short sentence.
         what: Arc<str>,
     },
     /// A bound pod names a card that its node does not have (any more).

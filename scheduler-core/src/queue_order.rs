@@ -3,7 +3,7 @@
 //! 1. A queue above its fair share in every resource is last.
 //! 2. A queue that stays within its quota with its job is first.
 //! 3. Higher priority.
-//! 4. A queue that would use what it may have nothing of is last.
+//! 4. A queue that would use a resource of which it may have nothing is last.
 //! 5. Smaller dominant share, with its job or without its victims.
 //! 6. Smaller dominant share as it is.
 //! 7. Smaller allocatable share.

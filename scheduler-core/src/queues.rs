@@ -25,8 +25,7 @@ pub struct QueueView {
     pub quota: [Bound; 3],
     /// Never more than.
     pub limit: [Bound; 3],
-    /// What it deserves of the cluster as it is now, given what all queues request; `None`
-    /// while its parent is missing.
+    /// Its fair share of the current cluster, given the requests of all queues; `None` while
     pub fair: Option<[u128; 3]>,
     /// What its pods hold.
     pub held: [u128; 3],

@@ -1,4 +1,4 @@
-//! Every "no", typed, and its words: KAI's where KAI has them.
+//! Every negative verdict, typed, and its text: KAI's where KAI has one.
 
 use crate::action::ReasonKind;
 use crate::devices::{ClaimsReason, DeviceReason};
@@ -114,7 +114,7 @@ impl fmt::Display for NodeReason {
             Self::Devices(why) => why.fmt(f),
             Self::Gpus | Self::NoGpus => f.write_str("node(s) didn't have enough resources: GPUs"),
             Self::GpuMemory => f.write_str("node(s) didn't have enough resources: GPU memory"),
-            Self::AgentSilent => f.write_str("node(s) whose agent has not been heard yet"),
+            Self::AgentSilent => f.write_str("node(s) whose agent is not connected"),
             Self::NotMig => f.write_str("MIG job cannot be scheduled on non-MIG node"),
             Self::LegacyMig => {
                 f.write_str("MIG job cannot be scheduled on node with legacy MIG jobs")
@@ -133,7 +133,7 @@ impl fmt::Display for NodeReason {
 /// Why a card will not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardReason {
-    /// The agent does not speak of it (any more).
+    /// The agent does not report it (any more).
     Unknown,
     Mig,
     Unhealthy(Arc<str>),
@@ -234,22 +234,22 @@ pub(crate) struct NodeVerdict {
     pub cards: Vec<CardLine>,
 }
 
-/// What is said of a node's cards, one line each.
+/// The reasons of a node's cards, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardLine {
     Card(CardKey, CardReason),
-    /// So many whole GPUs are free of those that are wanted.
+    /// The number of free whole GPUs, and the number requested.
     Whole {
         free: i64,
         wanted: i64,
     },
-    /// So many cards are wanted in one mode.
+    /// The number of cards requested in one mode.
     OneMode(usize),
     Device(DeviceId, DeviceReason),
 }
 
 impl CardLine {
-    /// What is said, whichever card it is and whatever its numbers are.
+    /// The reason without the card's name and the numbers.
     pub(crate) fn kind(&self) -> String {
         let words = match self {
             Self::Card(_, no) => no.to_string(),
@@ -282,7 +282,7 @@ pub(crate) struct WaitReason {
     pub about: ReasonKey,
 }
 
-/// What a reason is about. Numbers that change in its words make no other reason.
+/// What a reason is about. A change of the numbers in its text does not make it another reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReasonKey {
     /// Its words.
@@ -294,8 +294,8 @@ pub(crate) enum ReasonKey {
 }
 
 impl ReasonKey {
-    /// What nodes lack, by its words; of nodes that are away for a while only where all of
-    /// them are.
+    /// The text of what nodes lack; nodes that are temporarily unavailable count only if all nodes
+    /// are.
     pub(crate) fn nodes<'a>(all: impl IntoIterator<Item = &'a NodeReason>) -> Self {
         let all: Vec<&NodeReason> = all.into_iter().collect();
         let lasting = all.iter().any(|why| !why.is_transient());

@@ -1,9 +1,9 @@
 //! What each queue may have in this decision: quota, limit and fair share of the whole
 //! tree, from the inputs, once.
 //!
-//! In: the queues with what they hold and want, and what the cluster has. Out: one
-//! [`Share`] per queue. Resources come in the order GPU (nano), CPU (milli), memory
-//! (bytes), as in [`QueueUse`].
+//! In: the queues with their allocations and requests, and the cluster's capacity. Out: one
+//! [`Share`] per queue. Resources come in the order GPU (nano), CPU (milli), memory (bytes), as in
+//! [`QueueUse`].
 
 use crate::devices;
 use crate::fair_share::{self, Claim};
@@ -32,7 +32,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// KAI's `GetAllocatableShare`: what it may hold before others may take it back.
+    /// KAI's `GetAllocatableShare`: what it may hold before others may reclaim from it.
     pub(crate) fn allocatable(&self) -> [Bound; 3] {
         let mut all = [Bound::Unlimited; 3];
         for (index, bound) in all.iter_mut().enumerate() {
@@ -126,7 +126,7 @@ impl NodeTotals {
     }
 }
 
-/// Siblings, and what was divided among them.
+/// Siblings, and the divided amount.
 #[derive(Debug)]
 struct Level {
     /// All that the division depends on of each sibling: which one it is, what it has and
@@ -139,7 +139,7 @@ struct Level {
     fair: Vec<[f64; 3]>,
 }
 
-/// The whole tree's shares, and what they were computed from.
+/// The whole tree's shares, and their inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     pub of: SecondaryMap<QueueKey, Share>,
@@ -339,7 +339,7 @@ impl Shares {
         sum
     }
 
-    /// KAI's dominant share: the largest part that it has of what it may have.
+    /// KAI's dominant share: the largest ratio of its allocation to its allocatable share.
     pub(crate) fn dominant_share(&self, share: &Share, allocated: QueueAmounts) -> f64 {
         let allocatable = share.allocatable();
         let mut largest: f64 = 0.0;
@@ -357,7 +357,7 @@ impl Shares {
     }
 }
 
-/// What a node has, with so many cards if they are an agent's.
+/// A node's capacity, with this number of cards if an agent manages them.
 fn has(state: &State, node: &Node, cards: u128) -> QueueAmounts {
     let by_claim = devices::gpus(&state.devices, node);
     let gpus = if node.managed {

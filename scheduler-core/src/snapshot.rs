@@ -114,7 +114,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         }))
     }));
     events.extend(picked(state));
-    // What refusals paused is overwritten with how it stands.
+    // Pauses after refusals are overwritten with their current state.
     events.extend(pauses);
     events.extend(lost);
     events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
@@ -138,7 +138,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     events
 }
 
-/// What was picked for claims that the API server has not shown with it yet.
+/// Devices picked for claims that the API server does not show yet.
 fn picked(state: &State) -> Vec<Event> {
     let mut picked: Vec<Picked> = state
         .devices
@@ -187,9 +187,8 @@ fn assumed(
 ) -> Option<impl Iterator<Item = Event>> {
     let decision = match cell.status {
         Status::Assumed => cell.decision?,
-        // Told to go before it was seen bound: it holds its place until it is seen gone.
-        // The event that says so comes after; where its binding is over, it takes the
-        // decision over.
+        // Evicted before it was seen bound: it holds its place until its deletion is seen. The
+        // event for that comes after; if its binding is over, it takes the decision over.
         Status::Releasing if row.seen == Seen::Pending && row.rare.refused.is_none() => {
             state.open.binding_of(key).or(row.rare.evicting)?
         }
@@ -242,7 +241,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
     }))
 }
 
-/// A pod as its last event said it.
+/// A pod as in its last event.
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
     let key = state.task_of(&row.uid)?;

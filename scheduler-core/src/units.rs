@@ -17,7 +17,7 @@ impl Mib {
         self.0.checked_sub(other.0).map(Self)
     }
 
-    /// What is left, never below zero.
+    /// The difference, never below zero.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -56,7 +56,7 @@ impl Quantity {
     /// Billionths of one.
     const ONE: i128 = 1_000_000_000;
 
-    /// So many.
+    /// This number.
     pub const fn whole(amount: i64) -> Self {
         Self(amount as i128 * Self::ONE)
     }

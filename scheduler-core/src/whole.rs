@@ -7,7 +7,7 @@ use crate::model::Card;
 use crate::state::State;
 use crate::state::rows::CardKey;
 
-/// Above so many sets, cards are added one by one in place of trying every set.
+/// Above this number of sets, cards are added one by one instead of trying every set.
 const MOST_SETS: u64 = 20_000;
 
 /// `wanted` of `free`, which has at least as many.

@@ -55,7 +55,7 @@ struct Case {
     without: Vec<Plugin>,
     /// Nodes are for pods with GPUs and without by labels: the second is for neither.
     workers: bool,
-    /// In each turn: who comes, and which of those that run are gone.
+    /// In each turn: new pods, and which running pods have ended.
     turns: Vec<(Vec<Wish>, Vec<prop::sample::Index>)>,
 }
 
@@ -249,7 +249,7 @@ impl World {
         for (uid, kind) in &all {
             assert_eq!(self.told.get(uid), Some(kind), "{uid}\n{}", self.log);
         }
-        // Whose binding was taken back for somebody else hears in the next decision.
+        // A pod whose binding was taken back for another gets its reason in the next decision.
         if decision.actions.is_empty() {
             let waiting = self.pods.keys().filter(|uid| waits(uid));
             let waiting: Vec<&PodUid> = waiting.collect();
@@ -291,7 +291,7 @@ fn reasons(decision: &Decision) -> impl Iterator<Item = (PodUid, ReasonKind)> {
     reasons.map(|reason| (reason.pod.clone(), reason.kind))
 }
 
-/// What was decided of whom.
+/// The decisions, by pod.
 fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
     let of = |bind: &Bind| format!("{} {:?}", bind.node, bind.grants);
     let actions = decision.actions.iter();
@@ -458,7 +458,7 @@ fn a_search_that_is_cut_short_comes_back_with_more_and_holds_up_nobody() {
         };
         assert_eq!(steps, 1 << tries, "{}", world.log);
         assert_eq!(decision.wake_at, Some(Time(until)));
-        // It is not tried before, whatever happens, and who fits is placed.
+        // It is not tried before, whatever happens, and pods that fit are placed.
         let small = Wish {
             queue: 0,
             mib: 1,

@@ -1,9 +1,9 @@
 //! Scenarios in plain text: events, then what was decided.
 //!
-//! A file is a list of blocks: input lines, `----`, the expected output, an empty line.
-//! Input lines are events (see `scheduler_core::text`) and the commands
-//! `decide [<now>]`, `explain <pod>` and `snapshot`. With `UPDATE_GOLDEN=1` the expected output
-//! is written anew: read the difference before you commit it.
+//! A file is a list of blocks: input lines, `----`, the expected output, an empty line. Input lines
+//! are events (see `scheduler_core::text`) and the commands `decide [<now>]`, `explain <pod>` and
+//! `snapshot`. With `UPDATE_GOLDEN=1` the expected output is rewritten: read the difference before
+//! you commit it.
 #![allow(clippy::unwrap_used, clippy::match_bool)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
@@ -90,8 +90,8 @@ fn rebuilt(core: &Core) -> Core {
     again
 }
 
-/// What is done, without what is said: a core that was rebuilt says every reason anew, and one
-/// that lived repeats its promises where nothing has changed.
+/// The actions, without reasons: a rebuilt core reports every reason again, and a long-lived one
+/// repeats its promises where nothing has changed.
 fn done(output: &str) -> Vec<&str> {
     const SAID: [&str; 3] = ["waits ", "problem: ", "promise "];
     let said = |line: &&str| SAID.iter().any(|word| line.starts_with(word));
@@ -134,7 +134,7 @@ fn run(source: &str) -> String {
     out
 }
 
-/// With the line below which the output stands, where the last block has none yet.
+/// With the line above the output, if the last block has none yet.
 fn closed(source: &str) -> String {
     let last = source.trim_end().rsplit("\n\n").next().unwrap_or_default();
     let decides = last.lines().any(|line| line.starts_with("decide"));
@@ -208,8 +208,8 @@ fn namespace(name: &str) -> &str {
     name.rfind('/').map_or("", |at| &name[..=at])
 }
 
-/// The scenario with other names wherever a name stands: after the kind, and after the keys
-/// that name something else.
+/// The scenario with other names at every place of a name: after the kind, and after the keys that
+/// name something else.
 fn renamed(source: &str, names: &BTreeMap<&str, String>) -> String {
     const NAMELESS: [&str; 6] = ["set", "sub-group", "grant", "config", "outcome", "topology"];
     const KEYS: [&str; 11] = [

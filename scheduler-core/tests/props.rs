@@ -199,7 +199,7 @@ impl World {
         assert_eq!(self.core.violations(), Vec::<String>::new());
     }
 
-    /// Whatever comes of it, the pod of that name does not stand there.
+    /// Whatever comes of it, the pod of that name is not placed there.
     fn forget_binding(&mut self, pod: &PodUid) {
         let of_it = |action: &&Action| matches!(action, Action::Bind(bind) if bind.pod == *pod);
         let open = self.open.iter().filter(of_it);
@@ -479,14 +479,14 @@ proptest! {
             let _ = rebuilt.apply(event);
         }
         prop_assert_eq!(text::write(&rebuilt.snapshot()), text::write(&snapshot));
-        // Every pod is seen once more, as after a watch that began anew.
+        // Every pod is seen once more, as after a watch has restarted.
         for pod in lived.pods.values() {
             let event = Event::Pod(Box::new(pod.clone()));
             let _ = rebuilt.apply(event.clone());
             let _ = lived.core.apply(event);
         }
         for step in more {
-            // Pods that nobody has seen yet, and time.
+            // Pods that have not been seen yet, and time.
             let event = Event::Pod(Box::new(pod(100 + step.which % 24, step.what, step.size)));
             let _ = rebuilt.apply(event.clone());
             let _ = lived.core.apply(event);
@@ -521,7 +521,7 @@ proptest! {
         pods in prop::collection::vec((any::<u8>(), any::<u16>()), 1..12),
         order in prop::collection::vec(any::<u32>(), 32),
     ) {
-        // Some pods stand already; which and where comes from a first core.
+        // Some pods are already placed; which and where comes from a first core.
         let mut first = World::new(&nodes, 5);
         for (index, (kind, size)) in pods.iter().enumerate() {
             first.show(pod(u8::try_from(index).unwrap(), *kind, *size));

@@ -182,7 +182,7 @@ fn pods_over_quota_bring_no_node() {
     let memory = "pod a queue=small created=1 gpu-memory.main=8000\n\
         pod b queue=small created=2 gpu-memory.main=4000\n";
     assert_eq!(planned(memory, &one).nodes[0].pods.len(), 1);
-    // What stands counts.
+    // Existing pods count.
     let standing = "node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed\n\
         cards n1 default=mps\n  card G1 product=L4 total=10000\n\
         pod has queue=small gpus.main=1 phase=running on=n1\n  grant main cards=G1 memory=10000 mode=exclusive\n";
@@ -202,7 +202,7 @@ fn what_waits_for_something_else_brings_no_node() {
     let waits = |rules: &str| format!("pod a queue=q gpus.main=1 {rules}\n");
     assert_eq!(cards(&planned(&waits(""), &one)), [1]);
     assert_eq!(planned(&waits("gated"), &one).nodes, []);
-    // No group has such nodes: who has nodes of unknown groups is asked.
+    // No group has such nodes: nodes of unknown groups are requested.
     let plan = planned(&waits("selector.group=b"), &one);
     assert_eq!(plan.nodes[0].template, None);
     // The limit of its queue.

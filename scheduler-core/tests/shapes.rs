@@ -14,8 +14,8 @@ fn core(lines: &str) -> Core {
     core
 }
 
-/// A group that needs one pod and has 1,300 is placed over several decisions, so that it holds
-/// up nobody; meanwhile nobody is evicted for it, since there is room for all of it.
+/// A group that needs one pod and has 1,300 is placed over several decisions, so that it delays no
+/// other job; in the meantime no pod is evicted for it, since there is room for all of it.
 #[test]
 fn a_large_group_that_grows_holds_up_nobody_and_evicts_nobody() {
     const PODS: usize = 1_300;
@@ -50,8 +50,8 @@ fn a_large_group_that_grows_holds_up_nobody_and_evicts_nobody() {
     assert_eq!((bound, decisions), (PODS, 2));
 }
 
-/// One node more or less that is not ready is no news for whoever waits for a GPU; a node that
-/// lacks something else is.
+/// One node more or less that is not ready does not change the reason of pods that wait for a GPU;
+/// a node that lacks something else does.
 #[test]
 fn a_node_that_flaps_gives_no_new_reasons() {
     let mut lines = String::from("queue q\n");
@@ -113,8 +113,8 @@ fn a_node_that_flaps_gives_no_new_reasons() {
     );
 }
 
-/// Thousands of different requests that fit nowhere are told why over several decisions, each
-/// once; meanwhile whoever fits is placed.
+/// Thousands of different requests that fit nowhere get their reasons over several decisions, each
+/// once; in the meantime pods that fit are placed.
 #[test]
 fn many_different_requests_hold_up_nobody() {
     const NODES: usize = 200;
@@ -153,8 +153,8 @@ fn many_different_requests_hold_up_nobody() {
     assert_eq!((told, bound, decisions), (REQUESTS, 1, 3));
 }
 
-/// Groups of the same second whose objects are not made yet: who waits is listed in one order,
-/// however it came about. A debug assertion compares.
+/// Groups of the same second whose objects are not made yet: pending groups are listed in one
+/// order, whatever the order of events. A debug assertion compares.
 #[test]
 fn groups_that_are_announced_in_the_same_second_are_in_order() {
     let mut lines = String::from("queue q\nnode n cpu=64000 pods=110\n");
@@ -177,8 +177,8 @@ fn groups_that_are_announced_in_the_same_second_are_in_order() {
     assert_eq!(core.violations(), Vec::<String>::new());
 }
 
-/// Gangs whose rules cannot be met are looked at over several decisions, once each; who comes
-/// after them in line has a place at the end, and somebody is evicted for who needs that.
+/// Gangs whose rules cannot be met are tried over several decisions, once each; jobs behind them in
+/// the queue have a place at the end, also those that need an eviction.
 #[test]
 fn gangs_that_look_at_many_nodes_in_vain_hold_up_nobody_for_long() {
     const NODES: usize = 600;
@@ -232,9 +232,9 @@ fn gangs_that_look_at_many_nodes_in_vain_hold_up_nobody_for_long() {
     assert_eq!(evicted, ["low"]);
 }
 
-/// Every pod's anti-affinity speaks of every other pod, each in its own words: as many terms as
-/// pods, each of which matches all. Terms that are looked at count as nodes do; and where each
-/// node were asked about each term, this would take minutes.
+/// Every pod's anti-affinity matches every other pod, each by a different selector: as many terms
+/// as pods, each of which matches all. Evaluated terms count as steps, as nodes do; if each node
+/// were checked against each term, this would take minutes.
 #[test]
 fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
     const PODS: usize = 600;

@@ -1,9 +1,9 @@
 //! An autoscaler that knows nothing of shares, as those of clouds do: a machine for each
 //! placeholder that no machine has whole cards for, and none for what has been empty for long.
 //!
-//! Two rules hold of it in every run: a pod that waits runs within the time that a machine needs, and
-//! it does not oscillate: no machine is asked for soon after one like it was removed, unless
-//! a pod has come since.
+//! Two properties hold in every run: a pending pod runs within the time that a machine needs; and
+//! the autoscaler does not oscillate: no machine is requested soon after an equal one was removed,
+//! unless a pod has been created since.
 
 use crate::node::Node;
 use crate::store::Key;
@@ -13,22 +13,22 @@ use proto::names::{resource, scale_up};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Between two looks.
+/// Time between two checks.
 const LOOK: Ms = 10_000;
 /// From a request for a machine to its object, at most.
 const BOOTS: Ms = 60_000;
 /// From its object until its driver and its agent are there, at most.
 const DRIVER: Ms = 40_000;
-/// What has been empty for so long goes.
+/// A machine that has been empty for this time is removed.
 const EMPTY: Ms = 300_000;
 /// From the taint of a machine that goes to its end.
 const LEAVES: Ms = 15_000;
-/// By then every scheduler has heard of the taint, and what it decided before has arrived.
+/// By then every scheduler has seen the taint, and its earlier decisions have arrived.
 const HEARD: Ms = 3_000;
-/// A pod that waits that long does not wait for a machine. A machine that is late by all
-/// of the above, two looks, a plan, and the start of a pod.
+/// A pod that waits longer than this does not wait for a machine: the time of a machine that is
+/// late by all of the above, two checks, a plan, and the start of a pod.
 const PATIENCE: Ms = BOOTS + DRIVER + 2 * LOOK + 20_000;
-/// After the removal of a machine none like it is asked for within this, unless demand grew.
+/// After the removal of a machine no equal one is requested within this time, unless demand grew.
 const CALM: Ms = 600_000;
 /// The group's label, as in `node-templates.yaml`.
 const GROUP: (&str, &str) = ("sim.dev/group", "l4");
@@ -39,9 +39,9 @@ const CARD: u64 = 16_384;
 /// What it does next with a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Its object is made.
+    /// Its object is created.
     Come,
-    /// Its agent speaks.
+    /// Its agent reports.
     Speak,
     /// Pods that are on it now were bound before the taint.
     Heard,
@@ -49,14 +49,14 @@ pub enum Turn {
     End,
 }
 
-/// What it remembers.
+/// Its state.
 #[derive(Debug, Default)]
 pub struct Autoscaler {
-    /// Machines that were asked for and are not there yet, by number.
+    /// Requested machines that do not exist yet, by number.
     coming: BTreeSet<usize>,
     /// Since when machines have been empty.
     empty: BTreeMap<usize, Ms>,
-    /// Machines that go, and who was on them when everybody had heard of it.
+    /// Machines to be removed, and their pods when every scheduler had seen it.
     leaving: BTreeMap<usize, BTreeSet<String>>,
     /// When a machine was removed last.
     removed: Option<Ms>,
@@ -93,7 +93,7 @@ impl World {
         self.soon(LOOK, Happening::Autoscale);
     }
 
-    /// A look of it.
+    /// One check of the autoscaler.
     pub(crate) fn autoscale(&mut self) {
         let Some(mut autoscaler) = self.autoscaler.take() else {
             return;
@@ -202,7 +202,7 @@ impl World {
         pods.map(|(key, _)| key.name.clone()).collect()
     }
 
-    /// What was decided of a machine is done.
+    /// Carries out the decision about a machine.
     pub(crate) fn machine(&mut self, at: usize, turn: Turn) {
         let Some(mut autoscaler) = self.autoscaler.take() else {
             return;

@@ -28,7 +28,7 @@ const NETWORK: [(&str, u32); 16] = [
     ("watch skipped to a new version", 60),
 ];
 
-/// What went wrong last is known to everybody so long after.
+/// Time after which every component knows of the last fault.
 const KNOWN: Ms = 60_000;
 
 /// Every kind of fault: each happens in a large enough number of runs.
@@ -82,7 +82,7 @@ impl World {
         self.bad = true;
     }
 
-    /// One step: somebody does something, or something breaks. Says how long until the next.
+    /// One step: a user acts, or something breaks. Returns the time until the next.
     pub(crate) fn step(&mut self) -> Ms {
         match self.rng.u32(0..100) {
             0..=64 => self.act(),
@@ -137,7 +137,7 @@ impl World {
         let name = self.nodes[at].name.clone();
         if !self.nodes[at].exists {
             self.nodes[at].exists = true;
-            // What ran there before is nobody's any more.
+            // What ran there before belongs to no pod any more.
             self.nodes[at].held.clear();
             self.furnish_node(at);
             self.say(|| format!("node {name} is made anew"));
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// An agent refuses what it was never asked for, or what it took in long ago.
+    /// An agent refuses a pod that it never got, or one that it accepted long ago.
     fn refuse(&mut self, at: usize) {
         let pods: Vec<_> = self
             .store
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// What an agent refused for good it holds no longer.
+    /// An agent no longer holds what it refused permanently.
     pub(crate) fn disown(&mut self, at: usize, pod: &Value) {
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
         self.nodes[at].held.retain(|(pod, _), _| pod != uid);
@@ -309,8 +309,8 @@ impl World {
         if self.replicas[at].process.is_none() || self.replicas[at].stalled.is_some() {
             return;
         }
-        // A stall hits between two instructions of the shell, not inside the client: what was
-        // checked was also sent.
+        // A stall hits between two instructions of the shell, not inside the client: a checked
+        // request is also sent.
         while let Some(process) = &mut self.replicas[at].process {
             match process.run(process.now + 1) {
                 Ran::Sent(sent) => {
@@ -364,7 +364,7 @@ impl World {
         self.step_clock(at, by);
     }
 
-    /// The server forgets what happened: whoever asks for it has to list anew.
+    /// The server forgets its history: a client that asks for it has to list again.
     fn forget(&mut self) {
         self.count("history forgotten");
         self.say(|| "the server forgets its history".to_owned());
@@ -387,7 +387,7 @@ impl World {
             }
             self.be_honest(at);
         }
-        // Evictions that a budget forbids would be asked for time and again.
+        // Evictions that a budget forbids would be requested again and again.
         self.lift_budgets();
         self.announce();
     }

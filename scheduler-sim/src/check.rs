@@ -1,4 +1,4 @@
-//! What must hold: after every step, and once everything has come to rest.
+//! Conditions that must hold after every step, and after everything has settled.
 
 use crate::replica::Process;
 use crate::store::Key;
@@ -64,7 +64,7 @@ impl World {
             }
         }
         let Some(leader) = self.leader() else {
-            out.push("nobody leads".to_owned());
+            out.push("there is no leader".to_owned());
             return out;
         };
         let config = self.config.core(7);
@@ -106,7 +106,7 @@ impl World {
         (status == 200).then_some(text)
     }
 
-    /// The leader believes what is: each bound pod is where it believes it to be.
+    /// The leader's state is right: each bound pod is where it believes it to be.
     fn unlike(&self, snapshot: &str) -> Vec<String> {
         let mut believed = BTreeMap::new();
         for line in snapshot.lines().filter(|line| line.starts_with("pod ")) {
@@ -140,8 +140,7 @@ impl World {
         out
     }
 
-    /// Evictions for somebody who does not start: those that were decided when nothing went
-    /// wrong any more.
+    /// Evictions for a job that does not start, decided after the last fault.
     fn vain_evictions(&self) -> Vec<String> {
         let mut out = Vec::new();
         for eviction in self
@@ -173,7 +172,7 @@ impl World {
     /// Groups that are bound in part, with fewer than they need.
     fn torn_gangs(&self) -> Vec<String> {
         let mut bound: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-        // What is left of a gang goes on where something of it has come to its end.
+        // The rest of a gang keeps running if some of its pods have ended.
         let mut whole = BTreeSet::new();
         for (key, pod) in self.store.all("pods", "") {
             let group = pod["metadata"]["annotations"][kai::POD_GROUP].as_str();
@@ -184,8 +183,8 @@ impl World {
                 whole.insert((key.namespace.as_str(), group));
             }
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            // One whose grant is not honoured stays where nothing would make it anew, and its
-            // owner is told so: the others wait for that.
+            // A pod with a refused grant stays if nothing would recreate it, and its owner gets a
+            // condition: the others wait for that.
             if self.disowned.contains(uid) {
                 whole.insert((key.namespace.as_str(), group));
             }
@@ -296,7 +295,7 @@ impl World {
         None
     }
 
-    /// After everything was taken away: what is left where nothing should be.
+    /// After everything was removed: leftovers.
     pub(crate) fn leftovers(&mut self) -> Vec<String> {
         let mut out: Vec<String> = self
             .store
@@ -311,7 +310,7 @@ impl World {
             );
         }
         let Some(leader) = self.leader() else {
-            out.push("nobody leads".to_owned());
+            out.push("there is no leader".to_owned());
             return out;
         };
         let snapshot = self.snapshot(leader).unwrap_or_default();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Until the scheduler leads.
 const QUIET: Ms = 4_000;
-/// Within this after the last pod everything is gone.
+/// Time after the last pod within which all machines are removed.
 const CLEARED: Ms = 1_800_000;
 /// Within this a storm is over.
 const STORM: Ms = 900_000;
@@ -25,7 +25,7 @@ const STORM: Ms = 900_000;
 /// What came of it.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What must not be, and was.
+    /// A violated condition.
     pub violations: Vec<String>,
     /// Pods that were made.
     pub pods: usize,
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub placeholders: usize,
     /// Machines that the core's own plan for all pods at once has. 0 where it was not asked.
     pub planned: usize,
-    /// Machines that no packing can do without: the sum of what is asked for. 0 as above.
+    /// The minimum number of machines of any packing: the sum of the requests. 0 as above.
     pub bound_below: usize,
     /// Machine time over the time of the cards that pods asked for, in per cent.
     pub overhead: u64,
@@ -109,7 +109,7 @@ fn share(world: &mut World, part: &str, lasts: Option<Ms>) {
     world.make_pod("team-a", "s", &pod);
 }
 
-/// So many shares at once, of these parts of a card, where no machine is.
+/// This number of shares at once, of these fractions of a card, without machines.
 pub fn storm(seed: u64, count: usize, parts: &[&str]) -> Outcome {
     let mut world = world(seed);
     let mut sum = 0.0;
@@ -138,7 +138,7 @@ pub fn storm(seed: u64, count: usize, parts: &[&str]) -> Outcome {
     }
 }
 
-/// Arrivals and departures for so long, and then the last departures.
+/// Arrivals and departures for this time, and then the last departures.
 pub fn traffic(seed: u64, lasts: Ms) -> Outcome {
     let mut world = world(seed);
     let end = world.now + lasts;
@@ -181,7 +181,7 @@ impl World {
         let config = self.config.core(7);
         let snapshot = self.leader().and_then(|at| self.snapshot(at));
         let Some(snapshot) = snapshot else {
-            self.violated("nobody leads".to_owned());
+            self.violated("there is no leader".to_owned());
             return 0;
         };
         let events = match text::read(&snapshot) {

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use std::io;
 use tokio::sync::{mpsc, oneshot};
 
-/// A connection that says nothing breaks after so long.
+/// A silent connection breaks after this time.
 const DEAD: Ms = 30_000;
-/// The API server ends a watch after so long.
+/// The API server ends a watch after this time.
 const WATCH: Ms = 280_000;
 /// The API server's bookmarks.
 const BOOKMARK: Ms = 20_000;
@@ -26,7 +26,7 @@ pub struct Flight {
     replica: usize,
     /// Of which of its processes.
     start: u64,
-    /// What is asked.
+    /// The request.
     asked: Asked,
     /// Where the answer goes.
     reply: Option<oneshot::Sender<Reply>>,
@@ -41,7 +41,7 @@ pub struct Flight {
 enum Fate {
     /// All is well.
     Fine,
-    /// It is done, and nobody hears of it.
+    /// It is done, and the answer is lost.
     Silent,
     /// It is done, and the connection breaks.
     Broken,
@@ -58,7 +58,7 @@ pub struct Eviction {
     pub at: Ms,
     /// Which pod.
     pub of: String,
-    /// Why, and for whom.
+    /// The cause, and the beneficiary.
     pub note: String,
 }
 
@@ -68,7 +68,7 @@ pub struct Watch {
     /// Whose.
     pub replica: usize,
     asked: Asked,
-    /// Up to which version it was told.
+    /// The last version that was sent on it.
     version: u64,
     to: mpsc::UnboundedSender<Line>,
     /// It says nothing until then.
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Does a request, and looks at what it did.
+    /// Carries out a request, and checks its effect.
     fn serve(&mut self, asked: &Asked) -> Answer {
         let now = self.stamp();
         let answer = server::answer(&mut self.store, asked, &now, self.minor);
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    /// A watch says what it has to say.
+    /// A watch sends its events.
     pub(crate) fn feed(&mut self, number: u64) {
         let Some(mut watch) = self.watches.remove(&number) else {
             return;
@@ -383,7 +383,7 @@ impl World {
         self.admit_soon(&asked.key, uid, node);
     }
 
-    /// Nobody binds a pod elsewhere while a binding of his may still be carried out.
+    /// No replica binds a pod elsewhere while another binding of it may still be carried out.
     fn check_binding(&mut self, at: usize, asked: &Asked) {
         if asked.sub != "binding" {
             return;

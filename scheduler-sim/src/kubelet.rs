@@ -1,5 +1,5 @@
-//! What goes on in the cluster without anybody's asking: kubelets start and end pods, agents
-//! tell of their machines, Jobs make pods anew, volumes are bound, orphans are collected.
+//! What happens in the cluster by itself: kubelets start and end pods, agents report on their
+//! machines, Jobs recreate pods, volumes are bound, orphans are collected.
 
 use crate::node::{Link, Node};
 use crate::store::{Key, set_condition};
@@ -19,7 +19,7 @@ const REMEMBERED: usize = 8;
 /// What a kubelet does next with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Asks the agent for what it was granted.
+    /// Asks the agent for the pod's grant.
     Admit,
     /// It runs.
     Start,
@@ -34,7 +34,7 @@ impl World {
         self.nodes.iter().position(|node| node.name == name)
     }
 
-    /// The kubelet hears of a pod that was bound to it.
+    /// The kubelet learns of a pod that was bound to it.
     pub(crate) fn admit_soon(&mut self, key: &Key, uid: &str, node: &str) {
         let Some(at) = self.node_at(node) else {
             return;
@@ -46,7 +46,7 @@ impl World {
         );
     }
 
-    /// A pod was deleted; where it stands on a machine it ends there first.
+    /// A pod was deleted; if it is on a machine it ends there first.
     pub(crate) fn leaves(&mut self, key: &Key) {
         let Some(pod) = self.store.get(key) else {
             return;
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// An agent's turn: silence is broken, streams that ended are opened anew.
+    /// An agent's turn: it sends a heartbeat, and opens ended streams again.
     pub(crate) fn agent(&mut self, at: usize) {
         self.soon(HEARTBEAT, Happening::Agent(at));
         let node = &mut self.nodes[at];
@@ -156,7 +156,7 @@ impl World {
         self.soon(pause, Happening::Connect(at));
     }
 
-    /// What changed is said.
+    /// Changes are sent.
     pub(crate) fn tell(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         if !node.alive || !node.speaks {
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// Pods of machines whose objects are gone.
+    /// Pods of machines whose objects were deleted.
     pub(crate) fn collect(&mut self) {
         self.soon(5000, Happening::Collect);
         let gone: Vec<(Key, String)> = self

@@ -7,8 +7,8 @@
 //! - [`replica`]: a process of the scheduler, let run from moment to moment.
 //! - [`server`], [`store`]: the API server; [`flight`]: the network before it.
 //! - [`node`], [`kubelet`]: machines, agents, and what controllers do by themselves.
-//! - [`autoscaler`]: who makes and removes machines; [`demand`]: what is asked of it.
-//! - [`user`]: what people do; [`chaos`]: what goes wrong; [`check`]: what must hold.
+//! - [`autoscaler`]: creates and removes machines; [`demand`]: the demand on it.
+//! - [`user`]: actions of users; [`chaos`]: faults; [`check`]: conditions that must hold.
 #![forbid(unsafe_code)]
 
 pub mod autoscaler;

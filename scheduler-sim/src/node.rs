@@ -59,13 +59,13 @@ pub struct Link {
 /// What an agent says beside the truth.
 #[derive(Clone, Debug)]
 pub enum Lie {
-    /// What it said some time ago.
+    /// Its report of some time ago.
     Older(Box<NodeState>),
     /// That pods hold shares that they do not.
     Shares(Vec<Share>),
     /// That it offers nothing.
     NotOffering,
-    /// That a card is gone.
+    /// A card was lost.
     Fewer,
 }
 
@@ -74,7 +74,7 @@ pub enum Lie {
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// Changes when it is made anew.
+    /// Changes when it is recreated.
     pub uid: String,
     /// Its object is there.
     pub exists: bool,
@@ -82,15 +82,15 @@ pub struct Node {
     pub alive: bool,
     /// The agent alone runs.
     pub speaks: bool,
-    /// What it has.
+    /// Its cards.
     pub cards: Vec<Card>,
     /// What the agent holds, by pod UID and container.
     pub held: BTreeMap<(String, String), Held>,
     /// By replica.
     pub links: BTreeMap<usize, Link>,
-    /// What it said before.
+    /// Its previous report.
     pub said: Vec<NodeState>,
-    /// What it says instead of the truth.
+    /// Its false report.
     pub lie: Option<Lie>,
     /// Which start of the agent this is.
     pub instance: u64,
@@ -131,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Its object. One whose agent has said nothing yet lists no GPUs.
+    /// Its object. Before its agent's first report it lists no GPUs.
     pub fn object(&self) -> Value {
         let has = if self.speaks {
             self.listed()
@@ -166,7 +166,7 @@ impl Node {
         has
     }
 
-    /// Takes a bound pod in, or says why not. A pod that is held already is taken in.
+    /// Accepts a bound pod, or returns why not. A pod that is already held is accepted.
     ///
     /// # Errors
     /// One sentence.
@@ -237,7 +237,7 @@ impl Node {
         Ok(())
     }
 
-    /// The pod is gone.
+    /// The pod was deleted.
     pub fn free(&mut self, uid: &str) -> bool {
         let before = self.held.len();
         self.held.retain(|(pod, _), _| pod != uid);

@@ -1,8 +1,8 @@
 //! One process of the scheduler, driven from outside: a runtime of its own with a paused
 //! clock, which is let run up to a moment, or until it sends a request.
 //!
-//! So a replica can stand still while time goes on, die between two instructions, and have
-//! a wall clock that lies, and all of it on one thread, in one order.
+//! So a replica can be suspended while time goes on, die between two instructions, and have a wrong
+//! wall clock, all of it on one thread, in one order.
 
 use crate::server::{Asked, TOKEN};
 use crate::time::{Ms, Stamp};
@@ -31,7 +31,7 @@ use tower::ServiceExt as _;
 /// Bytes of a watch, or why it broke.
 pub type Line = Result<Bytes, io::Error>;
 
-/// What a replica hears of a request.
+/// The result of a request for a replica.
 #[derive(Debug)]
 pub enum Reply {
     /// Status and body.
@@ -43,7 +43,7 @@ pub enum Reply {
 /// A request that a replica sent.
 #[derive(Debug)]
 pub struct Sent {
-    /// What it asks.
+    /// Its requests.
     pub asked: Asked,
     /// Dropped: the connection broke. Closed: the replica does not wait any more.
     pub reply: oneshot::Sender<Reply>,
@@ -167,20 +167,20 @@ impl Process {
         ran
     }
 
-    /// It stood still: its clock goes on at once to that moment, and only then what fell due
-    /// meanwhile is looked at.
+    /// It was suspended: its clock jumps to that moment, and only then everything that became due
+    /// is handled.
     pub fn skip(&mut self, until: Ms) {
         let gap = Duration::from_millis(until.saturating_sub(self.now));
         self.runtime.block_on(tokio::time::advance(gap));
         self.now = self.now.max(until);
     }
 
-    /// Ends it as a kubelet does, with a moment for what it has to bring to an end.
+    /// Ends it as a kubelet does, with a grace period for work in flight.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// An agent's stream; `false` where nobody answers yet. What the agent says comes by
+    /// An agent's stream; `false` if there is no server yet. The agent's messages come by
     /// `messages`; `ended` is dropped when the stream is over.
     pub fn connect(
         &mut self,
@@ -207,8 +207,8 @@ impl Process {
         true
     }
 
-    /// A page of it: status and text; `None` where there is none yet. Who answers nothing within
-    /// a millisecond waits for the API server himself.
+    /// A page of it: status and text; `None` where there is none yet. A replica without an answer
+    /// within a millisecond is itself waiting for the API server.
     pub fn page(&mut self, path: &str) -> Option<(u16, String)> {
         let routes = self.pages.get()?;
         let request = Request::get(path).body(Body::empty()).ok()?;

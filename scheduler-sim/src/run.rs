@@ -13,9 +13,9 @@ use std::sync::Once;
 const QUIET: Ms = 4000;
 /// Within this everything is at rest after the faults have stopped.
 const REST: Ms = 420_000;
-/// Within this everything is gone after it was taken away.
+/// Time within which everything is removed after its deletion.
 const CLEARED: Ms = 240_000;
-/// Between two looks.
+/// Time between two checks.
 const LOOK: Ms = 10_000;
 /// Steps of a run.
 const STEPS: u32 = 60;
@@ -48,7 +48,7 @@ pub struct Report {
     pub seed: u64,
     /// Steps that were taken.
     pub steps: u32,
-    /// What must not be, and was.
+    /// A violated condition.
     pub violations: Vec<String>,
     /// Bindings that were carried out.
     pub bound: usize,
@@ -150,7 +150,7 @@ pub fn run(seed: u64, shape: Shape) -> Report {
     }
 }
 
-/// Goes on until nothing is left that `what` says, which takes no longer than `most`.
+/// Runs until nothing is left by `what`, which takes no longer than `most`.
 fn settle(world: &mut World, most: Ms, what: fn(&mut World) -> Vec<String>) {
     let deadline = world.now + most;
     while world.violations.is_empty() {
@@ -161,7 +161,7 @@ fn settle(world: &mut World, most: Ms, what: fn(&mut World) -> Vec<String>) {
             return;
         }
         if world.now >= deadline {
-            // What the leader goes by, for whoever reads the trace.
+            // The leader's inputs, for readers of the trace.
             let snapshot = world.leader().and_then(|at| world.snapshot(at));
             for line in snapshot.unwrap_or_default().lines() {
                 world.say(|| format!("snapshot: {line}"));

@@ -1,4 +1,4 @@
-//! The API server: a request → what is done with the [`Store`], and the answer.
+//! The API server: a request → changes of the [`Store`], and the response.
 //!
 //! Faults are the network's; here every request is done once, in full, as Kubernetes does it.
 
@@ -131,7 +131,7 @@ impl Asked {
         !self.reads() && !OF_ALL_REPLICAS.contains(&self.key.plural.as_str())
     }
 
-    /// For traces: what is asked, without what is in it.
+    /// For traces: the request without its body.
     pub fn line(&self) -> String {
         let Key {
             plural,
@@ -197,7 +197,7 @@ pub fn status(refusal: &Refusal) -> Value {
     })
 }
 
-/// Does what is asked. `minor`: the server's minor version.
+/// Carries out the request. `minor`
 pub fn answer(store: &mut Store, asked: &Asked, now: &Stamp, minor: u32) -> Answer {
     match done(store, asked, now, minor) {
         Ok(answer) => answer,
@@ -221,7 +221,7 @@ fn done(store: &mut Store, asked: &Asked, now: &Stamp, minor: u32) -> Result<Ans
     let kind = KINDS.iter().find(|(plural, ..)| *plural == key.plural);
     match (asked.method.as_str(), asked.sub.as_str()) {
         ("POST", _) if key.plural == "tokenreviews" => ok(review(&asked.body)),
-        // Nobody reads them here.
+        // They are not read here.
         (_, _) if key.plural == "events" => ok(asked.body.clone()),
         ("GET", _) if asked.watches() => {
             let version = asked
@@ -339,7 +339,7 @@ pub fn line(change: &Change, asked: &Asked) -> Option<Value> {
         .then(|| json!({"type": change.kind.as_str(), "object": change.object}))
 }
 
-/// An empty object of a kind that says up to which version all was told.
+/// A bookmark: an empty object of a kind, with the version up to which all events were sent.
 pub fn bookmark(plural: &str, version: u64) -> Value {
     let kind = KINDS.iter().find(|(of, ..)| *of == plural);
     let (kind, api) = kind.map_or(("", "v1"), |(_, kind, api)| (*kind, *api));

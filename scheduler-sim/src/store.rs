@@ -7,7 +7,7 @@ use crate::time::Stamp;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A deleted pod that says nothing has so long, in seconds.
+/// The default grace period of a deleted pod, in seconds.
 const GRACE: i64 = 30;
 /// Kinds whose `status` is written apart.
 const WITH_STATUS: [&str; 7] = [
@@ -75,14 +75,14 @@ impl Refusal {
     }
 }
 
-/// What became of an object.
+/// The change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It is new.
     Added,
     /// It changed.
     Modified,
-    /// It is gone.
+    /// It was deleted.
     Deleted,
 }
 
@@ -130,7 +130,7 @@ pub struct Store {
     compacted: BTreeMap<String, u64>,
     version: u64,
     uids: u64,
-    /// Kinds that changed since somebody asked.
+    /// Kinds that changed since the last query.
     touched: BTreeSet<String>,
 }
 
@@ -152,8 +152,7 @@ impl Store {
 
     /// The object, or the server's refusal.
     ///
-    /// # Errors
-    /// It is not there.
+    /// # Errors It does not exist.
     pub fn read(&self, key: &Key) -> Result<&Value, Refusal> {
         self.get(key).ok_or_else(|| Refusal::missing(key))
     }
@@ -190,8 +189,7 @@ impl Store {
 
     /// Makes an object.
     ///
-    /// # Errors
-    /// It is there already.
+    /// # Errors It already exists.
     pub fn create(&mut self, key: &Key, mut object: Value, now: &Stamp) -> Result<Value, Refusal> {
         if self.objects.contains_key(key) {
             return Err(Refusal::new(
@@ -218,8 +216,7 @@ impl Store {
 
     /// Writes the whole object, if it is the one that was read.
     ///
-    /// # Errors
-    /// It is gone, or was written in between.
+    /// # Errors It was deleted, or written in between.
     pub fn replace(&mut self, key: &Key, mut object: Value) -> Result<Value, Refusal> {
         let found = self.read(key)?;
         preconditions(key, found, &object["metadata"])?;
@@ -233,8 +230,7 @@ impl Store {
 
     /// Changes a part of it.
     ///
-    /// # Errors
-    /// It is gone, or is not the one that is meant.
+    /// # Errors It was deleted, or has another UID.
     pub fn patch(
         &mut self,
         key: &Key,
@@ -272,7 +268,7 @@ impl Store {
         Ok(self.put_if_changed(key, object))
     }
 
-    /// Changes an object as a controller of the cluster does, which nobody hinders.
+    /// Changes an object as a controller of the cluster does, without faults.
     pub fn amend(&mut self, key: &Key, change: impl FnOnce(&mut Value)) {
         if let Some(found) = self.get(key) {
             let mut object = found.clone();
@@ -281,10 +277,9 @@ impl Store {
         }
     }
 
-    /// Deletes: a pod on a node ends first, everything else is gone at once.
+    /// Deletes: a pod on a node ends first, everything else is removed at once.
     ///
-    /// # Errors
-    /// It is gone, or is not the one that is meant.
+    /// # Errors It was deleted, or has another UID.
     pub fn delete(
         &mut self,
         key: &Key,
@@ -322,8 +317,7 @@ impl Store {
 
     /// A `Binding`: the pod's node, with the annotations and labels that come with it.
     ///
-    /// # Errors
-    /// The pod is gone, another one, leaving, or bound.
+    /// # Errors The pod was deleted, has another UID, is leaving, or is bound.
     pub fn bind(&mut self, key: &Key, binding: &Value, labels: bool) -> Result<(), Refusal> {
         let found = self.read(key)?;
         let meta = &binding["metadata"];

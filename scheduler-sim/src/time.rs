@@ -13,18 +13,18 @@ const BEGIN: i64 = 1_767_225_600_000;
 pub struct Stamp(Timestamp);
 
 impl Stamp {
-    /// So long after the run began, by the true clock.
+    /// Time since the start of the run, by the true clock.
     pub fn at(now: Ms) -> Self {
         Self::skewed(now, 0)
     }
 
-    /// By a clock that is so many milliseconds ahead, or behind.
+    /// By a clock that is this many milliseconds ahead, or behind.
     pub fn skewed(now: Ms, ahead: i64) -> Self {
         let millis = BEGIN.saturating_add_unsigned(now).saturating_add(ahead);
         Self(Timestamp::from_millisecond(millis).unwrap_or_default())
     }
 
-    /// So many seconds later.
+    /// This many seconds later.
     #[must_use]
     pub fn after(self, seconds: i64) -> Self {
         Self(self.0 + SignedDuration::from_secs(seconds))

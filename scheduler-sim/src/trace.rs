@@ -1,4 +1,4 @@
-//! What happened, in order: a digest of all of it, and its text where somebody wants to read.
+//! What happened, in order: a digest of all of it, and its text on request.
 
 use crate::time::Ms;
 use sha2::{Digest as _, Sha256};

@@ -17,7 +17,7 @@ const CLASSES: [(&str, i32); 4] = [("low", 20), ("train", 50), ("high", 80), ("b
 const MOST_PODS: usize = 40;
 
 impl World {
-    /// The cluster as it is before anybody does anything.
+    /// The initial cluster.
     pub(crate) fn furnish(&mut self) {
         let now = self.stamp();
         let mut make = |plural: &str, namespace: &str, name: &str, value: Value| {
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// A pod that nobody has made yet.
+    /// A pod that does not exist yet.
     fn draft(&mut self) -> Value {
         let queue = *self.one_of(&QUEUES);
         let class = self.one_of(&CLASSES).0;
@@ -167,7 +167,7 @@ impl World {
         (!all.is_empty()).then(|| self.one_of(&all).clone())
     }
 
-    /// Somebody does something.
+    /// One action of a user.
     pub(crate) fn act(&mut self) {
         let full = self.pods().len() >= MOST_PODS;
         match self.rng.u32(0..40) {
@@ -393,7 +393,7 @@ impl World {
         self.announce();
     }
 
-    /// The scheduler's own: never anybody's to delete.
+    /// The scheduler's own: never deleted.
     pub fn lease() -> Key {
         Key::new("leases", proto::names::NAMESPACE, object::LEASE)
     }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Replicas are looked at so often where nothing happens.
+/// Interval at which replicas run if nothing happens.
 const LOOK: Ms = 100;
 
 /// One thing that happens.
@@ -29,9 +29,9 @@ pub enum Happening {
     Break(u64),
     /// A watch has something to say.
     Feed(u64),
-    /// A kubelet goes on with a pod.
+    /// A kubelet continues with a pod.
     Kubelet(usize, Key, String, Task),
-    /// An agent looks at what it says.
+    /// An agent updates its report.
     Agent(usize),
     /// An agent has something new to say, on all streams.
     Tell(usize),
@@ -39,17 +39,17 @@ pub enum Happening {
     Connect(usize),
     /// A replica's process begins.
     Start(usize),
-    /// A replica's kubelet loses patience with a process that was told to stop.
+    /// A replica's kubelet kills a process whose grace period is over.
     Kill(usize, u64),
     /// A Job makes its pods.
     Job(Key),
-    /// Controllers of volumes look around.
+    /// Controllers of volumes run.
     Volumes,
-    /// Pods of machines that are gone are collected.
+    /// Pods of removed machines are collected.
     Collect,
-    /// The autoscaler looks around.
+    /// The autoscaler runs.
     Autoscale,
-    /// What it has decided of a machine is done.
+    /// Its decision about a machine is carried out.
     Machine(usize, Turn),
 }
 
@@ -62,7 +62,7 @@ pub struct Replica {
     pub process: Option<Process>,
     /// Which process this is.
     pub start: u64,
-    /// It stands still until then.
+    /// It is suspended until then.
     pub stalled: Option<Ms>,
     /// How far its wall clock is ahead, in milliseconds.
     pub ahead: Arc<AtomicI64>,
@@ -97,7 +97,7 @@ pub struct World {
     pub rates: BTreeMap<&'static str, u32>,
     /// Where pods were bound, by UID.
     pub bound: BTreeMap<String, String>,
-    /// Pods of which an agent said a last word: it honours their grants no more.
+    /// Pods that an agent refused permanently: it no longer accepts their grants.
     pub disowned: BTreeSet<String>,
     /// Bindings under way: pod UID → node, by replica and start.
     pub binding: BTreeMap<(usize, u64, String), (String, Ms)>,
@@ -109,7 +109,7 @@ pub struct World {
     pub faults: BTreeMap<&'static str, u64>,
     /// What happened.
     pub trace: Trace,
-    /// What must not be.
+    /// Violated conditions.
     pub violations: Vec<String>,
     /// Makes and removes machines, where a run has one.
     pub autoscaler: Option<Autoscaler>,
@@ -171,7 +171,7 @@ impl World {
         self.numbers
     }
 
-    /// It happens so many milliseconds from now.
+    /// It happens this many milliseconds from now.
     pub fn soon(&mut self, pause: Ms, what: Happening) {
         let number = self.number();
         self.agenda.insert((self.now + pause, number), what);
@@ -182,7 +182,7 @@ impl World {
         *self.faults.entry(fault).or_default() += 1;
     }
 
-    /// What must not be.
+    /// Violated conditions.
     pub fn violated(&mut self, what: String) {
         self.say(|| format!("VIOLATED: {what}"));
         self.violations.push(what);
@@ -208,8 +208,8 @@ impl World {
         }
     }
 
-    /// All replicas come to that moment, or to the earliest at which something follows from
-    /// what one of them said.
+    /// All replicas come to that moment, or to the earliest at which a request of one of them has
+    /// an effect.
     fn run_replicas(&mut self, target: Ms) {
         let mut target = target;
         for at in 0..self.replicas.len() {
@@ -251,7 +251,7 @@ impl World {
         self.soon(pause, Happening::Start(at));
     }
 
-    /// The process is gone, as if it had never been; so are its connections.
+    /// The process ends at once, with its connections.
     pub fn kill(&mut self, at: usize) {
         let replica = &mut self.replicas[at];
         replica.process = None;
@@ -315,7 +315,7 @@ impl World {
         self.announce();
     }
 
-    /// Who holds the lease, as the API server has it.
+    /// The lease's holder, by the API server.
     pub fn holder(&self) -> Option<String> {
         let key = Key::new(
             "leases",

@@ -3,7 +3,7 @@
 //! - `SEEDS=n`: so many, `tests/run` tries 2,000; `BASE=n`: from that one on, else from a new one each time.
 //! - `SEED=n`: that one alone, with its trace; `STEPS=n`: its first steps alone.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
-#![allow(clippy::print_stdout)] // A failing seed is told to whoever runs it.
+#![allow(clippy::print_stdout)] // A failing seed is printed.
 
 use scheduler_sim::{Report, Shape, run, shortest};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
-/// Where nobody says how many.
+/// The default number.
 const SEEDS: u64 = 25;
 /// Of so many, each kind of fault happens in some.
 const MANY: u64 = 1000;

@@ -1,9 +1,8 @@
 //! The machine's clock, and the core's time: milliseconds since 1970, as stamps on objects
 //! are, that never jump.
 //!
-//! A step of the machine's clock must not end all pauses, protections and graces at once,
-//! nor hold them up until the clock is where it was: what differs is made good at a tenth of
-//! the pace of time.
+//! A step of the machine's clock must not end all pauses, protections and graces at once, nor delay
+//! them until the clock is where it was: the difference is corrected at a tenth of real time.
 
 use jiff::Timestamp;
 use scheduler_core::units::Time;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One part in so many is corrected.
+/// The rate of correction, as a divisor.
 const SLEW: u64 = 10;
 
 /// What the machine's clock shows. All stamps of one scheduler are read here, so that a
@@ -31,7 +30,7 @@ impl Wall {
         Self(Arc::new(read))
     }
 
-    /// What it shows now.
+    /// The current time.
     pub fn now(&self) -> Timestamp {
         (self.0)()
     }
@@ -108,7 +107,7 @@ mod tests {
                 at: start,
             };
             let mut last = Time(0);
-            // However often it is looked at.
+            // However often it is read.
             for tick in 1..=1000_u64 {
                 let elapsed = tick * 10_000;
                 let wall = (begin + elapsed).wrapping_add(step);

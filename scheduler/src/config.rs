@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// Wiring and settings of one scheduler.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub struct Config {
-    /// Pods that name this scheduler are ours.
+    /// The `schedulerName` of the pods that this scheduler places.
     #[arg(long, default_value = proto::names::kai::SCHEDULER_NAME)]
     pub scheduler_name: String,
     /// KAI's `SchedulingShard`s, and settings without a flag of their own.
@@ -29,48 +29,48 @@ pub struct Config {
     /// them when unset.
     #[arg(long, conflicts_with = "config")]
     pub node_pool: Option<String>,
-    /// Name of the `SchedulingShard` object whose settings count over these flags, and change
-    /// while the scheduler runs; the node pool's when unset, and none where the scheduler has
-    /// another name than KAI's.
+    /// Name of the `SchedulingShard` object whose settings override these flags, and may change
+    /// while the scheduler runs; by default the node pool's name, and none if the scheduler's name
+    /// is not KAI's.
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     pub shard: Option<String>,
-    /// What this process does; `deploy/` runs both parts apart.
+    /// Which parts run in this process; `deploy/` runs each in a process of its own.
     #[arg(long, value_enum, default_value_t = Role::All)]
     pub role: Role,
     /// Where keys, certificates and the lease are kept.
     #[arg(long, default_value = proto::names::NAMESPACE)]
     pub namespace: String,
 
-    /// Where the admission webhook listens.
+    /// Listen address of the admission webhook.
     #[arg(long, default_value = "0.0.0.0:8443")]
     pub webhook: SocketAddr,
-    /// How the API server reaches the webhook, where it cannot by its Service:
-    /// `https://HOST:PORT`.
+    /// URL of the webhook for an API server that cannot reach its Service: `https://HOST:PORT`.
     #[arg(long)]
     pub webhook_url: Option<String>,
-    /// Namespaces whose pods the webhook does not see, beside kube-system and our own.
+    /// Namespaces whose pods the webhook does not see, in addition to kube-system and the
+    /// scheduler's own.
     #[arg(long, value_delimiter = ',')]
     pub exempt_namespaces: Vec<String>,
-    /// Where agents are heard.
+    /// Listen address of the telemetry service, to which agents connect.
     #[arg(long, default_value = "0.0.0.0:9443")]
     pub telemetry: SocketAddr,
     /// More names or addresses under which agents and the API server reach this process,
     /// for its certificate.
     #[arg(long, value_delimiter = ',')]
     pub certificate_names: Vec<String>,
-    /// Where metrics, health and the state are served; nowhere when unset.
+    /// Listen address of metrics, health and state; not served when unset.
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
-    /// Where the status page is served, over TLS, to clients with a Kubernetes token;
-    /// nowhere when unset.
+    /// Listen address of the status page, over TLS, for clients with a Kubernetes token; not served
+    /// when unset.
     #[arg(long)]
     pub page: Option<SocketAddr>,
     /// Every client that reaches the page may read it, without TLS: for an embedder on loopback alone,
     /// so there is no flag.
     #[arg(skip)]
     pub page_is_open: bool,
-    /// Prometheus, or what speaks its API, such as `http://prometheus.monitoring:9090`: the status
-    /// page takes from it the ranges of time that this process does not remember.
+    /// URL of Prometheus, or of a server with its API, such as `http://prometheus.monitoring:9090`:
+    /// the status page queries it for ranges of time that this process has not recorded.
     #[arg(
         long,
         value_name = "URL",
@@ -78,27 +78,26 @@ pub struct Config {
         hide_env_values = true
     )]
     pub prometheus_url: Option<String>,
-    /// Where an OpenTelemetry collector takes spans by OTLP over gRPC, such as
-    /// `http://collector:4317`; none are made when unset.
+    /// OpenTelemetry collector that receives spans by OTLP over gRPC, such as
+    /// `http://collector:4317`; no spans when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
-    /// Recompute every sum after each change, and make every search that could be skipped:
-    /// many times slower. What contradicts itself is counted as `contradictions`; a debug
-    /// build ends.
+    /// Recompute every sum after each change, and run every search that could be skipped: many
+    /// times slower. Contradictions are counted as `contradictions`; a debug build exits.
     #[arg(long)]
     pub verify: bool,
 
-    /// Decide beside the scheduler that has this name, write nothing at all, and report where
-    /// it would be done otherwise: in the log, and as `/observed` beside the metrics.
+    /// Decide beside the scheduler of this name, write nothing, and report differences: in the log,
+    /// and as `/observed` beside the metrics.
     #[arg(long, conflicts_with = "leader_elect")]
     pub observe: bool,
-    /// Act only while holding the lease: needed with more than one replica.
+    /// Act only while holding the lease; needed with more than one replica.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
     /// Name of this replica in the lease; the host's name when unset.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
-    /// Address of this replica, at which admission and other replicas ask it about resizes while
+    /// Address of this replica, for requests about resizes from admission and other replicas while
     /// it holds the lease; the host of `--webhook-url` when unset.
     #[arg(long, env = "POD_IP", value_name = "IP")]
     pub address: Option<IpAddr>,
@@ -109,37 +108,39 @@ pub struct Config {
     /// How nodes are chosen for pods without.
     #[arg(long, value_enum, default_value_t = Strategy::Binpack)]
     pub cpu_placement: Strategy,
-    /// Jobs that one consolidation may move; -1: no bound.
+    /// Jobs that one consolidation may move; -1: unlimited.
     #[arg(long, default_value_t = 16, allow_negative_numbers = true)]
     pub max_consolidation_preemptees: i64,
-    /// Seconds until what is left of a broken gang is evicted; negative: never.
+    /// Seconds until a gang below its minimum is evicted; negative: never.
     #[arg(long, default_value_t = 60, allow_negative_numbers = true)]
     pub default_staleness_grace_period_s: i64,
 
-    /// Before one of the last so many empty nodes is opened, moving others is tried.
+    /// Number of empty nodes to keep: before one of the last of these is used, consolidation is
+    /// tried.
     #[arg(long, default_value_t = 0)]
     pub keep_empty_nodes: u32,
 
-    /// Ask autoscalers for nodes where pods wait that new nodes would have room for, by placeholder
-    /// pods; the pods that wait say `WaitingForCapacity` instead of `Unschedulable`.
+    /// Request nodes for pending pods from autoscalers, by placeholder pods; the reason of these
+    /// pending pods is `WaitingForCapacity` instead of `Unschedulable`.
     #[arg(long)]
     pub cluster_autoscaling: bool,
-    /// What nodes of each group have, in order of preference; groups that are not in it are known
-    /// by the last node that they had.
+    /// Resources of the nodes of each group, in order of preference; for other groups, those of
+    /// their most recent node.
     #[arg(long, value_name = "FILE", requires = "cluster_autoscaling")]
     pub node_templates: Option<PathBuf>,
-    /// Part of a card that a request for GPU memory counts as, where nothing is known of the
-    /// nodes that may come.
+    /// Fraction of a card that a request for GPU memory counts as if the nodes that an autoscaler
+    /// may add are unknown.
     #[arg(long, value_name = "RATIO", default_value = "0.1", value_parser = crate::scale_up::ratio)]
     pub gpu_memory_to_fraction_ratio: NanoGpu,
-    /// Nodes that are asked for at once, where nothing is known of them.
+    /// Unknown nodes that are requested at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub max_unknown_nodes: u32,
 
-    /// So long a pod's volumes may take to be bound where it goes, before that is taken back.
+    /// Time for the volumes of a pod to be bound on its node, in seconds, before the binding is
+    /// withdrawn.
     #[arg(long, default_value_t = 120)]
     pub volume_binding_timeout_s: u64,
-    /// Evict only what no `PodDisruptionBudget` protects; what one does is asked again later.
+    /// Evict only pods that no `PodDisruptionBudget` protects; try protected ones again later.
     #[arg(long)]
     pub respect_disruption_budgets: bool,
     /// Whether a pod without an owner gets a `PodGroup` object, as under KAI. Without it, the
@@ -153,31 +154,31 @@ pub struct Config {
     /// Its namespace; that of `--namespace` when unset.
     #[arg(long, requires = "default_priorities_configmap_name")]
     pub default_priorities_configmap_namespace: Option<String>,
-    /// Whether a share may hold more than its request, up to a limit that its pod names. With
-    /// false each share that is placed from then on is held to its request.
+    /// Whether a share may hold more than its request, up to a limit that its pod names. With false
+    /// each share that is placed from then on is limited to its request.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub bursts: bool,
-    /// The largest ratio of a share's limit to its request, such as 2 or 1.5. Each share with a
-    /// higher limit that is placed from then on is held to so many times its request; its pod is
-    /// warned of that when it is created. Whatever a pod names when unset.
+    /// The largest ratio of a share's limit to its request, such as 2 or 1.5. A share with a higher
+    /// limit that is placed from then on is limited to that multiple of its request; the creation
+    /// of its pod returns a warning. Unlimited when unset.
     #[arg(long, value_name = "RATIO", value_parser = Bursts::parse)]
     pub max_burst_ratio: Option<Bursts>,
     /// How large pod groups and the tree of queues may be.
     #[command(flatten)]
     pub limits: Limits,
 
-    /// What the webhook says of a queue whose quota its parent's does not cover, alone or with
-    /// its siblings'.
+    /// How the webhook treats a queue whose quota, alone or together with its siblings', exceeds
+    /// its parent's.
     #[arg(long, value_enum, default_value_t = OverSubscription::None)]
     pub queue_over_subscription: OverSubscription,
 
-    /// Bindings and evictions under way at once.
+    /// Concurrent bindings and evictions.
     #[arg(long, default_value_t = 64)]
     pub writes_at_once: usize,
-    /// So long without a change before deciding, milliseconds.
+    /// Time without a change before a decision, milliseconds.
     #[arg(long, default_value_t = 10)]
     pub quiet_ms: u64,
-    /// At most so long after the first change before deciding, milliseconds.
+    /// Longest time from the first change to a decision, milliseconds.
     #[arg(long, default_value_t = 100)]
     pub patience_ms: u64,
 }
@@ -189,7 +190,7 @@ pub enum Role {
     All,
     /// It schedules; admission is another process.
     Scheduler,
-    /// It admits pods, and goes on while no scheduler runs.
+    /// It admits pods, and works while no scheduler runs.
     Admission,
 }
 
@@ -238,7 +239,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Settings of the core. `epoch` tells this start's decisions from those of others.
+    /// Settings of the core. `epoch` distinguishes this start's decisions from those of others.
     pub fn core(&self, epoch: u64) -> scheduler_core::Config {
         scheduler_core::Config {
             epoch,
@@ -296,7 +297,7 @@ impl Config {
     }
 
     /// Where admission and other replicas reach this one, whose webhook listens on that port.
-    /// `None`: nobody knows.
+    /// `None`: unknown.
     pub fn own_url(&self, port: u16) -> Option<String> {
         let address = self
             .address
@@ -310,7 +311,7 @@ impl Config {
         use object::{PAGE_SERVICE, TELEMETRY_SERVICE, WEBHOOK_SERVICE};
         let mut names = Vec::new();
         let page = self.page.map(|_| PAGE_SERVICE);
-        // Who forwards a port comes by this name.
+        // Clients of a port-forward use this name.
         names.extend(page.map(|_| "localhost".to_owned()));
         for service in [WEBHOOK_SERVICE, TELEMETRY_SERVICE].into_iter().chain(page) {
             let base = format!("{service}.{}.svc", self.namespace);

@@ -1,10 +1,10 @@
 //! The only owner of the core: takes facts in, decides when they have settled, hands
 //! decisions on.
 //!
-//! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part.
-//! Changes are coalesced: a decision comes after a quiet moment, or when patience ends.
-//! Nothing is decided before every kind of object was listed, nor without the lease. Where
-//! another scheduler is observed, nothing is handed on at all.
+//! In: facts, agents' words, outcomes, questions. Out: [`Work`], the state of this part. Changes
+//! are coalesced: a decision comes after a quiet moment, or when patience ends. Nothing is decided
+//! before every kind of object was listed, nor without the lease. Where another scheduler is
+//! observed, nothing is passed on at all.
 
 mod decided;
 mod granted;
@@ -29,18 +29,18 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Events taken in before the time is looked at again.
+/// Events that are applied before the time is read again.
 const BATCH: usize = 4096;
-/// Between two looks at all queues and groups for those who report them.
+/// Time between two full reports of queues and groups.
 const REPORT: Duration = Duration::from_secs(1);
-/// What lasts is looked at again so soon, where another scheduler is observed.
+/// Interval at which lasting differences are checked again, with an observed scheduler.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks for sums that contradict each other. Each walks every pod while nothing
-/// is decided, so that it is rare.
+/// Time between two checks of the sums. Each check walks every pod while nothing is decided, so it
+/// is rare.
 const SWEEP: Duration = Duration::from_mins(5);
-/// A queue's parent may come after it: so long nothing is said.
+/// A queue's parent may be created after it: for this time the problem is not reported.
 const PARENT_WITHIN: Duration = Duration::from_secs(5);
-/// Problems are logged once each; so many are remembered.
+/// Problems are logged once each; this many are remembered.
 const KNOWN_PROBLEMS: usize = 10_000;
 
 /// Where everything comes from.
@@ -56,9 +56,9 @@ pub struct CycleInputs {
     pub questions: mpsc::Receiver<Question>,
     /// Whether this replica acts.
     pub leading: watch::Receiver<bool>,
-    /// What queues used in the past: said where a shard is begun.
+    /// Past use of queues: set when a shard begins.
     pub(crate) usage: UsageClient,
-    /// Who asks for nodes. `None`: nobody.
+    /// The task that requests nodes. `None`: none.
     pub(crate) scale_up: Option<scale_up::Line>,
     /// The time.
     pub wall: Wall,
@@ -67,17 +67,17 @@ pub struct CycleInputs {
 /// Where everything goes.
 #[derive(Clone, Debug)]
 pub struct CycleOutputs {
-    /// Has pods and groups listed anew.
+    /// Lists pods and groups again.
     pub relist: watch::Sender<u64>,
     /// Things to do.
     pub work: mpsc::UnboundedSender<Work>,
     /// For health.
     pub status: watch::Sender<Status>,
-    /// Queues and groups, for those who report them.
+    /// Queues and groups, for the tasks that report them.
     pub views: watch::Sender<Views>,
     /// For metrics.
     pub meters: Arc<Meters>,
-    /// The shard's node pool, for metrics: said where a shard is begun.
+    /// The shard's node pool, for metrics: set when a shard begins.
     pub pool: String,
 }
 
@@ -96,12 +96,12 @@ pub enum Question {
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
     Explain(PodUid, oneshot::Sender<Option<String>>),
-    /// Whether a pod that stands may have so much, beside all that was let through before. Answered
-    /// only by the replica that acts. `None`: no such pod.
+    /// Whether a placed pod may have that much, beside everything that was granted before. Answered
+    /// only by the leader. `None`: no such pod.
     Resize {
         /// Which pod.
         pod: PodUid,
-        /// What it is to have.
+        /// The requested amounts.
         request: scheduler_core::Request,
         /// False for a dry run: others need not reckon with it.
         lasts: bool,
@@ -117,14 +117,14 @@ pub enum Question {
 /// How changes are coalesced.
 #[derive(Clone, Copy, Debug)]
 pub struct CoalesceWindow {
-    /// So long without a change.
+    /// Time without a change.
     pub quiet: Duration,
-    /// At most so long after the first.
+    /// Longest time after the first change.
     pub patience: Duration,
 }
 
-/// Runs until `stop` or until an input ends. With an `observer`, whose world must be an
-/// observer's too, nothing is handed on.
+/// Runs until `stop` or until an input ends. With an `observer`, whose world must be an observer's
+/// too, nothing is passed on.
 pub async fn run(
     core: Core,
     world: World,
@@ -155,7 +155,7 @@ pub async fn run(
         swept: Instant::now(),
         granted: Granted::default(),
     };
-    // Who leads from the start has listed nothing before.
+    // A replica that leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
     loop {
         let leading = *inputs.leading.borrow_and_update();
@@ -188,9 +188,10 @@ pub async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            // Before a decision: who stood still may have lost the lease meanwhile.
+            // Before a decision: a process that was suspended may have lost the lease in the
+            // meantime.
             changed = inputs.leading.changed() => match changed {
-                // Whatever was missed is looked at now.
+                // Anything missed is handled now.
                 Ok(()) => {
                     cycle.changed();
                     cycle.report_at = Some(Instant::now());
@@ -246,17 +247,17 @@ struct Cycle {
     outputs: CycleOutputs,
     /// The first and the last change since the last decision.
     change: Option<(Instant, Instant)>,
-    /// The core wants to be asked at this time.
+    /// The time of the next decision that the core has asked for.
     wake_at: Option<Instant>,
     said: BTreeSet<String>,
-    /// Queues whose parent was missing, and when that is said.
+    /// Queues whose parent was missing, and when that is reported.
     orphans: BTreeMap<QueueName, Instant>,
     /// Something changed that was not reported.
     report_at: Option<Instant>,
     reported: Instant,
     clock: Clock,
     scale_up: Option<scale_up::Line>,
-    /// What has no room is looked at then.
+    /// The time of the next check for pods without room.
     look_at: Option<Instant>,
     looked: Instant,
     /// What taking in changes took since the last decision.
@@ -276,7 +277,7 @@ impl Cycle {
         for event in self.world.take(fact) {
             self.apply(event);
         }
-        // The status of the former is written, and pods are looked at again, with the next
+        // The status of the previous one is written, and pods are tried again, with the next
         // decision.
         if admins && self.world.report_due().is_some() || self.world.is_due() {
             self.changed();
@@ -336,7 +337,8 @@ impl Cycle {
 
     fn complain(&mut self, problem: &Problem) {
         match problem {
-            // What was done is seen before its answer comes: an eviction that takes no time.
+            // The effect of an action is seen before its answer arrives: an eviction that takes no
+            // time.
             Problem::UnknownDecision(_) => tracing::debug!("{problem}"),
             Problem::QueueOrphan(queue) => {
                 let at = Instant::now() + PARENT_WITHIN;
@@ -463,8 +465,8 @@ impl Cycle {
         }
     }
 
-    /// Adds up again what decisions go by. What is wrong is a defect of the core, and is said
-    /// once; a restart begins with new sums.
+    /// Recomputes the sums that decisions use. A difference is a defect of the core, and is
+    /// reported once; a restart begins with new sums.
     fn sweep(&mut self) {
         self.swept = Instant::now();
         for wrong in self.core.violations() {
@@ -475,7 +477,7 @@ impl Cycle {
         }
     }
 
-    /// Decides as if, and tells nobody but the observer.
+    /// Decides without acting, and tells only the observer.
     fn observe(&mut self) {
         let begin = Instant::now();
         let now = self.clock.now();
@@ -496,7 +498,7 @@ impl Cycle {
     }
 
     fn send(&self, work: Work) {
-        // Its reader is gone only when everything ends.
+        // Its receiver ends only when everything ends.
         let _ = self.outputs.work.send(work);
     }
 

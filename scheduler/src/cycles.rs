@@ -1,7 +1,7 @@
 //! The cycles of a scheduler: one for each shard, with a core of its own.
 //!
-//! Where there are several, the router divides what comes in among them, and the front makes one
-//! scheduler of what they say.
+//! If there are several, the router divides the input among them, and the front presents them as
+//! one scheduler.
 
 use crate::convert::World;
 use crate::cycle::{self, CoalesceWindow, CycleInputs, CycleOutputs};
@@ -20,10 +20,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// What is done for each cycle apart from its decisions.
+/// The work for each cycle besides its decisions.
 pub(crate) struct CycleServices {
     pub(crate) usage_meters: Arc<UsageMeters>,
-    /// `None`: nodes are asked for by nobody.
+    /// `None`: no nodes are requested.
     pub(crate) scale_up: Option<ScaleUp>,
 }
 

@@ -50,8 +50,8 @@ impl Listeners {
     /// # Errors
     /// One of them is taken.
     pub async fn bind(config: &Config) -> Result<Self, RunError> {
-        // Who observes serves neither, and must not be in the way of who does; who admits pods
-        // hears no agents, and has no page.
+        // An observer serves neither, and must not be in the way of the process that does;
+        // admission has no telemetry and no page.
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let schedules = !config.observe && config.role != Role::Admission;
         let (webhook, telemetry) = match (config.observe, schedules) {

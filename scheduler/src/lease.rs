@@ -17,16 +17,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Others wait so long since the holder's last sign.
+/// Other replicas wait this long after the holder's last renewal.
 const DURATION: Duration = Duration::from_secs(12);
-/// The holder gives up after so long without one.
+/// The holder gives up after this time without a renewal.
 const DEADLINE: Duration = Duration::from_secs(8);
-/// At a stop, writes under way have so long before the lease is left to run out.
+/// At a stop, time for writes in flight before the lease is left to expire.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The lease is gone, and with it the right to act.
+/// The lease is lost, and with it the right to act.
 #[derive(Debug, thiserror::Error)]
 #[error("Lease {0} could not be renewed in time: another replica may act now")]
 pub struct LeaseError(String);
@@ -37,16 +37,16 @@ struct Election {
     /// The lease's name.
     name: String,
     identity: String,
-    /// What was seen last, and when it was seen first.
+    /// The last observed lease, and when it was first observed.
     seen: Option<(LeaseSpec, Instant)>,
     /// When the last write that made us holder was sent.
     renewed: Option<Instant>,
 }
 
-/// What is to be done with the lease.
+/// The next step for the lease.
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// Somebody else holds it.
+    /// Another replica holds it.
     Wait,
     /// Write this.
     Hold(Box<LeaseSpec>),
@@ -106,7 +106,7 @@ impl Election {
         self.renewed = Some(sent);
     }
 
-    /// Somebody else holds it.
+    /// Another replica holds it.
     fn lost(&self) -> bool {
         self.renewed.is_some()
     }
@@ -117,7 +117,7 @@ impl Election {
     }
 }
 
-/// Who would hold a lease.
+/// The identity that would hold a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     /// The lease's name.
@@ -128,9 +128,9 @@ pub(crate) struct Candidate {
     pub address: Option<String>,
 }
 
-/// By a lease, says in `leading` whether this replica decides, and to `grantor`
-/// until when it may write, until `stop`; the lease is given back when what is under way then
-/// has ended.
+/// Publishes in `leading`, by a lease, whether this replica decides, and in `grantor` until when it
+/// may write, until `stop`; the lease is released when the writes that are then in flight have
+/// ended.
 ///
 /// # Errors
 /// It was held and is lost: `leading` is false by then, and the process ought to end.
@@ -176,7 +176,7 @@ pub(crate) async fn run(
                     grantor.extend(until);
                 }
                 if !leading.send_replace(true) {
-                    tracing::info!(identity = election.identity, "this replica acts");
+                    tracing::info!(identity = election.identity, "this replica leads");
                 }
             }
             Ok(false) if election.lost() => {
@@ -194,7 +194,7 @@ pub(crate) async fn run(
             .await
             .is_err()
         {
-            tracing::warn!("writes are under way: the lease is left to run out");
+            tracing::warn!("writes are in flight: the lease is left to expire");
             return Ok(());
         }
         grantor.revoke();
@@ -236,13 +236,13 @@ async fn attempt(
     } else {
         leases.replace(&election.name, &parameters, &lease).await
     };
-    // A conflict: somebody was quicker, which the next round sees.
+    // A conflict: another writer was faster, which the next round sees.
     written?;
     election.held(sent);
     Ok(true)
 }
 
-/// Where the holder of a lease is asked. `None`: nobody holds it, or it does not say.
+/// Address of the holder of a lease. `None`: no replica holds it, or it has no address.
 pub(crate) async fn holder(leases: &Api<Lease>, name: &str) -> kube::Result<Option<String>> {
     let lease = leases.get_opt(name).await?;
     let held = lease.filter(|lease| {
@@ -271,8 +271,8 @@ async fn release(leases: &Api<Lease>, election: &Election) {
     };
     match tokio::time::timeout(RETRY, released).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the lease is not given back"),
-        Err(_) => tracing::warn!("the lease is not given back in time"),
+        Ok(Err(error)) => tracing::warn!(%error, "the lease is not released"),
+        Err(_) => tracing::warn!("the lease is not released in time"),
     }
 }
 

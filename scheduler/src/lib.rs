@@ -10,7 +10,8 @@
 //! - [`config`]: flags; [`shard`]: several node pools, each with a core of its own;
 //!   `endpoints`: where requests come in; [`run`]: starts everything, ends with the first part
 //!   that ends.
-//! - [`preflight`]: who else is there; nothing starts beside another for the same pods.
+//! - [`preflight`]: checks for other schedulers: nothing starts beside another one for the same
+//!   pods.
 //! - [`trust`]: the grant key, the serving certificate, and the `ConfigMap` that agents trust.
 //! - [`admission`]: the webhook that adds token and amount, or refuses in one sentence.
 //! - [`limits`]: how large an object may be that decisions read; [`bursts`]: how far above its
@@ -28,8 +29,7 @@
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each.
-//! - `history`: what cards, queues and tenants had, bounded, from what agents and the API server
-//!   said.
+//! - `history`: past values of cards, queues and tenants, bounded, from agents and the API server.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
 //! - [`prometheus`]: a client of Prometheus' API.
 //! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.

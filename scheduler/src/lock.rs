@@ -1,4 +1,4 @@
-//! A mutex's guard, whether or not somebody panicked who held it.
+//! A mutex's guard, even if a thread panicked while it held the mutex.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

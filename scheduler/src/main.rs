@@ -35,7 +35,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
     runtime.block_on(async {
         let stop = stop_on_signals()?;
         let mut access = kube::Config::infer().await?;
-        // Each write ends in one outcome that the core hears of: retries are decided there.
+        // Each write ends in one outcome event for the core, which decides on retries.
         access.default_retry = false;
         scheduler::run(config, access.into(), stop).await?;
         Ok(())

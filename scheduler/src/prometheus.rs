@@ -17,9 +17,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::error::Error as _;
 
-/// An answer to one query is at most so long: 30,000 queues with Prometheus' labels.
+/// Longest answer to one query
 const LONGEST: usize = 4 << 20;
-/// What is repeated of the server's own words.
+/// Longest part of the server's error that is repeated.
 const WORDS: usize = 200;
 
 /// One sample of a vector.
@@ -90,7 +90,7 @@ pub(crate) fn words(text: &str) -> String {
     words
 }
 
-/// A server that is asked.
+/// A server to query.
 #[derive(Debug)]
 pub struct PrometheusClient<C> {
     client: Client<C, Full<Bytes>>,
@@ -102,8 +102,7 @@ pub struct PrometheusClient<C> {
 
 /// The server at this URL, which may have a user and a password in it.
 ///
-/// # Errors
-/// One sentence on what is wrong with it. The URL is not repeated.
+/// # Errors One sentence. The URL is not repeated.
 pub fn client(
     text: &str,
 ) -> Result<PrometheusClient<impl Connect + Clone + Send + Sync + 'static>, String> {

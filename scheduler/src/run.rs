@@ -33,14 +33,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// After a stop, so long is waited for what is in flight.
+/// Time for work in flight after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Objects that cannot be read and of which nobody was told yet: more than one kind has.
+/// Unreadable objects that have not been reported yet: more than one kind has.
 const UNREADABLE: usize = 64;
 /// Questions of people that wait.
 pub(crate) const QUESTIONS: usize = 16;
 
-/// Why a scheduler ended, other than by being told.
+/// Why a scheduler ended without a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// An address cannot be listened at.
@@ -52,7 +52,7 @@ pub enum RunError {
         #[source]
         source: io::Error,
     },
-    /// No client can be made of what is known of the API server.
+    /// No client can be created from the configuration of the API server.
     #[error("the API server cannot be reached: {0}")]
     Access(#[from] kube::Error),
     /// The configuration file.
@@ -126,7 +126,7 @@ pub async fn run_on(
 ///
 /// # Errors
 /// What kept it from starting, or which part ended on its own.
-// Boxed: who embeds it need not compile all of it once more.
+// Boxed, so that crates that embed it do not compile all of it again.
 pub fn run_in(
     endpoints: Endpoints,
     wall: Wall,
@@ -169,7 +169,7 @@ async fn first_end(tasks: &mut JoinSet<Part>, stop: &CancellationToken) -> Resul
         biased;
         () = stop.cancelled() => Ok(()),
         ended = tasks.join_next() => match ended {
-            // Told to stop, and quicker than this select.
+            // Stopped, and faster than this select.
             Some(Ok(Ok(_))) if stop.is_cancelled() => Ok(()),
             Some(Ok(Ok(part))) => Err(RunError::Ended(part)),
             Some(Ok(Err(error))) => Err(error),
@@ -209,7 +209,7 @@ async fn start(
     let page = endpoints.page.is_some().then(page::channel);
     if let Some(endpoint) = endpoints.metrics {
         let pages = router(Pages {
-            // Who admits alone has nothing to count.
+            // A process with admission only has nothing to count.
             registry: Arc::new(if config.role == Role::Admission {
                 Registry::default()
             } else {
@@ -486,7 +486,7 @@ struct Show {
     agent_meters: Arc<telemetry::AgentMeters>,
 }
 
-/// Starts what looks at another scheduler's work: nothing of it can write.
+/// Starts the observer of another scheduler: no part of it can write.
 fn observe(
     config: &Config,
     plan: &Plan,
@@ -514,7 +514,7 @@ fn observe(
             end.clone(),
         ),
     ));
-    // The reports' gauges; who does not lead reports nothing else.
+    // The reports' gauges; a replica that does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());
     tasks.spawn(named(
         "the reports",
@@ -579,7 +579,7 @@ fn group_pods(
     onward
 }
 
-/// What admits pods, and where it is asked.
+/// The parts of admission, and their address.
 struct Admission {
     endpoint: Endpoint,
     /// The core of this process, and whether it acts; `None`: admission is all that it does.
@@ -663,7 +663,7 @@ async fn admit(
         let end = end.clone();
         async move {
             certificates.keep(names, end).await;
-            // Its page of health asks whether it is there.
+            // Its health page checks whether it exists.
             drop(status);
         }
     }));

@@ -26,13 +26,13 @@ const CONNECTIONS: usize = 8192;
 /// Of one address: an agent has one, the API server a few, a proxy before the page some tens.
 /// Loopback addresses are not counted each: behind a sidecar proxy every client has one.
 const FROM_ONE: usize = 64;
-/// A connection over HTTP/1 says what it wants within that.
+/// Timeout for the request of a connection over HTTP/1.
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes of a request's headers. A token has some thousand.
 const HEADERS: usize = 64 * 1024;
 /// Requests at once on one connection over HTTP/2: the API server admits pods over a few.
 const STREAMS: u32 = 256;
-/// What is in flight at a stop has so long.
+/// Time for requests in flight at a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where requests come in.
@@ -54,7 +54,7 @@ impl Endpoint {
     }
 }
 
-/// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. Whose request it is stands in its
+/// Serves these routes until `stop`: HTTP/1.1 and HTTP/2. The client's address is in the request's
 /// extensions as `ConnectInfo<SocketAddr>`.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ async fn serve_up_to(
     let listener = match endpoint {
         Endpoint::Port(listener) => listener.into_std()?,
         Endpoint::Routes(to) => {
-            // Who does not wait for them any more calls nothing.
+            // A caller that no longer waits for them calls nothing.
             let _ = to.send(routes);
             stop.cancelled().await;
             return Ok(());
@@ -123,7 +123,7 @@ fn limit<E>(builder: &mut Builder<E>) {
         .max_header_list_size(u32::try_from(HEADERS).unwrap_or(u32::MAX));
 }
 
-/// Who is connected.
+/// The open connections.
 #[derive(Debug)]
 struct Places {
     most: usize,
@@ -176,7 +176,7 @@ impl<S> Accept<TcpStream, S> for Limited {
             let peer = peer.ip();
             let mut places = locked(&self.0);
             if !places.take(peer) {
-                tracing::debug!(%peer, "a connection too many");
+                tracing::debug!(%peer, "too many connections: refused one");
                 return Err(io::Error::other("too many connections"));
             }
             drop(places);
@@ -302,7 +302,7 @@ mod tests {
         for _ in 0..8 {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
-        // One more is closed unheard: an end, or a reset.
+        // One more is closed without a response: an end, or a reset.
         while ask().await.is_ok_and(|answer| answer.ends_with("here")) {}
         idle.clear();
         while !ask().await.is_ok_and(|answer| answer.ends_with("here")) {}

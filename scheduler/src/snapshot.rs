@@ -1,9 +1,8 @@
 //! `/get-snapshot`: the cluster in the form of KAI's own, `snapshot.json` in a ZIP.
 //!
-//! In: the API server, listed when somebody asks, and the settings. Out: the archive. What
-//! containers run and are told is left out: no decision is made from it, and it is nobody's
-//! business who may see metrics. Our own snapshot, from which a core is rebuilt to the
-//! letter, is `/snapshot`.
+//! In: the API server, listed on request, and the settings. Out: the archive. What containers run,
+//! and their environment, is left out: no decision depends on it, and clients of the metrics port
+//! must not see it. Our own snapshot, from which a core is rebuilt exactly, is `/snapshot`.
 
 use crate::Config;
 use crate::cycle::Question;
@@ -45,7 +44,7 @@ const KINDS: [(&str, &str); 8] = [
     ("storageClasses", "/apis/storage.k8s.io/v1/storageclasses"),
     ("topologies", "/apis/kai.scheduler/v1alpha1/topologies"),
 ];
-/// KAI's keys of objects that no decision here is made from.
+/// KAI's keys of objects that no decision uses.
 const NONE: [&str; 7] = [
     "bindRequests",
     "configMaps",
@@ -55,7 +54,7 @@ const NONE: [&str; 7] = [
     "resourceSlices",
     "deviceClasses",
 ];
-/// What of a container no decision is made from.
+/// Fields of a container that no decision uses.
 const PRIVATE: [&str; 8] = [
     "args",
     "command",
@@ -67,7 +66,7 @@ const PRIVATE: [&str; 8] = [
     "startupProbe",
 ];
 
-/// What the page is made from.
+/// The sources of the page.
 #[derive(Clone)]
 struct Source {
     client: Client,

@@ -13,7 +13,7 @@ pub(crate) fn of<'a>(
     }
     annotation(kai::SAFE_TO_CONSOLIDATE)?;
     Some(format!(
-        "annotation {}: no KAI release has a rule for it: remove it, or make the workload {}: {} so that it is not moved",
+        "annotation {}: no KAI release implements it: remove it, or make the workload {}: {} so that it is not moved",
         kai::SAFE_TO_CONSOLIDATE,
         kai::PREEMPTIBILITY_LABEL,
         "non-preemptible"
@@ -22,7 +22,6 @@ pub(crate) fn of<'a>(
 
 /// Of a preemptibility.
 pub(crate) fn semi_preemptible(word: &str) -> Option<&'static str> {
-    (word == "semi-preemptible").then_some(
-        "no KAI release has a rule for semi-preemptible: set preemptible or non-preemptible",
-    )
+    (word == "semi-preemptible")
+        .then_some("no KAI release implements semi-preemptible: set preemptible or non-preemptible")
 }

@@ -1,7 +1,7 @@
 //! The API server's objects, as facts in the order in which they came.
 //!
-//! One watch per kind, with backoff, for ever. A kind whose definition is not installed
-//! counts as empty until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
+//! One endless watch per kind, with backoff. A kind whose CRD is not installed counts as empty
+//! until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
 use crate::act::event::{self, Annotations, KubeEvent};
 use crate::convert::csi::limits;
@@ -28,20 +28,21 @@ use std::fmt::Debug;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// One thing that a watch said.
+/// One event of a watch.
 #[derive(Clone, Debug)]
 pub enum Seen<K> {
     /// Everything of this kind follows, as [`Seen::There`].
     Listing,
     /// It is there, as it is now.
     There(Box<K>),
-    /// It is gone.
+    /// It was deleted.
     Gone(Box<K>),
-    /// That was all of this kind: what was not named since [`Seen::Listing`] is gone.
+    /// The list of this kind is complete: objects that were not named since [`Seen::Listing`] are
+    /// deleted.
     Listed,
 }
 
-/// One thing that the API server said.
+/// One event of the API server.
 #[derive(Clone, Debug)]
 pub enum Fact {
     /// Of a pod.
@@ -89,19 +90,19 @@ pub enum Fact {
 /// Where facts go. Unbounded: the reader never waits for anything but these.
 pub type Facts = mpsc::UnboundedSender<Fact>;
 
-/// An object that the API server took and nobody here can read.
+/// An object that the API server accepted and this process cannot read.
 #[derive(Clone, Debug)]
 pub struct Unreadable {
     /// Which.
     pub about: ObjectReference,
-    /// What is wrong with it.
+    /// Its error.
     pub why: String,
 }
 
-/// Where they are told of. As many as wait; the log names all.
+/// Where they are reported, as many as fit; the log names all.
 pub type Complaints = mpsc::Sender<Unreadable>;
 
-/// Tells each by an event on it, while this replica acts, until `stop`.
+/// Reports each by an event on the object, while this replica leads, until `stop`.
 pub(crate) async fn complain(
     client: Client,
     reporter: Reporter,
@@ -119,7 +120,7 @@ pub(crate) async fn complain(
                 warning: true,
                 reason: "Unreadable",
                 action: "Reading",
-                note: format!("it counts as not there, correct or delete it: {why}"),
+                note: format!("it is ignored, correct or delete it: {why}"),
             };
             event::publish(&client, &reporter, event, Annotations::new()).await;
         }
@@ -260,7 +261,7 @@ async fn follow_anew<K, const N: usize>(
     }
 }
 
-/// Returns when it changes; never, once its sender is gone.
+/// Returns when it changes; never, once its sender has ended.
 async fn changed(relist: &mut watch::Receiver<u64>) {
     if relist.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -279,7 +280,7 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
                 Seen::Listed => listing = false,
                 Seen::There(_) | Seen::Gone(_) => {}
             }
-            // The fact goes first: who hears of the change finds it there.
+            // The fact goes first: a receiver of the change finds it there.
             (Fact::Class(seen), !listing)
         },
         || told.send_modify(|count| *count += 1),
@@ -311,7 +312,7 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
     .await;
 }
 
-/// One kind; ends when nobody listens any more.
+/// One kind; ends when the receiver is gone.
 async fn follow<K: Resource>(events: Events<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact) {
     follow_with(events, facts, |seen| (of(seen), false), || {}).await;
 }
@@ -347,7 +348,7 @@ async fn follow_with<K: Resource>(
     }
 }
 
-/// Nobody here asks who wrote what, and how kubectl remembers it.
+/// Managed fields and kubectl's last-applied annotation are not needed.
 fn trim(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
     if let Some(annotations) = &mut meta.annotations {
@@ -355,8 +356,8 @@ fn trim(meta: &mut ObjectMeta) {
     }
 }
 
-/// Without what its containers run and are told: it may be long, and no decision is made
-/// from it. What they are told by config maps stays.
+/// Without what its containers run, and their environment: it may be long, and no decision depends
+/// on it. References to config maps stay.
 fn pod(mut seen: Seen<Pod>) -> Fact {
     if let Seen::There(pod) = &mut seen
         && let Some(spec) = &mut pod.spec
@@ -401,7 +402,7 @@ where
 /// A kind of ours or of KAI. The definition that is installed may let in what cannot be read:
 /// KAI's has no required `spec`.
 trait Custom: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
-    /// The object of that metadata, without what it says.
+    /// The object with that metadata, without its content.
     fn bare(meta: ObjectMeta) -> Self;
 }
 
@@ -419,8 +420,8 @@ macro_rules! custom {
 
 custom!(PodGroup, Queue, Topology, GpuNode);
 
-/// The objects that can be read. One that cannot counts as not there, and is named in the log and
-/// in `complaints`: it must not keep the others from being seen.
+/// Readable objects. An unreadable one counts as missing, and is named in the log and in
+/// `complaints`: it must not hide the others.
 fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events<K> {
     let mut last = String::new();
     let mut read = move |guard: DeserializeGuard<K>| {
@@ -432,7 +433,7 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
             if text != last {
                 tracing::warn!(
                     object = text,
-                    "it cannot be read, and counts as not there: correct or delete it"
+                    "it cannot be read, and is ignored: correct or delete it"
                 );
                 last = text;
                 let unreadable = Unreadable {
@@ -451,7 +452,7 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
             None => Some(None),
             Some(Event::Init) => Some(Some(Event::Init)),
             Some(Event::InitDone) => Some(Some(Event::InitDone)),
-            // What a listing does not name is gone.
+            // Objects that a listing does not name are deleted.
             Some(Event::InitApply(guard)) => {
                 read(guard).ok().map(|one| Some(Event::InitApply(one)))
             }
@@ -467,8 +468,8 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
     watched(Api::all(client)).filter_map(readable).boxed()
 }
 
-/// A watch that goes on for ever; what goes wrong is said once per cause. `None`: the
-/// server does not know this kind.
+/// An endless watch. Each cause of failure is logged once. `None`: the server does not know this
+/// kind.
 fn watched<K>(api: Api<K>) -> impl Stream<Item = Option<Event<K>>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -615,7 +616,7 @@ mod tests {
         let mut seen = Vec::new();
         while !matches!(seen.last(), Some(Fact::Group(Seen::Listed))) {
             seen.push(until(&mut told, of_group).await);
-            // A listing that fails begins again, for ever.
+            // A failed listing is repeated without end.
             assert!(seen.len() < 4, "{seen:?}");
         }
         let named = |fact: &Fact| match fact {
@@ -630,7 +631,7 @@ mod tests {
             first.about.uid.is_some() && !first.why.is_empty(),
             "{first:?}"
         );
-        // What can be read no more is gone.
+        // An object that can no longer be read counts as deleted.
         let patch = kube::api::Patch::Merge(json!({ "spec": null }));
         let params = kube::api::PatchParams::default();
         let patched = groups.patch("fine", &params, &patch).await;

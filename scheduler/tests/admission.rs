@@ -72,7 +72,7 @@ async fn without_any_scheduler_pods_are_admitted_and_a_scheduler_that_comes_late
     admission.end().await;
 }
 
-/// Two pods of one CPU each stand in a queue that may have four.
+/// Two pods of one CPU each are in a queue with a limit of four.
 async fn two_pods(site: &Site) -> [Value; 2] {
     let queue = json!({
         "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "narrow"},
@@ -154,10 +154,10 @@ async fn two_resizes_that_arrive_together_at_different_replicas_do_not_pass_thei
         // Back again: nothing was stored.
         assert!(asks(&second, &a, "1500m").await.0 && asks(&admission, &b, "1500m").await.0);
     }
-    // Nobody need be asked where no request changes.
+    // If no request changes, no decision is needed.
     let unchanged = asks(&admission, &a, "1").await;
     assert!(unchanged.0);
-    // Nobody acts any more.
+    // There is no leader any more.
     first.end().await;
     second.end().await;
     let refused = asks(&admission, &a, "2").await;

@@ -65,7 +65,7 @@ async fn it_writes_nothing_and_says_where_it_would_differ() {
     let observer = site.replica_with(observing()).await;
     site.pod_with("a", json!({})).await;
     site.pod_with("b", json!({})).await;
-    // A share that no webhook has admitted, and an owned pod that nobody has grouped.
+    // A share that no webhook has admitted, and an owned pod without a group.
     let share = json!({"metadata": {"annotations": {"gpu-memory": "2000"}},
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
     site.pod_with("share", share).await;

@@ -119,7 +119,7 @@ async fn a_claim_is_bound_where_its_pod_goes_before_the_pod_is() {
     until("the pod is bound", async || node_of(&site, "p").await).await;
     assert_eq!(node_of(&site, "p").await, Some(node.clone()));
 
-    // Who uses the volume afterwards goes where it is, though another node is emptier.
+    // A later user of the volume is placed where it is, though another node is emptier.
     with_claim(&site, "second").await;
     let second = until("the second is bound", async || {
         node_of(&site, "second").await
@@ -185,7 +185,7 @@ async fn another_replica_goes_on_with_the_node_that_was_selected() {
     replica.end().await;
 }
 
-/// A volume that somebody made by hand, which node `n<at>` alone can use.
+/// A statically provisioned volume, which node `n<at>` alone can use.
 async fn made_by_hand(site: &Site, name: &str, node: &str) {
     let volumes: Api<PersistentVolume> = Api::all(site.client.clone());
     let volume = json!({"metadata": {"name": name},
@@ -197,7 +197,7 @@ async fn made_by_hand(site: &Site, name: &str, node: &str) {
         .create(&PostParams::default(), &volume)
         .await
         .unwrap();
-    // As the controller says of one that nobody has.
+    // As the controller sets it for an unbound one.
     let free = Patch::Merge(json!({"status": {"phase": "Available"}}));
     volumes
         .patch_status(name, &PatchParams::default(), &free)

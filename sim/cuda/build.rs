@@ -1,4 +1,4 @@
-//! Gives the library the name that everybody asks the loader for.
+//! Gives the library the name by which programs load it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,8 +1,8 @@
 //! What is installed, fitted to the cluster of these tests.
 //!
-//! Comes in: an object of `deploy/` or of the chart. Goes out: the same, with what the
-//! cluster lacks: nothing routes Services here, there is no DNS, and the driver is the
-//! simulated one. Must never touch what a claim is about.
+//! In: an object of `deploy/` or of the chart. Out: the same, with what the cluster lacks: nothing
+//! routes Services here, there is no DNS, and the driver is the simulated one. Must never touch
+//! what a claim is about.
 
 use anyhow::{Context, Result};
 use proto::names::{NAMESPACE, object};

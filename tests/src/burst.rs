@@ -1,8 +1,8 @@
 //! Many pods at once: made, bound, judged, deleted.
 //!
-//! Comes in: a namespace and manifests. Goes out: when each pod was bound, as a client
-//! sees it, and whether what was granted holds. Must never read whole pods while time is
-//! taken: a watch of their metadata says enough.
+//! In: a namespace and manifests. Out: when each pod was bound, as a client sees it, and whether
+//! what was granted holds. Must never read whole pods while time is measured: a watch of their
+//! metadata is enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -29,11 +29,11 @@ use crate::wait::{Seen, until};
 
 /// Requests under way at once.
 const AT_ONCE: usize = 32;
-/// Tries of a creation while nobody answers the webhook, and the pause between two.
+/// Tries of a creation while the webhook has no server, and the pause between two.
 const TRIES: usize = 300;
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A pod that asks for so many whole cards. Nobody runs it.
+/// A pod that requests this many whole cards. It does not run.
 pub fn whole(namespace: &str, name: &str, cards: u32) -> Value {
     let mut pod = plain(namespace, name);
     pod["spec"]["containers"][0]["resources"] =
@@ -41,14 +41,14 @@ pub fn whole(namespace: &str, name: &str, cards: u32) -> Value {
     pod
 }
 
-/// A pod that asks for a part of a card. Nobody runs it.
+/// A pod that requests a part of a card. It does not run.
 pub fn fraction(namespace: &str, name: &str, part: &str) -> Value {
     let mut pod = plain(namespace, name);
     pod["metadata"]["annotations"] = json!({ "gpu-fraction": part });
     pod
 }
 
-/// A pod that asks for nothing. Nobody runs it.
+/// A pod without a request. It does not run.
 pub fn plain(namespace: &str, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -81,7 +81,7 @@ pub async fn make_one(client: &Client, manifest: Value) -> Result<()> {
     for _ in 0..TRIES {
         match pods.create(&PostParams::default(), &pod).await {
             Ok(_) => return Ok(()),
-            // Taken before, by a server that was killed before it said so.
+            // Stored before, by a server that was killed before it answered.
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => return Ok(()),
             Err(error) => last = Some(error),
         }
@@ -99,7 +99,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Looks from now on. A watch that breaks off is begun anew.
+    /// Watches from now on. An interrupted watch restarts.
     pub fn follow(client: Client, namespace: &str) -> Self {
         Self::first_seen(Api::<Pod>::namespaced(client, namespace), "spec.nodeName!=")
     }
@@ -130,7 +130,7 @@ impl Bound {
         Self { times, count, task }
     }
 
-    /// Waits until so many are, and says when the last of them was.
+    /// Waits until this many are bound, and returns the time of the last one.
     pub async fn reach(&mut self, wanted: usize, limit: Duration) -> Result<Instant> {
         let all = self.count.wait_for(|count| *count >= wanted);
         if let Ok(all) = tokio::time::timeout(limit, all).await {

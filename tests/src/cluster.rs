@@ -1,8 +1,8 @@
 //! The cluster as one value, and what a test does with it.
 //!
-//! Comes in: the folders of the daemons and of this workspace's programs. Goes out: a
-//! Ready node and an admin's client; manifests applied, pods awaited, logs read.
-//! Must never hide a failure: every wait says what it last saw.
+//! In: the folders of the daemons and of this workspace's programs. Out: a Ready node and an
+//! admin's client; manifests applied, pods awaited, logs read. Must never hide a failure: every
+//! wait says what it last saw.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub struct Cluster {
     pub(crate) operators: Vec<&'static Operator>,
     /// Simulated nodes, for as long as one claim.
     pub(crate) fleet: Option<Fleet>,
-    /// Nodes with agents that this process speaks for, for as long as one claim.
+    /// Nodes whose agents this process simulates, for the duration of one claim.
     pub(crate) agents: Option<SimulatedAgents>,
     /// How many namespaces claims have been given.
     namespaces: u32,
@@ -249,7 +249,7 @@ impl Cluster {
         waited
     }
 
-    /// The node's machine is made anew: kubelet and agent are there, and the driver boots until
+    /// The node's machine is recreated: kubelet and agent run, and the driver boots until
     /// [`Self::driver_boots`].
     pub async fn boot_without_driver(&mut self) -> Result<()> {
         let gpus = self.gpus.as_mut().context("no GPUs")?;
@@ -366,8 +366,8 @@ impl Cluster {
         self.cards_known().await
     }
 
-    /// The scheduler has heard of these very cards: the ones before may have had the same
-    /// UUIDs, which no real ones have.
+    /// The scheduler knows these very cards: the previous ones may have had the same UUIDs, which
+    /// real cards never have.
     async fn cards_known(&self) -> Result<()> {
         let gpus = self.gpus.as_ref().context("no GPUs")?;
         until(
@@ -509,7 +509,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes what would make pods anew.
+    /// Deletes what would recreate pods.
     async fn delete_controllers(&self, namespace: &str) -> Result<()> {
         let (all, now) = (ListParams::default(), DeleteParams::background());
         Api::<Deployment>::namespaced(self.client.clone(), namespace)

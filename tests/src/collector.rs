@@ -1,7 +1,6 @@
 //! An OpenTelemetry collector that keeps what it gets.
 //!
-//! Comes in: spans, by OTLP over gRPC. Goes out: those of one trace. It lives as long as its
-//! owner.
+//! In: spans, by OTLP over gRPC. Out: those of one trace. It lives as long as its owner.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +20,7 @@ use tonic::{Request, Response, Status};
 /// One span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// `service.name` of who sent it.
+    /// `service.name` of the sender.
     pub service: String,
     /// What was done.
     pub name: String,

@@ -1,8 +1,8 @@
 //! etcd, the API server and the controller manager.
 //!
-//! Comes in: the folder of the built daemons and the work folder. Goes out: an API
-//! server that answers, and the kubeconfigs of its three first users.
-//! Must never sync to disk: the store ends with the cluster.
+//! In: the folder of the built daemons and the work folder. Out: an API server that answers, and
+//! the kubeconfigs of its three first users. Must never sync to disk: the store ends with the
+//! cluster.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -179,8 +179,8 @@ impl ControlPlane {
         self.api_server.start_again_with(|_| command)
     }
 
-    /// From now on nobody minds whether nodes say anything, nor cleans up after pods: nodes
-    /// without a kubelet stay as they were made.
+    /// From now on no controller watches the nodes' heartbeats or cleans up after pods: nodes
+    /// without a kubelet stay as they were created.
     pub async fn dismiss_controllers(&mut self) -> Result<()> {
         match &mut self.controller_manager {
             Some(manager) => manager.stop().await,
@@ -226,7 +226,7 @@ impl ControlPlane {
     }
 }
 
-/// Where the API server is, for everyone in the cluster.
+/// Address of the API server, for all parts of the cluster.
 pub fn url() -> String {
     format!("https://{ADDRESS}:{PORT}")
 }

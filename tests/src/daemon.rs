@@ -1,8 +1,7 @@
 //! One process of the cluster: its command line, its log, its life.
 //!
-//! Comes in: a [`Command`]. Goes out: a running process that can be killed hard,
-//! stopped, started again with the same command line.
-//! Must never leave a process behind: dropping a daemon kills it.
+//! In: a [`Command`]. Out: a running process that can be killed hard, stopped, started again with
+//! the same command line. Must never leave a process behind: dropping a daemon kills it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -79,7 +78,7 @@ impl Command {
     /// Starts it; its output is appended to `<logs>/<name>.log`.
     pub fn start(self, logs: &Path) -> Result<Daemon> {
         let log = logs.join(format!("{}.log", self.name));
-        // Before it is started: it may speak at once.
+        // Before it is started: it may write output at once.
         let first = std::fs::metadata(&log).map_or(0, |file| file.len());
         let child = spawn(&self, &log)?;
         Ok(Daemon {
@@ -200,8 +199,8 @@ fn spawn(command: &Command, log: &Path) -> Result<Child> {
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)
         .stderr(out)
-        // A group of its own: Ctrl-C at the terminal is for the one who started us,
-        // who then ends everything in order.
+        // A group of its own: Ctrl-C at the terminal is for our parent, which then ends everything
+        // in order.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()

@@ -1,9 +1,9 @@
 //! Simulated nodes: objects of the real API server, kept alive by kwok, whose pods run
 //! in name only.
 //!
-//! Comes in: what such a node has. Goes out: nodes that are Ready and take pods, until
-//! the claim ends. Must never be mistaken for nodes with an agent: they have whole GPUs,
-//! as any device plugin would show them.
+//! In: the resources of such a node. Out: nodes that are Ready and take pods, until the claim ends.
+//! Must never be mistaken for nodes with an agent: they have whole GPUs, as any device plugin would
+//! show them.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) struct Fleet {
 }
 
 impl Cluster {
-    /// Starts kwok, unless it runs: whoever makes nodes with its mark, it keeps them Ready.
+    /// Starts kwok, unless it runs: it keeps all nodes with its label Ready.
     pub fn keep_nodes(&mut self) -> Result<()> {
         if self.fleet.is_none() {
             let kwok = Command::new("kwok", self.operator_file("bin/kwok")?)
@@ -48,7 +48,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes nodes with so many GPUs each, and waits until they are Ready.
+    /// Creates nodes with this many GPUs each, and waits until they are Ready.
     pub async fn simulate_nodes(&mut self, names: &[&str], gpus: u32) -> Result<()> {
         self.keep_nodes()?;
         let nodes: Api<Node> = Api::all(self.client.clone());

@@ -1,8 +1,9 @@
 //! Every form in which KAI 0.18 to 0.20 asks for a share, and what becomes of it.
 //!
-//! One table for all who judge it: the parser and the webhook (`tests/tests/forms.rs`), and the
-//! API server with the policies of `deploy/` (the claim `forms::...`). Sources of the rules:
-//! KAI's `pkg/common/resources/gpu_sharing*.go`, `pkg/admission`, `docs/gpu-sharing`.
+//! One table for all implementations of the rules: the parser and the webhook
+//! (`tests/tests/forms.rs`), and the API server with the policies of `deploy/` (the claim
+//! `forms::...`). Sources of the rules: KAI's `pkg/common/resources/gpu_sharing*.go`,
+//! `pkg/admission`, `docs/gpu-sharing`.
 
 use api::Mode;
 use api::request::{Amount, GpuRequest, ShareRequest};
@@ -50,7 +51,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Whether that is what is asked for.
+    /// Whether that is the expected result.
     pub fn is(&self, container: &str, gpus: &GpuRequest) -> bool {
         let wanted = GpuRequest::Share(ShareRequest {
             amount: self.amount,
@@ -361,7 +362,7 @@ pub const FORMS: &[Form] = &[
     ),
     refused(
         &[("gpu-memory", "2000"), (REQUEST, "2000Mi"), (SIDE, "1Gi")],
-        "gpu-memory says what one container asks for, and several have annotations of their own",
+        "gpu-memory applies to one container, and several have annotations of their own",
     ),
     refused(
         &[("gpu-memory.limit", "4Gi")],
@@ -446,7 +447,7 @@ pub const FORMS: &[Form] = &[
     refused(&[(REQUEST, "2Gi"), (COMPUTE, "NaN")], "no greater than 1.0"),
     refused(
         &[("nvidia.com/container.main.gpu-memory.requests", "2Gi")],
-        "annotation nvidia.com/container.main.gpu-memory.requests is none of KAI's for a container",
+        "annotation nvidia.com/container.main.gpu-memory.requests is unknown for a container",
     ),
     Form {
         says: &[("gpu-memory", "2000"), (DEVICES, "GPU-1")],

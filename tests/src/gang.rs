@@ -1,7 +1,7 @@
 //! The pods of a workload: awaited together, and asked when each was bound.
 //!
-//! Comes in: a namespace and a label selector. Goes out: the pods, once they are as
-//! wanted, and their `PodGroup`. Must never decide what is right: claims do.
+//! In: a namespace and a label selector. Out: the pods, once they are as wanted, and their
+//! `PodGroup`. Must never decide what is right: claims do.
 
 use std::time::Duration;
 
@@ -89,7 +89,8 @@ pub fn bound(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.node_name.is_some())
 }
 
-/// Fails unless all of these were bound in one go. The API server tells the second.
+/// Fails unless all of these were bound in one go. The API server's timestamps have a resolution of
+/// a second.
 pub fn bound_together(pods: &[Pod]) -> Result<()> {
     let mut times = Vec::new();
     for pod in pods {

@@ -1,8 +1,8 @@
 //! The GPU side of the node: the simulated driver, the MPS daemon, the agent.
 //!
-//! Comes in: what hardware is plugged in. Goes out: the three processes, as the
-//! `DaemonSet`s would run them, with a token bound to the node as a pod's would be.
-//! Must never lend the agent more rights than `deploy/` gives its service account.
+//! In: the hardware. Out: the three processes, as the `DaemonSet`s would run them, with a token
+//! bound to the node as a pod's would be. Must never lend the agent more rights than `deploy/`
+//! gives its service account.
 
 use std::fs;
 use std::path::{Path, PathBuf};

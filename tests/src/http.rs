@@ -1,7 +1,7 @@
 //! One request over plain HTTP, for metrics, health and answers on loopback.
 //!
-//! Comes in: an address and a path, and what is posted. Goes out: the body, or an error for any status but 200.
-//! Must never be used for anything that needs TLS.
+//! In: an address and a path, and what is posted. Out: the body, or an error for any status but
+//! 200. Must never be used for anything that needs TLS.
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

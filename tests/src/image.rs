@@ -1,7 +1,7 @@
 //! Images from static binaries, without a builder.
 //!
-//! Comes in: files of the host and what the image runs. Goes out: an OCI layout of one
-//! uncompressed layer. Must never need the network.
+//! In: files of the host and what the image runs. Out: an OCI layout of one uncompressed layer.
+//! Must never need the network.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,7 +37,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Busybox with all its names; runs `sh` unless told otherwise.
+    /// Busybox with all its names; runs `sh` by default.
     pub fn busybox() -> Self {
         Self {
             command: vec!["sh".to_owned()],
@@ -45,9 +45,8 @@ impl Recipe {
         }
     }
 
-    /// Stands in for a GPU image: the simulation's workload as entrypoint. Whatever the
-    /// image would have been told as arguments, it runs `script`; a pod's `SIM_WORKLOAD`
-    /// says otherwise.
+    /// Stands in for a GPU image: the simulation's workload as entrypoint. Whatever its arguments,
+    /// it runs `script`; a pod's `SIM_WORKLOAD` says otherwise.
     pub fn workload(programs: &Programs, script: &str) -> Self {
         Self::busybox()
             .file(programs.ours_static.join("sim-gpu"), WORKLOAD)

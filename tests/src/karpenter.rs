@@ -1,8 +1,8 @@
 //! Karpenter with its provider for kwok: a real autoscaler, whose machines are nodes that kwok
 //! keeps.
 //!
-//! Comes in: which instance types there are. Goes out: a running Karpenter, and the nodes that
-//! it has made. Needs what `tests/cluster/tools/extended` builds. Must never make a node itself.
+//! In: which instance types there are. Out: a running Karpenter, and the nodes that it has made.
+//! Needs what `tests/cluster/tools/extended` builds. Must never make a node itself.
 
 use std::fs;
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Karpenter {
         Ok(Self { daemon })
     }
 
-    /// Waits until there are so many nodes of a pool that Karpenter takes for registered.
+    /// Waits until Karpenter considers this many nodes of a pool registered.
     pub async fn nodes(
         &mut self,
         cluster: &Cluster,

@@ -1,7 +1,7 @@
 //! What only kubectl says.
 //!
-//! Comes in: a command line as a user would type it. Goes out: what it prints.
-//! Must never be used where the API client serves: a kubectl costs a tenth of a second.
+//! In: a command line as a user would type it. Out: what it prints. Must never be used where the
+//! API client serves: a kubectl costs a tenth of a second.
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ impl Kubectl {
         self.run(&args).await
     }
 
-    /// Starts one that goes on, such as `port-forward`, its output in a log named `name`.
+    /// Starts one that keeps running, such as `port-forward`, its output in a log named `name`.
     pub fn start(&self, name: &str, args: &[&str], logs: &Path) -> Result<Daemon> {
         Command::new(name, &self.program)
             .args(args)

@@ -19,8 +19,8 @@
 //! - [`burst`]: many pods at once, made, bound and judged.
 //! - [`share`]: pods that ask for GPU memory, and what they and the cluster say of it.
 //! - [`operator`]: the operators of users' workloads, as pods; [`fleet`]: simulated nodes;
-//!   [`simulated_agents`]: many nodes with agents, for which this process speaks;
-//!   [`karpenter`]: an autoscaler.
+//!   [`simulated_agents`]: many nodes with agents, which this process simulates; [`karpenter`]: an
+//!   autoscaler.
 //! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
 //!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.

@@ -1,8 +1,8 @@
 //! The inside of the namespaces before any daemon runs: what a machine gives its node.
 //!
-//! Comes in: the work folder. Goes out: a bridge with the node's address, private
-//! folders under every fixed path that a daemon writes to, a cgroup root.
-//! Must never run outside the namespaces: it mounts over `/run`.
+//! In: the work folder. Out: a bridge with the node's address, private folders under every fixed
+//! path that a daemon writes to, a cgroup root. Must never run outside the namespaces: it mounts
+//! over `/run`.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::namespace::{Work, cgroup_hierarchies};
 
 /// The node's address, reachable from every pod.
 pub const ADDRESS: &str = "10.99.0.1";
-/// The first address of the Services, where every pod looks for the API server.
+/// The first address of the Services, at which every pod expects the API server.
 pub const API_SERVICE: &str = "10.96.0.1";
 /// The processors that the node counts: users' manifests ask for more than a test
 /// machine has, and nothing here computes.
@@ -23,8 +23,8 @@ const PROCESSORS: usize = 64;
 /// The pods' network.
 pub const POD_NETWORK: &str = "10.98.0.0/24";
 
-/// Folders that daemons write to whatever they are told: each gets a file system of
-/// its own, so that the host's are neither seen nor touched.
+/// Directories that daemons always write to, whatever their flags: each gets a file system of its
+/// own, so that the host's are neither seen nor touched.
 const PRIVATE: [&str; 5] = [
     // The device-plugin folder is a constant below it, whatever the kubelet's root is.
     "/var/lib/kubelet",
@@ -168,7 +168,7 @@ fn device_folder(work: &Work) -> Result<()> {
 /// exists is there under several names, with more and more zeros before its number.
 fn processors() -> Result<()> {
     let node = Path::new("/sys/devices/system/node");
-    // A machine that tells nothing of its nodes is counted otherwise.
+    // A machine that does not publish its nodes is counted differently.
     if !node.exists() {
         return Ok(());
     }

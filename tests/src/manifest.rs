@@ -1,7 +1,7 @@
 //! Manifests: applied as a user applies them.
 //!
-//! Comes in: YAML as it stands in a file. Goes out: the objects, or the server's own
-//! words where it refuses one. Must never change what a manifest says.
+//! In: the YAML of a file. Out: the objects, or the server's own words where it refuses one. Must
+//! never change what a manifest says.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::cluster::Cluster;
 use crate::wait::{Seen, until};
 
-/// Who applies manifests, for server-side apply.
+/// The field manager, for server-side apply.
 const FIELD_MANAGER: &str = "aliquot-tests";
 /// The documents of a YAML text, empty ones left out.
 pub fn documents(yaml: &str) -> Result<Vec<Value>> {

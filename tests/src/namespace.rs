@@ -1,11 +1,10 @@
 //! The outside of a cluster: its work folder, its namespaces, its end.
 //!
-//! Comes in: the command line of the cluster program. It is run again, unchanged but
-//! for `--inside`, as a child of the first process of new network, mount and process
-//! namespaces. Goes out: its exit code, with everything cleaned up.
-//! Must never leave anything behind: the namespaces take their processes and mounts
-//! with them, this module removes the cgroup folders and the work folder (kept, with
-//! the logs, after a failure).
+//! In: the command line of the cluster program. It is run again, unchanged but for `--inside`, as a
+//! child of the first process of new network, mount and process namespaces. Out: its exit code,
+//! with everything cleaned up. Must never leave anything behind: the namespaces take their
+//! processes and mounts with them, this module removes the cgroup folders and the work folder
+//! (kept, with the logs, after a failure).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ use crate::wait::{Seen, until};
 /// process id of the run that owns it.
 const PREFIX: &str = "aliquot-test-";
 
-/// Exit codes of a program that ended by SIGINT or SIGTERM, as a shell tells them.
+/// Exit codes of a program that ended by SIGINT or SIGTERM, as a shell reports them.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
@@ -76,13 +75,13 @@ pub async fn enter() -> Result<ExitCode> {
     let outcome = run(&work).await;
     remove_cgroups(&work.cgroup()).await?;
     match outcome {
-        // Told to end, by a signal: nobody asks why.
+        // Ended by a signal: no reason is reported.
         Ok(code @ (0 | INTERRUPTED | TERMINATED)) => {
             dir.close().context("remove the work folder")?;
             Ok(ExitCode::from(code))
         }
         Ok(code) => {
-            // The inside has said so where it ended in order.
+            // The inner process has reported it if it ended in order.
             if code > 1 {
                 eprintln!("logs are kept in {}", work.logs().display());
             }
@@ -124,8 +123,8 @@ async fn run(work: &Work) -> Result<u8> {
                 let code = status?.code().unwrap_or(1);
                 return Ok(u8::try_from(code).unwrap_or(1));
             }
-            // A terminal sends it to everyone in the foreground: whoever is inside ends
-            // by it or, as a shell at its prompt, does not.
+            // A terminal sends it to all foreground processes: the inner process ends by it or, as
+            // a shell at its prompt, does not.
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {
                 child.kill().await?;

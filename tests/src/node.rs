@@ -1,8 +1,7 @@
 //! containerd and the kubelet.
 //!
-//! Comes in: the built daemons, the registry, a kubeconfig. Goes out: a node named
-//! [`NAME`] that runs pods. Must never use the host's runtime: every path and socket
-//! lies on the cluster's own mounts.
+//! In: the built daemons, the registry, a kubeconfig. Out: a node named [`NAME`] that runs pods.
+//! Must never use the host's runtime: every path and socket is on the cluster's own mounts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -159,7 +158,7 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", place.cgroup),
         "failSwapOn": false,
-        // 110 unless said otherwise; one claim has more.
+        // 110 by default; one claim has more.
         "maxPods": 250,
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
@@ -169,7 +168,7 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "evictionHard": { "memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi" },
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "2s",
-        // So long a certificate that an operator has written waits to be in its volume.
+        // The time until a certificate that an operator has written is in its volume.
         "syncFrequency": "5s",
         "volumePluginDir": folder.join("plugins"),
         "registryPullQPS": 0,

@@ -1,7 +1,7 @@
 //! A scheduler that observes, as a process with the rights that `deploy/observe` gives.
 //!
-//! Comes in: the manifest there. Goes out: its account in the cluster, and the process that
-//! shows what it sees. Must never lend it more rights than the manifest does.
+//! In: the manifest there. Out: its account in the cluster, and the process that shows what it
+//! sees. Must never lend it more rights than the manifest does.
 
 use std::fs;
 

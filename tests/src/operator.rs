@@ -1,9 +1,9 @@
 //! Operators of users' workloads, as their users run them: pods of their own images,
 //! under the manifests and the rights that come with them.
 //!
-//! Comes in: what `tests/cluster/tools/operators` built and rendered. Goes out: an
-//! operator that is Available, once per cluster, and the end of what it looks after.
-//! Must never lend an operator more rights than its own manifests do.
+//! In: what `tests/cluster/tools/operators` built and rendered. Out: an operator that is Available,
+//! once per cluster, and the end of its objects. Must never lend an operator more rights than its
+//! own manifests do.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,8 +16,7 @@ use crate::cluster::Cluster;
 use crate::image::Recipe;
 use crate::wait::{Seen, until};
 
-/// So long an operator may take until it serves: some write a certificate first, and
-/// wait for it to appear in their volume.
+/// Time for an operator to serve
 const LIMIT: Duration = Duration::from_secs(150);
 
 /// One operator.
@@ -32,7 +31,7 @@ pub struct Operator {
     /// Where it runs.
     pub namespace: &'static str,
     pub deployment: &'static str,
-    /// What it looks after, for `kubectl delete`.
+    /// Its objects, for `kubectl delete`.
     pub kinds: &'static [&'static str],
 }
 
@@ -151,7 +150,7 @@ impl Cluster {
             .await
     }
 
-    /// Deletes what the operators would make pods anew for.
+    /// Deletes the objects for which operators would recreate pods.
     pub(crate) async fn delete_workloads(&self) -> Result<()> {
         let kinds: Vec<&str> = self
             .operators

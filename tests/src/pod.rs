@@ -1,7 +1,7 @@
 //! Pods: awaited, read, deleted.
 //!
-//! Comes in: a namespace and a name. Goes out: a pod that is as wanted, or an error
-//! with its state and its events. Must never wait longer than [`LIMIT`].
+//! In: a namespace and a name. Out: a pod that is as wanted, or an error with its state and its
+//! events. Must never wait longer than [`LIMIT`].
 
 use std::time::Duration;
 

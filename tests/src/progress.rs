@@ -9,7 +9,7 @@ use std::io::IsTerminal as _;
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Of so many `what`.
+    /// The total number of `what`.
     pub fn of(what: &'static str, count: usize) -> Self {
         let seen = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
         let target = if seen {
@@ -28,7 +28,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// There are so many more than was thought.
+    /// Increases the total.
     pub fn more(&self, count: usize) {
         self.0.inc_length(count as u64);
     }

@@ -1,7 +1,7 @@
 //! A real Prometheus that reads the pages of the programs under test, as a cluster's does.
 //!
-//! Comes in: where pages are, with the labels of their targets. Goes out: what it answers to a
-//! query. Needs what `tests/cluster/tools/extended` builds.
+//! In: where pages are, with the labels of their targets. Out: what it answers to a query. Needs
+//! what `tests/cluster/tools/extended` builds.
 
 use std::fs;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Between a scheduler and the API server, to do it harm: answers are lost, writes are
 //! refused, watches are forgotten.
 //!
-//! Comes in: requests, with their own credentials, which go on unchanged. Goes out: the API
-//! server's answers, but where a rule says otherwise. It shows the API server's own
-//! certificate. Must never send a request twice, nor one that nobody sent.
+//! In: requests, with their own credentials, which are passed on unchanged. Out: the API server's
+//! answers, unless a rule changes them. It shows the API server's own certificate. Must never send
+//! a request twice, nor one without a client.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ pub enum Fault {
     Conflict,
     /// It is not taken: 503, which does not say so.
     Unavailable,
-    /// It goes on unharmed, in its turn.
+    /// It is passed on unchanged, in its order.
     Nothing,
 }
 
@@ -160,7 +160,7 @@ impl Proxy {
         writes.clone()
     }
 
-    /// Every watch is told that its version is too old, and ends.
+    /// Every watch gets the error that its version is too old, and ends.
     pub fn expire_watches(&self) {
         self.expire.send_modify(|count| *count += 1);
     }

@@ -51,7 +51,7 @@ impl SplitMix64 {
         count
     }
 
-    /// True once in so many times.
+    /// True once in this many times.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

@@ -188,7 +188,7 @@ fn placed(random: &mut SplitMix64, at: usize, nodes: usize) -> Value {
     pod
 }
 
-/// What only a pod that is to be placed is asked about.
+/// Fields that matter only for a pod that is to be placed.
 fn wishes(random: &mut SplitMix64, pod: &mut Value) {
     if random.one_in(3) {
         let terms: Vec<Value> = (0..=random.below(2)).map(|_| term(random)).collect();

@@ -158,7 +158,7 @@ fn pool(random: &mut SplitMix64, at: usize, nodes: usize) -> Vec<Value> {
                 "slots": { "value": pick(random, &["2", "3", "8"]) } } },
             { "name": "other", "counters": { "slots": { "value": "2" } } },
         ]);
-        // Those of a pool of several nodes are everybody's.
+        // Devices of a pool of several nodes are available to all of them.
         if own {
             merge(&mut one, &json!({ "perDeviceNodeSelection": true }));
         } else {

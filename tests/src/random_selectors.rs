@@ -22,7 +22,7 @@ const VERSIONS: [&str; 8] = [
     "01.2.3",
 ];
 
-/// Expressions, each with the device that it is asked about.
+/// Expressions, each with the device to which it is applied.
 pub fn selections(seed: u64) -> Value {
     let random = &mut SplitMix64::new(seed);
     let device = device(random);
@@ -184,7 +184,7 @@ fn yes_or_no(random: &mut SplitMix64, deep: usize) -> String {
             let with = quoted(pick(random, &["a", "m", "L", "model", DRIVER]));
             format!("{of}.{name}(x, x.startsWith({with}))")
         }
-        // Not in an empty literal: Kubernetes' compiler leaves out what is looked for there.
+        // Not in an empty literal: Kubernetes' compiler removes the operand there.
         18 => {
             let of = numbers(random, less).replace("[]", "[7]");
             format!("({} in {of})", number(random, less))

@@ -1,9 +1,8 @@
 //! The registry inside the namespace.
 //!
-//! Comes in: image layouts. Goes out: every public name resolves here, because
-//! containerd is told that this is the mirror of all registries; so manifests run
-//! unmodified, `:latest` with its implied `Always` included.
-//! Must never reach a real registry: there is no route to one.
+//! In: image layouts. Out: every public name resolves here, because containerd is configured with
+//! this as the mirror of all registries; so manifests run unmodified, `:latest` with its implied
+//! `Always` included. Must never reach a real registry: there is no route to one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

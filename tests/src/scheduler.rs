@@ -1,9 +1,9 @@
 //! Scheduler and admission as processes, and what `deploy/` gives them.
 //!
-//! Comes in: the manifests of `deploy/`. Goes out: everything in them applied but the
-//! workloads, which run here as processes, each with the token of its service account. The API
-//! server calls the webhook by URL, since nothing routes Services here.
-//! Must never lend a program more rights than `deploy/` gives its service account.
+//! In: the manifests of `deploy/`. Out: everything in them applied except the workloads, which run
+//! here as processes, each with the token of its service account. The API server calls the webhook
+//! by URL, since nothing routes Services here. Must never lend a program more rights than `deploy/`
+//! gives its service account.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub fn telemetry_endpoint() -> String {
     format!("{ADDRESS}:{}", proto::names::telemetry::PORT)
 }
 
-/// What the manifests of `deploy/` say that must stand before any program runs.
+/// The objects of `deploy/` that must exist before any program runs.
 pub fn manifests(tree: &Path) -> Result<Vec<Value>> {
     let deploy = tree.join("deploy");
     let mut files: Vec<PathBuf> = fs::read_dir(deploy.join("crds"))
@@ -131,7 +131,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts it; the manifests stand already.
+    /// Starts it; the manifests have been applied.
     pub async fn start(client: &Client, place: &Place<'_>, replica: Replica) -> Result<Self> {
         let account = object::SCHEDULER_ACCOUNT;
         let (kubeconfig, tokens) =
@@ -142,7 +142,7 @@ impl Scheduler {
             .flag("--role", "scheduler")
             .flag("--webhook", format!("0.0.0.0:{answers}"))
             .flag("--address", "127.0.0.1")
-            // Where agents look for it.
+            // Where agents expect it.
             .flag("--certificate-names", ADDRESS)
             .flag("--leader-elect", "true")
             .flag("--identity", &replica.name)
@@ -203,7 +203,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Starts it; the manifests stand already.
+    /// Starts it; the manifests have been applied.
     pub async fn start(client: &Client, place: &Place<'_>) -> Result<Self> {
         let (name, account) = ("admission", object::ADMISSION_ACCOUNT);
         let api = control_plane::url();

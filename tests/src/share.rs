@@ -1,8 +1,8 @@
 //! Pods that ask for GPU memory, and what they, the node and the cluster say of it.
 //!
-//! Comes in: the annotations that a user would write, and a script for the simulated
-//! workload. Goes out: manifests; afterwards the grant, the report from inside the
-//! container, the agent's ledger. Must never decide what is right: claims do.
+//! In: the annotations that a user would write, and a script for the simulated workload. Out:
+//! manifests; afterwards the grant, the report from inside the container, the agent's ledger. Must
+//! never decide what is right: claims do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

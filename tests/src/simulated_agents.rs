@@ -1,10 +1,10 @@
-//! Many nodes with agents, whom this process speaks for: `Node` and `GpuNode` objects of
-//! the real API server, and a telemetry stream for each, with a token bound to its node.
+//! Many nodes with agents that this process simulates: `Node` and `GpuNode` objects of the real API
+//! server, and a telemetry stream for each, with a token bound to its node.
 //!
-//! Comes in: how many nodes and cards, and where the schedulers are. Goes out: nodes that
-//! take pods, which then stay as they are bound: nothing runs them. Nobody may mind that
-//! these nodes have no kubelet: the controllers are dismissed meanwhile.
-//! Must never say of a card what an idle one's agent would not say.
+//! In: how many nodes and cards, and where the schedulers are. Out: nodes that take pods, which
+//! then stay as they are bound: nothing runs them. No controller may react to the missing kubelets,
+//! so the controllers are stopped for this time. Must never report of a card what an idle one's
+//! agent would not report.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::wait::{Seen, until};
 
 /// By which its nodes are known.
 const LABEL: &str = "aliquot.test/simulated-agent";
-/// Requests under way at once while it is made.
+/// Concurrent requests during its creation.
 const AT_ONCE: usize = 32;
 /// An agent sends a heartbeat after so much silence.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// So many H100s.
+    /// This number of H100s.
     pub fn h100(count: u32) -> Self {
         Self {
             count,
@@ -84,7 +84,7 @@ impl Cards {
     }
 }
 
-/// The agent of one node that somebody else keeps, for as long as this lives.
+/// The agent of one node that another part maintains, for as long as this lives.
 #[derive(Debug)]
 pub struct Enlisted {
     /// Its node.
@@ -93,27 +93,27 @@ pub struct Enlisted {
     _stream: JoinSet<()>,
 }
 
-/// The nodes, and those who speak for them.
+/// The nodes, and their simulated agents.
 #[derive(Debug)]
 pub struct SimulatedAgents {
     /// Their names.
     pub nodes: Vec<String>,
     to: watch::Sender<Vec<SocketAddr>>,
-    /// Streams that were taken and go on.
+    /// Accepted streams that are open.
     heard: Arc<AtomicUsize>,
     _streams: JoinSet<()>,
 }
 
 impl SimulatedAgents {
-    /// From now on its agents speak to these schedulers, and to no others.
+    /// From now on its agents connect to these schedulers only.
     pub fn speak_to(&self, schedulers: &[SocketAddr]) {
         self.to.send_replace(schedulers.to_vec());
     }
 }
 
 impl Cluster {
-    /// Makes nodes with so many cards each, once the manifests stand. Their agents speak to
-    /// nobody yet. The controllers are dismissed.
+    /// Creates nodes with this many cards each, once the manifests are applied. Their agents have
+    /// no connection yet. The controllers are stopped.
     pub async fn gather(&mut self, nodes: usize, cards: u32) -> Result<()> {
         self.control_plane.dismiss_controllers().await?;
         let names: Vec<String> = (0..nodes).map(|at| format!("simulated-{at:04}")).collect();
@@ -152,7 +152,7 @@ impl Cluster {
             .context("no simulated agents were started")
     }
 
-    /// Gives a node that is there an agent, which speaks to this scheduler from now on. The
+    /// Gives an existing node an agent, which is connected to this scheduler from now on. The
     /// kubelet lists its cards already.
     pub async fn enlist(&self, node: &Node, cards: Cards, to: SocketAddr) -> Result<Enlisted> {
         let (state, token) = self.agent_of(node, cards).await?;
@@ -169,7 +169,7 @@ impl Cluster {
             trust: Arc::default(),
             heard: Arc::default(),
         };
-        // Asked for before it speaks, as an agent has it mounted.
+        // Requested before it connects, as an agent has it mounted.
         let ask = || authority(&stream.client);
         stream.trust.get_or_try_init(ask).await?;
         let node = stream.state.node.clone();
@@ -240,7 +240,7 @@ impl Cluster {
         self.control_plane.recall_controllers()
     }
 
-    /// Waits until every scheduler that they speak to has taken each one's stream.
+    /// Waits until every scheduler has accepted each one's stream.
     pub async fn heard(&self) -> Result<()> {
         let agents = self.simulated_agents()?;
         let wanted = agents.nodes.len() * agents.to.borrow().len();
@@ -264,7 +264,7 @@ pub async fn make_node(client: &Client, name: &str, cards: u32) -> Result<Node> 
     }))?;
     nodes.create(&PostParams::default(), &node).await?;
     let params = PatchParams::default();
-    // Admission marks a new node as not ready, and whom to ask is dismissed.
+    // Admission marks a new node as not ready, and the controller that would clear it does not run.
     let ready = json!({ "spec": { "taints": null } });
     nodes.patch(name, &params, &Patch::Merge(ready)).await?;
     let mut amounts = json!({ "cpu": "128", "memory": "1Ti", "pods": "500" });
@@ -313,7 +313,7 @@ fn card(node: &str, index: u32, of: Cards) -> Gpu {
     }
 }
 
-/// Who speaks for one node.
+/// The simulated agent of one node.
 struct AgentStream {
     state: NodeState,
     token: String,
@@ -323,7 +323,7 @@ struct AgentStream {
     heard: Arc<AtomicUsize>,
 }
 
-/// One stream that goes on, counted.
+/// One open stream, counted.
 struct Taken<'a>(&'a AtomicUsize);
 
 impl<'a> Taken<'a> {
@@ -348,7 +348,7 @@ async fn agent(stream: Arc<AgentStream>, mut schedulers: watch::Receiver<Vec<Soc
             let stream = stream.clone();
             talks.spawn(async move {
                 loop {
-                    // It ends with the scheduler; the next one is looked for.
+                    // It ends with the scheduler; then it connects to the next one.
                     let _ = talk(&stream, address).await;
                     sleep(AGAIN).await;
                 }
@@ -361,7 +361,7 @@ async fn agent(stream: Arc<AgentStream>, mut schedulers: watch::Receiver<Vec<Soc
 }
 
 async fn talk(stream: &AgentStream, address: SocketAddr) -> Result<()> {
-    // Nobody listens yet: no need to ask for whom to trust.
+    // No server listens yet: the CA is not needed.
     drop(tokio::net::TcpStream::connect(address).await?);
     let ask = || authority(&stream.client);
     let trust = stream.trust.get_or_try_init(ask).await?;
@@ -405,7 +405,7 @@ async fn talk(stream: &AgentStream, address: SocketAddr) -> Result<()> {
     }
 }
 
-/// Whom agents trust.
+/// The CA that agents trust.
 pub async fn authority(client: &kube::Client) -> Result<String> {
     let trust: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let data = trust.get(object::TRUST_CONFIG_MAP).await?.data;

@@ -1,13 +1,13 @@
 //! What runs in place of the images that users' manifests name.
 //!
-//! Comes in: this workspace's static programs. Goes out: images under public names that
-//! do with a GPU what the real ones do, and nothing else of theirs.
-//! Must never need the network: names that only a cluster's DNS knows are believed.
+//! In: this workspace's static programs. Out: images under public names that do with a GPU what the
+//! real ones do, and nothing else of theirs. Must never need the network: names that only a
+//! cluster's DNS knows are believed.
 
 use crate::cluster::Programs;
 use crate::image::{Recipe, WORKLOAD};
 
-/// Where vLLM's stand-in lies: the multi-call program knows itself by this name.
+/// The path of vLLM's stand-in: the multi-call program knows itself by this name.
 const VLLM: &str = "/usr/local/bin/vllm";
 /// `bash` as far as manifests use it.
 const BASH: &str = "exec sh \"$@\"\n";

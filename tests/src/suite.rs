@@ -1,9 +1,8 @@
 //! Runs claims one after the other on a shared cluster, and reports.
 //!
-//! Comes in: a table of named claims and a filter. Goes out: `N claims`, one line per claim, the
-//! ends of the logs where one failed, and `N passed, N failed` alone on the last line.
-//! Must never let one claim's failure hide another's result: each is caught, timed,
-//! and cleaned up after.
+//! In: a table of named claims and a filter. Out: `N claims`, one line per claim, the ends of the
+//! logs where one failed, and `N passed, N failed` alone on the last line. Must never let one
+//! claim's failure hide another's result: each is caught, timed, and cleaned up after.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;
@@ -71,7 +70,7 @@ const FLAKY: usize = 2;
 /// What a claim that failed is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// It ends the matter: what somebody wants who works on that claim.
+    /// It ends the run: useful while working on that claim.
     Final,
     /// It is run again at the end of the run, alone, and counts as flaky if it holds then.
     /// Among hundreds of claims on a machine that does other things too, one that a pause

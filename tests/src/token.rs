@@ -1,8 +1,8 @@
 //! Credentials: kubeconfigs, and service account tokens as a pod would get them.
 //!
-//! Comes in: an API server, a service account. Goes out: files that a program under
-//! test reads exactly as it would read its mounted ones, kept fresh by [`Refresher`].
-//! Must never hand a program under test the admin's credentials.
+//! In: an API server, a service account. Out: files that a program under test reads exactly as it
+//! would read its mounted ones, kept fresh by [`Refresher`]. Must never hand a program under test
+//! the admin's credentials.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ impl Refresher {
             loop {
                 tokio::time::sleep(LIFETIME / 2).await;
                 for token in &tokens {
-                    // The old one is good for as long again; the next round tries anew.
+                    // The old one is valid for as long again; the next round tries again.
                     if let Err(error) = token.write(&client).await {
                         eprintln!("refresh of a token: {error:#}");
                     }

@@ -1,9 +1,8 @@
 //! What the API server says to one write, without the write taking place.
 //!
-//! Comes in: a client with somebody's credentials, a write. Goes out: admitted, with the
-//! warnings that a user would see, or refused, in the server's own words. Every write is a
-//! dry run: admission judges it as it would judge the real one.
-//! Must never change the cluster.
+//! In: a client with an account's credentials, a write. Out: admitted, with the warnings that a
+//! user would see, or refused, in the server's own words. Every write is a dry run: admission
+//! judges it as it would judge the real one. Must never change the cluster.
 
 use anyhow::{Context, Result};
 use kube::Client;

@@ -1,15 +1,15 @@
 //! Polling a condition until a deadline.
 //!
-//! Comes in: a probe that answers "not yet" (with what it saw) or a value.
-//! Goes out: the value, or an error that says what was awaited and what was last seen.
-//! Must never be used to let time pass: a wait names what it waits for.
+//! In: a probe that answers "not yet" (with what it saw) or a value. Out: the value, or an error
+//! that says what was awaited and what was last seen. Must never be used to let time pass: a wait
+//! names what it waits for.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(30);
 
 /// What a probe saw.

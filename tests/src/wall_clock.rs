@@ -1,6 +1,6 @@
 //! A wall clock of its own for a process: the machine's, and some seconds more or less.
 //!
-//! Comes in: how far it is off. Goes out: a file that `sim-clock`'s library reads.
+//! In: its offset. Out: a file that `sim-clock`'s library reads.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ impl WallClock {
         Ok(clock)
     }
 
-    /// So many seconds ahead of the machine's, from now on.
+    /// This many seconds ahead of the machine's, from now on.
     pub fn step_to(&self, seconds: i64) -> Result<()> {
         // In place: its readers have it in memory.
         self.file.write_all_at(&seconds.to_ne_bytes(), 0)?;

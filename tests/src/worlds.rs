@@ -207,8 +207,8 @@ pub fn full_cycle(count: usize) -> Vec<Event> {
     events
 }
 
-/// A job of 10 pods x 8 GPUs whose queue lacks one GPU of the quota for it, on a full
-/// cluster of another queue. `variant` takes so many more GPUs off that quota.
+/// A job of 10 pods x 8 GPUs whose queue lacks one GPU of the quota for it, on a full cluster of
+/// another queue. `variant` reduces that quota by as many GPUs.
 pub fn proof(count: usize, variant: usize) -> Vec<Event> {
     let quota = 79 - variant as u64;
     let mut events = nodes(count);
@@ -331,7 +331,7 @@ pub fn in_topology(count: usize) -> Vec<Event> {
     events
 }
 
-/// A gang of so many sub-groups of eight pods, which has room for all of them.
+/// A gang of this many sub-groups of eight pods, with room for all of them.
 pub fn of_sub_groups(groups: usize) -> Vec<Event> {
     let mut events = nodes(groups);
     events.push(queue("queue-0", None, None, 1));
@@ -397,7 +397,7 @@ pub fn all_leave(pods: usize) -> Vec<Event> {
 ///
 /// Every tenth node has eight GPUs, all of them taken. Per node 32.5 pods run and 2.5 wait for a
 /// GPU; a queue for each four nodes, in 20 departments. Every second pod without GPUs is another
-/// scheduler's. Its own pods stand alone, or each in a group, as controllers' pods do; those that
+/// scheduler's. Its own pods are single, or each in a group, as controllers' pods do; those that
 /// wait ask for one thing or for many.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {
@@ -450,7 +450,7 @@ impl Large {
         on(new, index % self.nodes, &[])
     }
 
-    /// A pod that waits; one of so many requests.
+    /// A pending pod, with one of this many requests.
     fn waiting(&self, name: &str, index: usize, gpus: u32) -> Pod {
         let mut new = long(name, &self.queue(index), gpus);
         let request = index % self.requests;
@@ -526,7 +526,7 @@ impl Large {
         events
     }
 
-    /// A queue is made.
+    /// A queue is created.
     pub fn one_queue(&self, turn: usize) -> Vec<Event> {
         vec![queue(
             &format!("queue-new-{turn:03}"),

@@ -326,5 +326,5 @@ fn every_field_of_the_cores_model_and_settings_has_a_reader() {
     };
     assert!(fields.len() > 100, "{}", fields.len());
     let unread: Vec<_> = fields.iter().filter(|name| !is_read(name)).collect();
-    assert_eq!(unread, Vec::<&String>::new(), "nobody reads these");
+    assert_eq!(unread, Vec::<&String>::new(), "these have no reader");
 }

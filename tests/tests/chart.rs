@@ -1,8 +1,7 @@
 //! `deploy/chart` against `deploy/*.yaml`: the same objects, changed as the values say.
 //!
-//! `ALIQUOT_HELM` names the helms to ask; `tests/chart/run` builds the pinned ones, of majors
-//! 3 and 4, and sets it to both.
-//! Without it only what needs no helm is looked at.
+//! `ALIQUOT_HELM` names the helms to ask; `tests/chart/run` builds the pinned ones, of majors 3 and
+//! 4, and sets it to both. Without it only the checks without Helm are run.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 use aliquot_tests::manifest::documents;
@@ -147,7 +146,7 @@ fn same_objects(helm: &Path) {
     let keep = json!("keep");
     for ((kind, _), object) in &mut chart {
         if ["Queue", "PriorityClass", "CustomResourceDefinition"].contains(&kind.as_str()) {
-            // Everybody's: an uninstall leaves them.
+            // Shared by all: an uninstall leaves them.
             let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
             assert_eq!(
                 annotations.remove("helm.sh/resource-policy").as_ref(),
@@ -609,7 +608,7 @@ fn every_value_of_the_chart_has_a_reader() {
     assert!(all.len() > 40, "{}", all.len());
     let plain = rendered(&helm, "aliquot-system", &[]);
     for (path, other) in all {
-        // Said in values.yaml: KAI's word for two replicas, which there are either way.
+        // KAI's key for two replicas, which there always are; `values.yaml` says so.
         if path == "global.leaderElection" {
             continue;
         }

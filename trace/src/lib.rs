@@ -20,7 +20,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Spans cannot be sent there.
 #[derive(Debug, thiserror::Error)]
-#[error("no traces can be sent to {endpoint}: {source}")]
+#[error("traces cannot be sent to {endpoint}: {source}")]
 pub struct TraceError {
     endpoint: String,
     #[source]
@@ -34,7 +34,7 @@ pub struct Traces(Option<SdkTracerProvider>);
 
 impl Drop for Traces {
     fn drop(&mut self) {
-        // A collector that does not answer keeps nobody from ending.
+        // A collector that does not respond does not delay the exit.
         if let Some(provider) = self.0.take()
             && let Err(error) = provider.shutdown()
         {
@@ -47,8 +47,7 @@ impl Drop for Traces {
 /// sending of spans by OTLP over gRPC. Once per process, and inside of a tokio runtime where
 /// there is an endpoint.
 ///
-/// # Errors
-/// The endpoint is no URL. That nobody listens there is no error: spans are dropped then.
+/// # Errors The endpoint is no URL. A missing collector is no error: spans are dropped.
 ///
 /// # Panics
 /// The process has a log already.

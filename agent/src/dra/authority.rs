@@ -26,8 +26,7 @@ const LOCALHOST: &[u8] = b"\x09localhost";
 
 /// Copies one direction of a connection, client to server, until it ends.
 ///
-/// # Errors
-/// Of the sockets, and for what is no HTTP/2.
+/// # Errors Of the sockets, and for input that is not HTTP/2.
 pub(super) async fn forward(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -1,8 +1,7 @@
 //! The two calls of the kubelet's DRA service.
 //!
-//! Both may be repeated at any time. A claim's answer is its own: what is wrong with one
-//! says nothing of the others. The kubelet shows the sentence in the pod's events and tries
-//! again.
+//! Both may be repeated at any time. Each claim has an answer of its own: an error of one does not
+//! affect the others. The kubelet shows the sentence in the pod's events and tries again.
 
 use super::request;
 use super::status::{Place, StatusUpdate};
@@ -29,7 +28,7 @@ use tonic::Status;
 
 /// Longest time for one question to the API server; the kubelet allows 45 s for a call.
 const ASKS_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks whether a container has ended.
+/// Time between two checks whether a container has ended.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// The DRA driver of this node.
@@ -39,7 +38,7 @@ pub struct Driver {
     pub client: Client,
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
-    /// What became of claims, for their device status.
+    /// Results for claims, for their device status.
     pub words: mpsc::UnboundedSender<StatusUpdate>,
 }
 
@@ -157,8 +156,7 @@ fn devices(allocated: &Allocated, prepared: &[Prepared]) -> Vec<Device> {
 impl Driver {
     /// `NodePrepareResources`.
     ///
-    /// # Errors
-    /// Never: what is wrong with a claim stands in its own answer.
+    /// # Errors Never: each claim's error is in its own answer.
     pub async fn prepare_all(
         &self,
         request: NodePrepareResourcesRequest,

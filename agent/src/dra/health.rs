@@ -1,7 +1,7 @@
 //! The health of cards, for the status of the pods that have claims on them (KEP-4680).
 //!
-//! The kubelet holds one stream for each connection to the driver, and forgets what it was not
-//! told for 30 s.
+//! The kubelet holds one stream for each connection to the driver, and forgets states that were not
+//! repeated for 30 s.
 
 use super::slice;
 use crate::inventory::Health;
@@ -23,10 +23,10 @@ use tonic::{Request, Response, Status};
 /// Between two messages that say the same.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// Tells the kubelet of this node's cards.
+/// Reports the health of this node's cards to the kubelet.
 #[derive(Clone, Debug)]
 pub struct Monitor {
-    /// What is known of them.
+    /// Their known state.
     pub state: watch::Receiver<Arc<State>>,
     /// Ends all streams: a server that shuts down waits for them.
     pub stop: CancellationToken,

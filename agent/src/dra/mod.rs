@@ -5,16 +5,16 @@
 //! - [`publish`]: keeps that object.
 //! - [`registration`]: how the kubelet finds the driver.
 //! - `authority`: what the kubelet's registration calls lack.
-//! - [`request`]: pure: an allocated claim → what the ledger is asked for.
+//! - [`request`]: pure: an allocated claim → the request to the ledger.
 //! - [`reservations`]: which pods come to a prepared claim later.
 //! - [`status`]: what claims say of their devices.
 //! - [`health`]: what pods say of their cards.
 //! - [`driver`]: the two calls of the kubelet's DRA service.
 //! - [`service`]: which agent of a node answers them while one replaces another.
 //!
-//! Where a card's share stands is the ledger's: a claim's share is a share, whose allocation's
-//! name follows from the claim's UID, so that nothing else has to be remembered. Who may have it
-//! is decided in [`crate::node::claims`].
+//! The ledger owns the state of a share. A claim's share is an ordinary share, and the name of its
+//! allocation follows from the claim's UID, so nothing else has to be stored.
+//! [`crate::node::claims`] decides which pods may have it.
 
 mod authority;
 pub mod driver;

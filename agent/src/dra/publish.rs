@@ -24,10 +24,10 @@ use tokio::time::Instant;
 /// Between two writes, and between two tries of one.
 const PACE: Duration = Duration::from_secs(1);
 
-/// What is known of the object in the API server.
+/// The known state of the object in the API server.
 #[derive(Debug, Default)]
 struct Written {
-    /// `None`: not ours, or not there.
+    /// `None`: not ours, or missing.
     spec: Option<ResourceSliceSpec>,
     /// Of the pool; each write has another. `None` until the first was read.
     generation: Option<i64>,
@@ -38,7 +38,7 @@ pub fn slice_name(node: &str) -> String {
     format!("{}-{node}", names::dra::DRIVER)
 }
 
-/// Writes for ever.
+/// Writes without end.
 pub async fn run(config: Arc<Config>, client: Client, mut state: watch::Receiver<Arc<State>>) {
     let name = slice_name(&config.node_name);
     let api = Api::<ResourceSlice>::all(client);

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 /// Bytes under way between the kubelet and the registration server.
 const UNDER_WAY: usize = 64 << 10;
 
-/// Answers who this driver is.
+/// Answers with this driver's name and versions.
 #[derive(Debug)]
 struct Registrar {
     endpoint: PathBuf,

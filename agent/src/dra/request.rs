@@ -1,7 +1,7 @@
-//! An allocated `ResourceClaim` → what the ledger is asked for. Pure.
+//! An allocated `ResourceClaim` → the request to the ledger. Pure.
 //!
-//! The authority is the claim's allocation, as the API server has it: the kubelet's call names
-//! the claim and nothing else. What is not served is refused, each with one sentence, which the
+//! The authority is the claim's allocation, as the API server has it: the kubelet's call names the
+//! claim and nothing else. Unsupported claims are refused, each with one sentence, which the
 //! kubelet shows in the pod's events.
 
 use crate::ledger::AllocId;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Before a claim is asked for again whose pod it is not reserved for yet; twice as long each
+/// Pause before a claim that is not reserved for its pod yet is read again; twice as long each
 /// time, up to [`LONGEST`]. A pod's container waits for 2 s.
 const FIRST: Duration = Duration::from_millis(100);
 /// Kubernetes reserves a claim before it binds its pod: one that is bound without waits for a
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks for ever.
+/// Asks without end.
 pub async fn run(client: Client, mut state: watch::Receiver<Arc<State>>, owner: Owner) {
     // By the UIDs of claims: how long to wait after the next question, and when that is.
     let mut asked: BTreeMap<String, (Duration, Instant)> = BTreeMap::new();

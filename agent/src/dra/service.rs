@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const AGAIN: Duration = Duration::from_millis(100);
 /// For an agent of this node to take a connection.
 const CONNECTED: Duration = Duration::from_secs(1);
-/// Says that a call was handed on once: it is not again.
+/// Marks a call that was passed on once: it is not passed on again.
 const HANDED_ON: &str = "aliquot-handed-on";
 
 /// The kubelet's counterpart.
@@ -69,8 +69,8 @@ impl Service {
             let now = driver.borrow_and_update().clone();
             if let Some(driver) = now {
                 let answer = own(driver, request).await;
-                // What its end broke off stands in the answer as the claim's own error: the agent
-                // that asked does it again.
+                // Calls that its end interrupts get an error for each claim: the kubelet repeats
+                // them.
                 if handed_on && self.stop.is_cancelled() {
                     return Err(Status::unavailable("this agent is ending"));
                 }
@@ -78,7 +78,7 @@ impl Service {
             }
             if handed_on || Instant::now() >= until || self.stop.is_cancelled() {
                 return Err(Status::unavailable(
-                    "this agent stands by until the one before it has ended",
+                    "this agent waits until the previous one has ended",
                 ));
             }
             for socket in self.others() {
@@ -142,7 +142,7 @@ pub async fn sweep(config: &Config) {
             continue;
         };
         if error.kind() == io::ErrorKind::ConnectionRefused {
-            tracing::info!(socket = %socket.display(), "a socket of an agent that is gone is removed");
+            tracing::info!(socket = %socket.display(), "removed the socket of a former agent");
             let _ = std::fs::remove_file(&socket);
         }
     }
@@ -181,7 +181,7 @@ impl DraPlugin for Service {
 impl DraResourceHealth for Service {
     type NodeWatchResourcesStream = BoxStream<'static, Result<NodeWatchResourcesResponse, Status>>;
 
-    /// The agent before this one has a stream of its own: nothing is said until it has ended.
+    /// The previous agent has a stream of its own: nothing is sent until it has ended.
     async fn node_watch_resources(
         &self,
         request: Request<NodeWatchResourcesRequest>,

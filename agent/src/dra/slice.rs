@@ -24,8 +24,7 @@ const MOST_DEVICES: usize = 64;
 /// Bytes of an attribute's text.
 const LONGEST_TEXT: usize = 64;
 
-/// What the slice says now, as generation 0; `None` before the cards and who holds them are
-/// known.
+/// The current slice, as generation 0; `None` before the cards and their holders are known.
 pub fn spec(state: &State) -> Option<ResourceSliceSpec> {
     let known = state.ready.nvml || !state.inventory.cards.is_empty();
     if !known || !state.restored || state.node.uid.is_empty() {
@@ -53,8 +52,8 @@ pub(super) fn cards(state: &State) -> impl Iterator<Item = &Card> {
         .take(MOST_DEVICES)
 }
 
-/// The mode that a share of this card alone has now, or would get; `exclusive` where the card
-/// is used whole, or can be used in no other way. `None`: nothing new can be on it.
+/// The mode that a share of this card alone has now, or would get; `exclusive` where the card is
+/// used whole, or can be used in no other way. `None`: it takes no new share.
 fn mode_of(state: &State, card: &Card) -> Option<Mode> {
     if state.ledger.mode_of(&card.uuid) == Some(Mode::Exclusive) {
         return Some(Mode::Exclusive);
@@ -145,9 +144,9 @@ fn pci(text: &str) -> Option<String> {
     Some(format!("{domain}:{rest}").to_ascii_lowercase())
 }
 
-/// A claim that names no amount takes the whole card, and each takes one client slot. In mode
-/// `mps-isolated` each share has an MPS server of its own, whose memory is nobody's: that of the
-/// next one is in the card's reserve, those that are there are taken off here.
+/// A claim without an amount takes the whole card, and each share takes one client slot. In mode
+/// `mps-isolated` each share has an MPS server of its own, whose memory is in no limit: the memory
+/// of the next server is in the card's reserve, that of the existing ones is subtracted here.
 fn capacity(state: &State, card: &Card) -> BTreeMap<String, DeviceCapacity> {
     let mib = |mib: u64| Quantity(format!("{mib}Mi"));
     let one = Quantity("1".to_owned());
@@ -160,7 +159,7 @@ fn capacity(state: &State, card: &Card) -> BTreeMap<String, DeviceCapacity> {
                 request_policy: Some(CapacityRequestPolicy {
                     default: Some(whole.clone()),
                     valid_range: Some(CapacityRequestPolicyRange {
-                        // A claim of nothing is one that only looks, on a card that is full too.
+                        // A claim of nothing only monitors, also on a full card.
                         min: mib(0),
                         step: Some(mib(1)),
                         max: None,

@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout};
 const FIRST: Duration = Duration::from_millis(500);
 /// Between two writes of one claim; what a refusal says may change with each try.
 const PACE: Duration = Duration::from_secs(5);
-/// After a write or a look that failed.
+/// Pause after a failed write or read.
 const RETRY: Duration = Duration::from_secs(30);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LONGEST: usize = 4096;
 const READY: &str = "Ready";
 
-/// What the driver tells.
+/// What the driver reports.
 #[derive(Debug)]
 pub enum StatusUpdate {
     /// A claim was prepared, or refused with a sentence.
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// What is known of one claim's status.
+/// The known status of one claim.
 #[derive(Debug)]
 struct Entry {
     place: Place,
@@ -95,7 +95,7 @@ struct Entry {
 /// The conditions of each of a claim's devices.
 type DeviceConditions = Vec<Vec<Condition>>;
 
-/// Writes for ever.
+/// Writes without end.
 pub async fn run(
     node: String,
     client: Client,
@@ -205,7 +205,7 @@ async fn settle(
             entry.written = conditions;
             entry.earliest = Instant::now() + PACE;
         }
-        // Deleted, made anew, or freed for another.
+        // Deleted, recreated, or freed for another.
         Ok(Err(kube::Error::Api(status))) if [404, 409, 422].contains(&status.code) => {
             builder.remove(&alloc);
         }
@@ -282,7 +282,7 @@ fn rows<'a>(state: &'a State, uid: &'a str) -> impl Iterator<Item = &'a Share> {
     state.ledger.all().filter(of)
 }
 
-/// What is to be said of a claim's devices now.
+/// The current status of a claim's devices.
 fn conditions(entry: &Entry, state: &State, now: Timestamp) -> DeviceConditions {
     let devices = entry.place.devices.iter().enumerate();
     devices
@@ -299,7 +299,7 @@ fn conditions(entry: &Entry, state: &State, now: Timestamp) -> DeviceConditions 
         .collect()
 }
 
-/// What is to be said of one device; each condition's time changes with its status alone.
+/// The status of one device; a condition's time changes only with its status.
 fn of_device(
     entry: &Entry,
     device: &str,
@@ -340,7 +340,7 @@ fn of_device(
         .filter(|share| share.mode != Mode::Exclusive && share.phase == SharePhase::Running)
         .filter(|share| share.gpus.iter().any(|card| device_name(card) == device))
         .collect();
-    // Of a fence that is not known yet nothing is said that was not said before.
+    // While a fence is unknown, its last condition stays.
     let known = running.iter().all(|share| share.fence.is_some());
     if !running.is_empty() && (known || before(isolation).is_some()) {
         let held: Vec<Held<'_>> = running.iter().map(|share| held(share, state)).collect();
@@ -472,8 +472,8 @@ mod tests {
             said(&held),
             [ready, (isolation, "True", isolation::READ_BACK)]
         );
-        // What is said again keeps its time; what is not known any more is not left standing,
-        // and what a container had that ended is.
+        // Conditions that repeat keep their time. Conditions of unknown or ended containers are
+        // removed.
         entry.written = held.clone();
         assert_eq!(
             conditions(&entry, &node(SharePhase::Running, Some(2000)), late),

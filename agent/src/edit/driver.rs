@@ -49,7 +49,7 @@ const COMMON_NODES: [&str; 3] = ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-
 /// As NVIDIA mounts its files.
 const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 
-/// What is there, by name; independent of any card.
+/// The files found, by name; independent of any card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverFiles {
     /// As the runtime sees the root.

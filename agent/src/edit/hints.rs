@@ -1,4 +1,4 @@
-//! What frameworks are told of a limit that nothing but the watchdog holds: variables that
+//! Hints for frameworks under a limit that only the watchdog enforces: environment variables that
 //! they read by themselves.
 //!
 //! Pure. In: a share and its cards. Out: environment. Only variables that a framework's own

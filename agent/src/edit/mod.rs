@@ -47,7 +47,7 @@ pub struct MpsDirs {
     pub shm: Option<PathBuf>,
 }
 
-/// What a share's edit is made of, beside the share.
+/// The inputs of a share's edit, besides the share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EditInputs<'a> {
     /// For the share's cards.
@@ -116,7 +116,7 @@ fn own(
             names::container::MPS_PIPE
         )]);
         if share.mode == Mode::Mps {
-            // In mode `mps-isolated` the server says both, and nobody has to be asked.
+            // In mode `mps-isolated` the server's own settings have both.
             env.extend([
                 // One device is visible, so its ordinal is 0. A UUID is not understood by
                 // every driver, and a second entry would lift the limit.
@@ -132,7 +132,7 @@ fn own(
                 ),
             ]);
         }
-        // What is mounted in it later, by a daemon that starts again, gets into the container.
+        // Mounts that a restarted daemon makes in it later propagate into the container.
         let followed = ["ro", "nosuid", "nodev", "noexec", "rbind", "rslave"];
         mounts.push(Mount {
             host_path: text(&dirs.tenant),

@@ -1,4 +1,4 @@
-//! The kubelet's checkpoint: `kubelet_internal_checkpoint`, as far as it tells who holds what.
+//! The kubelet's checkpoint, `kubelet_internal_checkpoint`: which container holds which devices.
 //!
 //! A private format of the kubelet's, stable since 1.20. Its checksum is over Go's own dump
 //! of the structs and cannot be checked here; the file is written by rename, so it is whole.

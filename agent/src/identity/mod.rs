@@ -1,9 +1,9 @@
 //! Which pod an allocation is for. Never a guess.
 //!
-//! Pure. The kubelet does not tell a plugin which pod it allocates for; it writes it down:
-//! its checkpoint holds our answer, our answer holds the `alloc_id`. `PodResources` is the
-//! second witness. In: checkpoint, `PodResources`, the pod and its signed grant. Out: a
-//! [`Claim`] that the ledger may enter, or one line.
+//! Pure. The kubelet does not tell a plugin which pod it allocates for, but records it: its
+//! checkpoint holds our answer, our answer holds the `alloc_id`. `PodResources` is the second
+//! witness. In: checkpoint, `PodResources`, the pod and its signed grant. Out: a [`Claim`] that the
+//! ledger may enter, or one line.
 
 pub mod checkpoint;
 mod pod_resources;
@@ -39,7 +39,7 @@ impl Resource {
     }
 }
 
-/// Who an allocation was made for.
+/// The container that an allocation is for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// `metadata.uid`.
@@ -50,7 +50,7 @@ pub struct Holder {
     pub alloc: AllocId,
 }
 
-/// Why nobody's identity is established, or nothing is due to them.
+/// Why the container cannot be identified, or has no right to a device.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Written before `PreStartContainer` is called, by everything that was seen.
@@ -74,7 +74,7 @@ pub enum IdentityError {
     },
     /// Without the checkpoint, init containers and ambiguous IDs cannot be told apart.
     #[error(
-        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod {pod} this is: delete the pod, or restart the kubelet, which writes the file anew"
+        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod {pod} this is: delete the pod, or restart the kubelet, which rewrites the file"
     )]
     Ambiguous {
         /// `namespace/name`.
@@ -94,7 +94,7 @@ pub enum IdentityError {
         #[source]
         error: GrantError,
     },
-    /// The grant does not speak of this container.
+    /// The grant has nothing for this container.
     #[error("the grant of pod {pod} has nothing for container {container}")]
     NotGranted {
         /// `namespace/name`.
@@ -117,7 +117,7 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    /// Whether waiting can help: what is only late.
+    /// Whether waiting can help, because something is only late.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::NotRecorded
@@ -158,10 +158,9 @@ pub fn holders(checkpoint: &Checkpoint, resource: Resource, ids: &BTreeSet<Strin
     found
 }
 
-/// What is due to a container that holds `ids`: its part of its pod's grant, checked.
+/// The right of a container that holds `ids`: its part of its pod's grant, checked.
 ///
-/// # Errors
-/// Everything that speaks against it.
+/// # Errors Every check that fails.
 pub fn claim(
     pod: &PodView,
     container: &str,
@@ -207,11 +206,10 @@ pub fn claim(
     Ok(to_claim(pod, granted, grant.decision.clone()))
 }
 
-/// Every container that a pod's grant speaks of, checked; for reserving what has not
-/// started yet. Containers that the pod does not have are left out.
+/// Every container of a pod's grant, checked, to reserve what has not started yet. Containers that
+/// the pod does not have are left out.
 ///
-/// # Errors
-/// Everything that speaks against the grant as a whole.
+/// # Errors Every check that fails for the grant as a whole.
 pub fn claims(
     pod: &PodView,
     verifier: Option<&Verifier>,

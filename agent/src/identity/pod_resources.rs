@@ -1,4 +1,4 @@
-//! `PodResources`: what it confirms, and what it can tell alone.
+//! `PodResources`: what it confirms, and what it can identify alone.
 
 use super::{Holder, IdentityError, Resource};
 use crate::ledger::{AllocId, HolderKey};
@@ -6,8 +6,8 @@ use crate::pods::{ContainerKind, PodView};
 use proto::podresources::PodResources;
 use std::collections::BTreeSet;
 
-/// Whether `PodResources` speaks against a holder. It lists no ordinary init containers,
-/// so of these it knows nothing.
+/// Whether `PodResources` contradicts a holder. It does not list ordinary init containers, so it
+/// cannot confirm or contradict these.
 ///
 /// # Errors
 /// [`IdentityError::Contradicted`].
@@ -36,8 +36,8 @@ pub fn contradicts(
     })
 }
 
-/// Without a checkpoint: the one container that `PodResources` lists with these IDs.
-/// `allocated` tells which allocation the kubelet has for it.
+/// Without a checkpoint: the one container that `PodResources` lists with these IDs. `allocated`
+/// returns the allocation that the kubelet has for it.
 ///
 /// # Errors
 /// [`IdentityError::Ambiguous`] wherever two readings are possible, an init container's included.

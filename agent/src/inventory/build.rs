@@ -1,4 +1,4 @@
-//! Looks and policy → [`Inventory`].
+//! Readings and policy → [`Inventory`].
 
 use super::health::HealthHistory;
 use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
@@ -14,7 +14,8 @@ use std::time::Instant;
 /// More than this in use on a card and held by no listed process is a hidden holder's: the
 /// driver itself spends some on contexts that it lists under no process.
 const UNLISTED: Mib = Mib(512);
-/// So many looks in a row must find it: memory and lists are not read at one moment.
+/// Number of consecutive readings that must find it: memory and process lists are not read at the
+/// same moment.
 const UNLISTED_LOOKS: usize = 5;
 /// The name under which its holder is shown.
 const UNLISTED_NAME: &str = "in no list of the driver";
@@ -48,7 +49,7 @@ pub struct InventoryBuilder {
     looks: [BTreeMap<GpuUuid, BTreeMap<u32, bool>>; 2],
     /// Cards that answered at the last look.
     answered: BTreeSet<GpuUuid>,
-    /// By card, at the last looks: what is in use and no process is listed with.
+    /// By card, at the last readings: memory in use that is listed with no process.
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
 }
 
@@ -66,7 +67,7 @@ impl InventoryBuilder {
         }
     }
 
-    /// Takes in one look.
+    /// Applies one reading.
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         self.health.observe(observation, now);
         self.driver.clone_from(&observation.driver);
@@ -75,7 +76,7 @@ impl InventoryBuilder {
             let reading = match (&device.reading, self.seen.get(uuid)) {
                 (Ok(reading), _) => reading.clone(),
                 (Err(_), Some((_, last))) => last.clone(),
-                // Never read: nothing can be said or granted.
+                // Never read: nothing can be reported or granted.
                 (Err(_), None) => Reading::default(),
             };
             if device.reading.is_ok() {
@@ -98,9 +99,9 @@ impl InventoryBuilder {
         self.looks = [look, std::mem::take(&mut self.looks[0])];
     }
 
-    /// Whether a process that nothing explains is a stranger by now. One that is dying, or
-    /// whose server or container was not told of yet, is not; one that is still there at
-    /// the next look is. At the first look at a card no process is given time.
+    /// Whether an unexplained process is now a stranger. A process that is ending, or whose server
+    /// or container has not been reported yet, is not; one that is still there at the next reading
+    /// is. At the first reading of a card there is no such delay.
     fn is_settled(&self, uuid: &GpuUuid, process: &Process) -> bool {
         let before = self.looks[1].get(uuid);
         match before.map(|look| look.get(&process.pid)) {
@@ -110,15 +111,15 @@ impl InventoryBuilder {
         }
     }
 
-    /// What all of the last looks found in use on a card and listed with no process, where it
-    /// is more than the driver's own.
+    /// The memory that all of the last readings found in use and listed with no process, if it is
+    /// more than the driver's own.
     fn unlisted(&self, uuid: &GpuUuid) -> Option<Mib> {
         let looks = self.unlisted.get(uuid)?;
         let least = looks.iter().min().copied()?;
         (looks.len() == UNLISTED_LOOKS && least > UNLISTED).then_some(least)
     }
 
-    /// Takes in a fault.
+    /// Applies a fault.
     pub fn fault(&mut self, xid: &Xid, now: Instant) {
         self.health.fault(xid, now);
     }
@@ -128,7 +129,7 @@ impl InventoryBuilder {
         &self.driver
     }
 
-    /// Whether a card answered at the last look, and what is known of it is of then.
+    /// Whether the state of a card is from the last reading.
     pub fn answers(&self, uuid: &GpuUuid) -> bool {
         self.answered.contains(uuid)
     }
@@ -165,8 +166,8 @@ impl InventoryBuilder {
         }
     }
 
-    /// Whether there is a driver's limit to be tried. Whether it holds, the hook tells for
-    /// each container.
+    /// Whether the driver has memory limits. The hook reports for each container whether its limit
+    /// is set.
     fn driver_limits(&self) -> bool {
         let Driver::Up { version } = &self.driver else {
             return false;
@@ -226,7 +227,8 @@ impl InventoryBuilder {
             Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
                 Health::Unhealthy {
                     reason: "the card's compute mode is PROHIBITED".to_owned(),
-                    // Where there are shares it is set right; who runs goes on.
+                    // With shares on the card the mode is restored; running containers keep
+                    // running.
                     lasting: false,
                 }
             }
@@ -300,7 +302,7 @@ fn switchable(
     able.into_iter().filter(wanted).collect()
 }
 
-/// What is in use and no process is listed with.
+/// Memory in use that is listed with no process.
 fn unlisted(reading: &Reading) -> Mib {
     let listed = reading.processes.iter().filter_map(|p| p.memory);
     listed.fold(reading.used, Mib::saturating_sub)
@@ -433,7 +435,7 @@ mod tests {
         let now = Instant::now();
         let mut builder = InventoryBuilder::new(SETTINGS);
         builder.observe(&seen(&[], false), now);
-        // It calls itself what it likes.
+        // It may have any name.
         let look = seen(&[process(2, 300, "nvidia-cuda-mps-server")], false);
         for expected in [0, 1] {
             builder.observe(&look, now);

@@ -10,15 +10,15 @@ use crate::nvml::{Driver, Observation, Reading, Xid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A card is healthy again when its last cause is gone for so long.
+/// A card is healthy again this long after its last cause has ended.
 pub const RECOVER_AFTER: Duration = Duration::from_secs(10);
-/// A card that is not lost and does not answer for so long is unhealthy: one look that fails
-/// (a list that grew while it was read, a driver that is busy) says nothing.
+/// A card that is not lost and does not answer for this time is unhealthy: one failed reading (a
+/// list that grew while it was read, a busy driver) means nothing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(3);
-/// And for so long, lost to whoever is on it.
+/// After this time, its current containers have lost it.
 pub const LOST_AFTER: Duration = Duration::from_secs(15);
-/// A suspicion that the driver neither confirms nor clears is given up after so long: a
-/// tenant must not close a card for good.
+/// A suspicion that the driver neither confirms nor clears is dropped after this time: a tenant
+/// must not be able to close a card permanently.
 pub const SUSPECT_FOR: Duration = Duration::from_mins(10);
 
 /// What an XID says of the card.
@@ -56,7 +56,7 @@ pub fn classify(xid: u64) -> XidClass {
     }
 }
 
-/// What is known of every card's health.
+/// The known health of every card.
 #[derive(Clone, Debug, Default)]
 pub struct HealthHistory {
     cards: BTreeMap<GpuUuid, Entry>,
@@ -68,9 +68,9 @@ struct Entry {
     latched: Option<Latched>,
     /// It has answered.
     known: bool,
-    /// What the last look said.
+    /// Result of the last reading.
     cause: Option<Cause>,
-    /// The first of the looks in a row that it did not answer, and what it said at the last.
+    /// The first of consecutive readings without an answer, and the error of the last.
     silent: Option<(Instant, String)>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
@@ -101,7 +101,7 @@ struct Latched {
 }
 
 impl HealthHistory {
-    /// Takes in one look. Cards that were seen before and are not in it are lost.
+    /// Applies one reading. Cards that were seen before and are not in it are lost.
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         if let Driver::Gone { reason } = &observation.driver {
             for entry in self.cards.values_mut() {
@@ -124,7 +124,7 @@ impl HealthHistory {
                     entry.silent = None;
                     entry.set(Some(Cause::lasting(unanswered(&silence.reason))), now);
                 }
-                // What it said last stands.
+                // The last result stays.
                 Err(silence) => entry.fall_silent(&silence.reason, now),
                 Ok(reading) => {
                     entry.known = true;
@@ -148,7 +148,7 @@ impl HealthHistory {
         }
     }
 
-    /// Takes in a fault.
+    /// Applies a fault.
     pub fn fault(&mut self, xid: &Xid, now: Instant) {
         let (what, lasting) = match classify(xid.number) {
             XidClass::Suspect => ("the card may need a reset", false),
@@ -185,7 +185,7 @@ impl HealthHistory {
             Entry {
                 cause: Some(cause), ..
             } => unhealthy(cause.reason.clone(), cause.lasting),
-            // Nothing can be said of one that never answered.
+            // A card that has never answered has no state.
             Entry {
                 silent: Some((since, reason)),
                 known,
@@ -423,7 +423,7 @@ mod tests {
             assert_eq!(health.is_healthy(), second < 13, "{second}");
             assert_eq!(health.is_lasting(), second == 25, "{second}");
         }
-        // It answers: whoever is still there stays, and nobody comes yet.
+        // It answers again: its containers stay, and it takes no new ones yet.
         builder.observe(&fine(Some(0)), at(26));
         let health = builder.health(&uuid(), at(26));
         assert!(!health.is_healthy() && !health.is_lasting());

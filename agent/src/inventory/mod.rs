@@ -1,7 +1,7 @@
 //! What the node has: cards, what of them can be granted, their health.
 //!
-//! Pure. In: what NVML said, the admin's policy, time as a value. Out: [`Inventory`].
-//! Must never: read NVML, a clock or a file.
+//! Pure. In: NVML's readings, the admin's policy, time as a value. Out: [`Inventory`]. Must never:
+//! read NVML, a clock or a file.
 
 mod build;
 pub mod health;
@@ -48,8 +48,8 @@ impl fmt::Debug for GpuUuid {
 pub struct Inventory {
     /// NVIDIA driver; empty while NVML is not up.
     pub driver_version: String,
-    /// This driver limits the memory of a cgroup by itself: the hook tries, and tells what
-    /// came of it.
+    /// This driver enforces memory limits per cgroup itself: the hook sets one and reports the
+    /// result.
     pub driver_limits: bool,
     /// In NVML's order. A card that was seen once stays, lost, until the agent restarts.
     pub cards: Vec<Card>,
@@ -61,8 +61,7 @@ impl Inventory {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
 
-    /// Whether some card can be had whole by another way than a claim. Of cards that are not
-    /// known yet it is to be expected.
+    /// Whether some card can be allocated whole other than by claim. Assumed for unknown cards.
     pub fn any_whole_beside_claims(&self) -> bool {
         let may = |card: &Card| {
             card.only_front != Some(Front::Dra) && card.switchable.contains(&Mode::Exclusive)
@@ -106,7 +105,7 @@ pub struct Card {
     pub only_mode: Option<Mode>,
     /// By the admin: the only way its shares are granted. `None`: by either.
     pub only_front: Option<Front>,
-    /// What it can be used in while idle.
+    /// The modes in which it can be used while idle.
     pub switchable: Vec<Mode>,
     /// By the admin: no share on it is behind a weaker one.
     pub minimum_fence: Option<Fence>,
@@ -114,7 +113,7 @@ pub struct Card {
     pub compute_capability: String,
     /// PCI bus id, `00000000:01:00.0`.
     pub pci: String,
-    /// NUMA node where the driver says one.
+    /// NUMA node, if the driver reports one.
     pub numa: Option<u32>,
     /// UUIDs of cards that a link joins to it, or `nvswitch`.
     pub nvlink_peers: Vec<String>,
@@ -139,12 +138,12 @@ pub enum Health {
     /// As far as the driver knows.
     #[default]
     Healthy,
-    /// Nothing new is placed on it.
+    /// No new pods are placed on it.
     Unhealthy {
         /// One line.
         reason: String,
-        /// Who is on it has lost it and should leave. A card that is only slow to answer, or
-        /// that answers again and is watched, is no reason to end anybody.
+        /// Its containers have lost it and should leave. A card that is only slow to answer, or
+        /// that answers again and is being observed, is no reason to end a container.
         lasting: bool,
     },
 }
@@ -171,13 +170,13 @@ impl Health {
         }
     }
 
-    /// Whether whoever is on the card should leave it.
+    /// Whether the card's containers should leave it.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Unhealthy { lasting: true, .. })
     }
 }
 
-/// Who may make a context on a card.
+/// Which processes may create a context on a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Anyone.

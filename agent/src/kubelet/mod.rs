@@ -1,4 +1,4 @@
-//! The kubelet: what it is offered, and the conversations with it.
+//! The kubelet: the offer to it, and the calls to and from it.
 //!
 //! - [`offer`]: pure: which IDs, how healthy, which of them suit best.
 //! - [`session`]: serve, register, again when the kubelet returns.

@@ -1,9 +1,9 @@
 //! What the kubelet is offered, and which IDs suit best.
 //!
-//! Pure. In: inventory, ledger, who holds which ID. Out: [`Offer`], from which
-//! `ListAndWatch` and `GetPreferredAllocation` answer. A held ID reports the health of the
-//! card that its holder was granted; only IDs that nobody holds are withdrawn: one that is
-//! Unhealthy while held makes its pod fail for good when the kubelet restarts.
+//! Pure. In: inventory, ledger, the holder of each ID. Out: [`Offer`], from which `ListAndWatch`
+//! and `GetPreferredAllocation` answer. A held ID reports the health of the card that its holder
+//! was granted. Only IDs without a holder are withdrawn: an ID that is Unhealthy while held makes
+//! its pod fail permanently when the kubelet restarts.
 
 use crate::identity::Resource;
 use crate::inventory::{GpuUuid, Inventory};
@@ -23,7 +23,7 @@ pub struct Offer {
     pub whole: Vec<Device>,
     /// Cards of claims that the kubelet has not allocated for yet, oldest first.
     pub awaited: Vec<Awaited>,
-    /// Some card can be had whole by this way, or is.
+    /// Some card can be allocated whole by this front, or is.
     pub any_whole: bool,
 }
 
@@ -46,12 +46,12 @@ fn card_of(token: &str) -> &str {
     token.split_once("::").map_or(token, |(card, _)| card)
 }
 
-/// What decides an offer, beside the cards.
+/// The inputs of an offer, besides the cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
-    /// Who holds what part.
+    /// The holder of each part.
     pub ledger: &'a Ledger,
-    /// Who holds which ID.
+    /// The holder of each ID.
     pub held: &'a Held,
     /// Cards whose tokens may be offered at all.
     pub shared: &'a BTreeSet<GpuUuid>,
@@ -115,8 +115,8 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
     (share, whole)
 }
 
-/// The health of what a token's holder was granted. Unknown is not bad: a holder whose
-/// grant is not read yet keeps its token, and a driver that is away says nothing of cards.
+/// The health of what a token's holder was granted. Unknown is not unhealthy: a holder whose grant
+/// is not read yet keeps its token, and a missing driver says nothing about cards.
 fn granted_health(holder: Option<&HolderKey>, inventory: &Inventory, ledger: &Ledger) -> bool {
     if inventory.driver_version.is_empty() {
         return true;
@@ -152,9 +152,9 @@ impl Offer {
         }
     }
 
-    /// Which of `available` suit best: `must` first, then the cards that the oldest awaited
-    /// claim names, then what nobody awaits. Never more than `size`, never a refusal: the
-    /// kubelet fills up what is missing.
+    /// The best of `available`: `must` first, then the cards that the oldest awaited claim names,
+    /// then cards that no claim awaits. At most `size`, and never an error: the kubelet adds what
+    /// is missing.
     pub fn prefer(
         &self,
         resource: Resource,

@@ -35,7 +35,7 @@ pub(super) struct Plugin {
     pub(super) notes: mpsc::UnboundedSender<Note>,
     pub(super) pre_start: PreStart,
     pub(super) random: SystemRandom,
-    /// As the registration said.
+    /// As in the registration.
     pub(super) pre_start_required: bool,
     /// How many streams are open: the kubelet's hold on us.
     pub(super) streams: watch::Sender<Streams>,
@@ -168,7 +168,7 @@ impl DevicePlugin for Plugin {
     }
 }
 
-/// What the kubelet is told we can.
+/// The options that the kubelet learns.
 pub(super) fn options(pre_start_required: bool) -> DevicePluginOptions {
     DevicePluginOptions {
         pre_start_required,
@@ -204,7 +204,7 @@ impl Open {
         Self(streams)
     }
 
-    /// The stream is asked for what comes after its first list.
+    /// The stream is polled for what follows its first list.
     fn listed(&self) {
         self.0
             .send_if_modified(|streams| !std::mem::replace(&mut streams.listed, true));

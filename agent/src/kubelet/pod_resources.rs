@@ -1,5 +1,5 @@
-//! The kubelet's `PodResources`: the second witness, and the only acknowledgement of what
-//! was offered.
+//! The kubelet's `PodResources`: the second source of identity, and the only acknowledgement of
+//! what was offered.
 
 use crate::identity::Resource;
 use crate::inventory::GpuUuid;
@@ -25,24 +25,24 @@ const MAX_ANSWER: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// First and longest pause while the kubelet does not show what was offered.
 const CATCH_UP: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// What is shown is read again this often without a reason.
+/// Interval at which it is read again without a reason.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Asks the kubelet. Connects for every question: the socket is a new one after every
-/// start of the kubelet's.
+/// Queries the kubelet. Connects for every query, because the kubelet creates a new socket at each
+/// start.
 #[derive(Clone, Debug)]
 pub struct Lister {
     socket: PathBuf,
 }
 
-/// Nobody answered.
+/// The kubelet did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ListerError {
     /// No kubelet there.
     #[error("the kubelet's PodResources cannot be reached: {0}")]
     Connect(#[from] tonic::transport::Error),
     /// It answered with an error.
-    #[error("the kubelet's PodResources answered: {}", .0.message())]
+    #[error("the kubelet's PodResources returned an error: {}", .0.message())]
     Call(#[from] Box<tonic::Status>),
 }
 
@@ -63,8 +63,7 @@ impl Lister {
 
     /// One pod; `None` when the kubelet does not list it.
     ///
-    /// # Errors
-    /// Nobody answered, or the kubelet is older than 1.34.
+    /// # Errors The kubelet did not answer, or is older than 1.34.
     pub async fn get(&self, pod: &PodIdentity) -> Result<Option<PodResources>, ListerError> {
         let request = GetPodResourcesRequest {
             pod_name: pod.name.clone(),
@@ -80,8 +79,7 @@ impl Lister {
     /// All pods. It can open the window in which the kubelet gives one ID twice: only for
     /// kubelets without `Get`, and without a checkpoint.
     ///
-    /// # Errors
-    /// Nobody answered.
+    /// # Errors The kubelet did not answer.
     pub async fn list(&self) -> Result<Vec<PodResources>, ListerError> {
         let request = ListPodResourcesRequest {};
         let answer = self.connect().await?.list(request).await;
@@ -90,8 +88,7 @@ impl Lister {
 
     /// The healthy IDs of our resources.
     ///
-    /// # Errors
-    /// Nobody answered.
+    /// # Errors The kubelet did not answer.
     pub async fn allocatable(&self) -> Result<BTreeSet<(Resource, String)>, ListerError> {
         let request = AllocatableResourcesRequest {};
         let answer = self
@@ -160,7 +157,7 @@ pub async fn follow(
                 *ids == expected
             }
             Err(error) => {
-                tracing::debug!(%error, "what the kubelet shows is not known");
+                tracing::debug!(%error, "the kubelet's allocatable devices cannot be read");
                 false
             }
         };

@@ -1,11 +1,11 @@
 //! `PreStartContainer`: from device IDs to a CDI file on disk.
 //!
-//! Reads the checkpoint, lets the core decide, asks the second witness, waits for what is
-//! only late, writes. Repeating it is harmless: the kubelet calls it at every start of a
-//! container and whenever it failed. Cancelling it anywhere is harmless too.
+//! Reads the checkpoint, lets the core decide, queries the second source, waits for what is late,
+//! writes. Repeating it is harmless: the kubelet calls it at every start of a container and
+//! whenever it failed. Cancelling it anywhere is harmless too.
 //!
-//! - `readiness`: are the cards in the share's mode; `files`: what is written; `rename_watch`: has the
-//!   kernel told of it.
+//! - `readiness`: are the cards in the share's mode; `files`: the files; `rename_watch`: has the
+//!   kernel reported the rename.
 
 mod files;
 mod readiness;
@@ -32,12 +32,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
 
-/// Between two tries of what is late.
+/// Time between two retries while something is late.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The kubelet writes its file before it asks; the other witness is heard after this time.
+/// The kubelet writes its file before it calls; `PodResources` is queried after this time.
 const RECORD_PATIENCE: Duration = Duration::from_secs(2);
-/// When one holder of the IDs is ready, so long is waited for pods that the watch does not
-/// know: the kubelet's file also names pods that left while nobody watched.
+/// How long to wait for pods that the watch does not know when one holder of the IDs is ready: the
+/// kubelet's file also names pods that ended while no agent was watching.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Everything that a `PreStartContainer` needs.
@@ -47,9 +47,9 @@ pub struct PreStart {
     pub config: Arc<Config>,
     /// Decides.
     pub owner: Owner,
-    /// What it decided.
+    /// The decision.
     pub state: watch::Receiver<Arc<State>>,
-    /// Who may have which share of a claim.
+    /// Which pods may have which share of a claim.
     pub lists: Lists,
     /// Where refusals go.
     pub notes: mpsc::UnboundedSender<Note>,
@@ -131,8 +131,8 @@ impl PreStart {
         Ok(())
     }
 
-    /// Prepares what a claim was allocated: the same from the ledger on, without the question
-    /// whose it is. Adds to `waited` the time in which there was nothing to do.
+    /// Prepares the devices of a claim: the same from the ledger on, without the question of
+    /// identity. Adds to `waited` the time in which there was nothing to do.
     ///
     /// # Errors
     /// One readable line; the kubelet calls again.
@@ -156,7 +156,7 @@ impl PreStart {
             }
         };
         for Prepared { alloc, share } in &prepared {
-            // Who only looks at a card takes it in any mode.
+            // A container that only monitors a card takes it in any mode.
             if !share.wishes.observes {
                 let warming = Instant::now();
                 let warm = self.warm(share, deadline).await;

@@ -34,7 +34,7 @@ use tonic::transport::{Endpoint, Server};
 /// First and longest pause between two registrations. A failed one leaks a connection in
 /// the kubelet.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// A registration that lived so long was a good one.
+/// A registration that lasted this long was successful.
 const GOOD: Duration = Duration::from_secs(10);
 /// The kubelet opens its stream within milliseconds after `Register`.
 const OPENS_WITHIN: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ const TAKES_A_LIST: Duration = Duration::from_millis(100);
 const REGISTERS_WITHIN: Duration = Duration::from_secs(10);
 /// Where there is no inotify, the socket is looked at so often.
 const POLL: Duration = Duration::from_millis(500);
-/// A `PreStartContainer` in flight is given so long when its registration ends.
+/// Time for a `PreStartContainer` in flight when its registration ends.
 const DRAIN: Duration = Duration::from_millis(300);
 
 /// One resource's conversation with the kubelet.
@@ -55,9 +55,9 @@ pub struct Session {
     pub resource: Resource,
     /// Paths.
     pub config: Arc<Config>,
-    /// What is offered.
+    /// The offer.
     pub offer: watch::Receiver<Arc<Offer>>,
-    /// Hears of answers and registrations.
+    /// Receives answers and registrations.
     pub owner: Owner,
     /// Where timings go.
     pub notes: mpsc::UnboundedSender<Note>,
@@ -72,11 +72,11 @@ pub struct Session {
 enum Ended {
     #[error("the agent stops")]
     Stopped,
-    #[error("the kubelet's socket is a new one")]
+    #[error("the kubelet has replaced its socket")]
     NewKubelet,
     #[error("our socket was removed")]
     Removed,
-    #[error("the kubelet is to call PreStartContainer, or not to any more")]
+    #[error("the need for PreStartContainer calls has changed")]
     OtherOptions,
     #[error("the kubelet's stream ended")]
     HungUp,
@@ -84,7 +84,7 @@ enum Ended {
     NoStream,
     #[error("the server ended: {0}")]
     Server(tonic::transport::Error),
-    #[error("our socket cannot be made: {0}")]
+    #[error("our socket cannot be created: {0}")]
     Bind(io::Error),
     #[error("the kubelet cannot be reached: {0}")]
     Connect(tonic::transport::Error),
@@ -211,9 +211,9 @@ impl Session {
         ended
     }
 
-    /// Whether the kubelet is to call `PreStartContainer`. Where no card can be had whole by this
-    /// way, `nvidia.com/gpu` is served by claims (KEP-5004), and a kubelet before 1.37 would call
-    /// it for their containers too, in vain: kubernetes/kubernetes#141426.
+    /// Whether the kubelet is to call `PreStartContainer`. If no card can be allocated whole by
+    /// this front, `nvidia.com/gpu` is served by claims (KEP-5004), and a kubelet before 1.37 would
+    /// call it for their containers too, without use: kubernetes/kubernetes#141426.
     fn pre_start_required(&self) -> bool {
         self.resource == Resource::Share || self.offer.borrow().any_whole
     }
@@ -258,7 +258,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells that the kubelet can allocate. Until it has taken the first list it rejects a pod
+    /// Signals that the kubelet can allocate. Until it has received the first list it rejects a pod
     /// that is bound to its node, and such a pod stays `Failed`.
     async fn tell_listed(&self, mut streams: watch::Receiver<Streams>) -> Ended {
         let listed = streams.wait_for(|streams| streams.listed).await.is_ok();
@@ -339,7 +339,7 @@ impl Watch {
                 return Ended::Removed;
             }
             let theirs = place(&self.theirs);
-            // It is gone while the kubelet restarts; what counts is that it is back.
+            // It is missing while the kubelet restarts; what counts is that it is back.
             if theirs.is_some() && theirs != self.seen.0 {
                 return Ended::NewKubelet;
             }

@@ -31,7 +31,7 @@ pub struct Claim {
     pub decision: String,
     /// The claim whose allocation it is; `None`: it is a grant.
     pub claimed: Option<Claimed>,
-    /// What the claim asks for beside that.
+    /// The claim's other requests.
     pub wishes: ShareOptions,
 }
 
@@ -72,7 +72,7 @@ impl Claim {
 pub enum Refused {
     /// A container has one MPS pipe directory.
     #[error(
-        "mode mps gives a container one card, and not {0}: mps-isolated and time-slicing give several"
+        "mode mps allows one card per container, not {0}: use mps-isolated or time-slicing for several"
     )]
     SeveralCards(usize),
     /// A grant without a card or a limit.
@@ -94,7 +94,7 @@ pub enum Refused {
     NotSwitchable {
         /// Which card.
         card: GpuUuid,
-        /// What was asked.
+        /// The request.
         mode: Mode,
     },
     /// A card is in one mode at a time.
@@ -108,7 +108,7 @@ pub enum Refused {
         holder: String,
     },
     /// By the admin.
-    #[error("card {card} is granted by the {only} front alone, by GpuNode.spec")]
+    #[error("GpuNode.spec allows only the {only} front on card {card}")]
     OnlyFront {
         /// Which card.
         card: GpuUuid,
@@ -140,11 +140,11 @@ pub enum Refused {
     Memory {
         /// Which card.
         card: GpuUuid,
-        /// What is kept for nobody.
+        /// What is kept for no share.
         free: Mib,
         /// G less what strangers hold.
         grantable: Mib,
-        /// What was asked.
+        /// The request.
         wanted: Mib,
     },
     /// One server has one default: the smaller of two shares would only be held by its own
@@ -157,11 +157,11 @@ pub enum Refused {
         card: GpuUuid,
         /// The admin's.
         minimum: Fence,
-        /// Who has the largest share there.
+        /// The holder of its largest share.
         holder: String,
         /// How much that is.
         is: Mib,
-        /// What was asked.
+        /// The request.
         wanted: Mib,
     },
     /// The MPS server takes no more clients.
@@ -253,8 +253,8 @@ impl Ledger {
                 container: claim.container.clone(),
             });
         }
-        // A container that starts again holds what it holds: what a stranger took since
-        // is a condition, not its fault. A card that broke is refused all the same.
+        // A restarted container keeps what it holds: memory that a stranger took since then is a
+        // condition, not its fault. A broken card is refused nevertheless.
         let again = before.is_some_and(|share| share.alloc_id == Some(alloc) && share.gpus == gpus);
         let mut dropped = Vec::new();
         if again {
@@ -327,7 +327,7 @@ impl Ledger {
         self.shares.remove(key)
     }
 
-    /// For what is learnt of a share later: its phase, its container, what it uses.
+    /// For facts about a share that are known later: its phase, its container, its use.
     pub fn update(&mut self, key: &HolderKey, change: impl FnOnce(&mut Share)) {
         if let Some(share) = self.shares.get_mut(key) {
             change(share);

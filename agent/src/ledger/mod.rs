@@ -1,8 +1,8 @@
-//! Who holds which part of which card.
+//! Which container holds which part of which card.
 //!
-//! Pure. In: grants, bindings, what died. Out: the ledger, or a refusal in one line.
-//! Must never: read anything, know the time, or keep more on a card than the card can grant.
-//! What is kept for a share is its limit, or less where it may burst.
+//! Pure. In: grants, bindings, ended allocations. Out: the ledger, or a refusal in one line. Must
+//! never: read anything, know the time, or keep more on a card than the card can grant. What is
+//! kept for a share is its limit, or less where it may burst.
 
 mod admit;
 mod alloc;
@@ -18,15 +18,15 @@ use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Every share on the node, one per container that holds cards; and who sees cards without a
-/// share of them.
+/// Every share on the node, one for each container that holds cards, and the containers that see
+/// cards without a share of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     shares: BTreeMap<HolderKey, Share>,
 }
 
 impl Ledger {
-    /// All that has a row: shares, and who only sees its cards.
+    /// All rows: shares, and containers that only see their cards.
     pub fn all(&self) -> impl Iterator<Item = &Share> {
         self.shares.values()
     }
@@ -36,7 +36,7 @@ impl Ledger {
         self.all().filter(|share| !share.wishes.observes)
     }
 
-    /// Of each [`LimitScope`] one share: what is summed over these counts nothing twice.
+    /// One share for each [`LimitScope`]: a sum over these counts nothing twice.
     pub fn holds(&self) -> impl Iterator<Item = &Share> {
         once(self.shares())
     }
@@ -123,7 +123,7 @@ impl Ledger {
         self.on(card).map(|share| share.mode).next()
     }
 
-    /// Cards on which somebody has a limit to keep.
+    /// Cards with shares that have a limit.
     pub fn watched(&self) -> BTreeSet<GpuUuid> {
         let bound = self
             .shares()

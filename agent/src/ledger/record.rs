@@ -1,9 +1,9 @@
 //! What a CDI file remembers of the share it was made for.
 //!
-//! An annotation of the file, so that file and record are one and nothing else has to be
-//! kept: after a restart the ledger is rebuilt from these. Whose share it is stands there for
-//! one by annotation alone: the containers of a claim come and go, and are listed in a file of
-//! their own, which the hook reads.
+//! An annotation in the file, so that file and record are one and nothing else has to be stored:
+//! after a restart the ledger is rebuilt from these. Only a share by annotation names its holder
+//! there. The containers of a claim change, and are listed in a file of their own that the hook
+//! reads.
 
 use super::{AllocId, Claimed, HolderKey, Share, ShareOptions, SharePhase};
 use crate::inventory::GpuUuid;
@@ -49,9 +49,9 @@ struct ClaimRecord {
 /// One container that a claim's file lets have the share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRow {
-    /// Who, by UID and name.
+    /// The holder, by UID and name.
     pub key: HolderKey,
-    /// Name of the pod; empty where only the hook's proof tells of it.
+    /// Name of the pod; empty if only the hook's proof is known.
     pub pod_name: String,
 }
 
@@ -182,7 +182,7 @@ mod tests {
         for noise in ["", "{}", "[]", r#"{"version":2}"#, &above] {
             assert_eq!(read(noise, &[]), None);
         }
-        // Of a claim: whose it is stands elsewhere.
+        // Of a claim: its holders are listed elsewhere.
         share.claimed = Some(Claimed {
             uid: "c".into(),
             name: "claim".into(),

@@ -68,11 +68,11 @@ pub enum LimitScope {
     Claim(AllocId),
 }
 
-/// What a claim, or its class, asks for beside cards and memory.
+/// Requests of a claim, or its class, besides cards and memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareOptions {
-    /// No weaker fence, whatever comes beside it.
+    /// No weaker fence, whatever share is placed beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_fence: Option<Fence>,
     /// What happens to its containers where they hold more than the share, in place of the
@@ -88,16 +88,16 @@ pub struct ShareOptions {
     pub observes: bool,
 }
 
-/// One container's hold. The containers of one claim have a row each, alike but for who they
-/// are and what they use: see [`LimitScope`].
+/// One container's share. The containers of one claim have a row each, which differ in their
+/// identity and use only: see [`LimitScope`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Whose pod.
     pub pod: PodIdentity,
     /// Which container.
     pub container: String,
-    /// Which cards. What is really held: for whole cards the kubelet's pick may have
-    /// been adopted in place of the grant's.
+    /// The cards that are really held: for whole cards the kubelet's pick may have been adopted in
+    /// place of the grant's.
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
     pub memory: Mib,
@@ -111,7 +111,7 @@ pub struct Share {
     pub decision: String,
     /// The claim that it is given by; `None`: by the scheduler's grant.
     pub claimed: Option<Claimed>,
-    /// What the claim asks for beside that.
+    /// The claim's other requests.
     pub wishes: ShareOptions,
     /// How far it has come.
     pub phase: SharePhase,

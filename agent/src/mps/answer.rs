@@ -1,7 +1,6 @@
 //! What a control daemon answers, protocol 2. Pure.
 //!
-//! In: the lines that it printed. Out: what they say; `None` where they are of another form
-//! than was seen of a daemon.
+//! In: the lines that it printed. Out: their content; `None` for an unknown form.
 
 use super::machine::ServerStatus;
 use api::Mib;

@@ -12,9 +12,9 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// More than this between two looks is not read: 1 MiB is some ten thousand commands.
+/// More than this between two readings is not read: 1 MiB is about ten thousand commands.
 const MAX_STEP: u64 = 1 << 20;
-/// Of a command, so many characters are told.
+/// Longest part of a command that is reported, in characters.
 const SAID: usize = 120;
 
 /// Commands that we give one daemon, counted until its log shows them.
@@ -22,8 +22,8 @@ const SAID: usize = 120;
 pub struct IssuedCommands(Arc<Mutex<BTreeMap<String, u32>>>);
 
 impl IssuedCommands {
-    /// To be called before the daemon hears of it. One that the daemon does not log, since it
-    /// was not reached in time, counts until it does: late, it may log it yet.
+    /// To be called before the command is sent. One that the daemon does not log, because it was
+    /// not reached in time, counts until it is logged: it may be logged late.
     pub fn add(&self, command: &str) {
         if let Some(command) = changing(command) {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl IssuedCommands {
 /// A command that we did not give.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignCommand {
-    /// What was given, on one line.
+    /// The command, on one line.
     pub command: String,
     /// It may have changed a limit.
     pub sets: bool,
@@ -68,7 +68,7 @@ pub struct Audit {
     offset: u64,
     /// A line that was not written to its end.
     partial: Vec<u8>,
-    /// A command of ours was found: the log is what it is taken for.
+    /// A command of ours was found: it is the right log.
     hears: bool,
 }
 
@@ -91,7 +91,7 @@ impl Audit {
         };
     }
 
-    /// Whether all of a log of so many bytes was looked at.
+    /// Whether all of a log of this many bytes was read.
     pub fn has_read(&self, len: u64) -> bool {
         self.offset == len && self.partial.is_empty()
     }

@@ -17,7 +17,7 @@ const DRIVERS_OWN: u32 = 0;
 /// Between two tries, doubled up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// What is wanted of a card.
+/// The wanted state of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DesiredCardState {
     /// Compute mode DEFAULT, and this slice; `None`: the slice it has. With how often the mode
@@ -27,8 +27,8 @@ pub enum DesiredCardState {
     Nothing,
 }
 
-/// Keeps the card so until nothing is wanted of it. A card that cannot be set is tried
-/// again; whoever waits for it reads why.
+/// Keeps the card in this state until it is no longer needed. A card that cannot be set is tried
+/// again; callers that wait for it get the reason.
 pub async fn run(
     uuid: String,
     smi: Smi,
@@ -65,7 +65,7 @@ pub async fn run(
             ready: reason.is_none(),
             reason: reason.clone().unwrap_or_default(),
         };
-        // A supervisor that is gone has no use for it.
+        // A supervisor that has ended does not need it.
         let _ = reports.send(state).await;
         if wanted == DesiredCardState::Nothing && reason.is_none() {
             return uuid;
@@ -79,7 +79,7 @@ pub async fn run(
         tokio::select! {
             changed = orders.changed() => match changed {
                 Ok(()) => pauses = backoff.build(),
-                // The supervisor ends; what is set stays for those who use the card.
+                // The supervisor ends; the settings stay for the card's users.
                 Err(_) => return uuid,
             },
             () = again => {}

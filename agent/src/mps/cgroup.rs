@@ -1,18 +1,18 @@
 //! A cgroup for each daemon, beside the supervisor's own in its pod.
 //!
-//! containerd kills every process of a container that shares the node's pids when the
-//! container's first process ends, and finds them by the container's cgroup: a supervisor
-//! that crashed would take all servers of the node along. Beside it they live on, are adopted
-//! by the next one, count to the pod's limits as before, and end with the pod: the kubelet
-//! kills what is left in a pod's cgroup. In: `/proc/self/cgroup`, the node's mounts. Outside
-//! of a pod it does nothing.
+//! containerd kills every process of a container that shares the node's pids when the container's
+//! first process ends, and finds them by the container's cgroup: a crash of the supervisor would
+//! end all servers of the node. In a cgroup beside the container's they keep running and the next
+//! supervisor adopts them. They still count against the pod's limits, and end with the pod: the
+//! kubelet kills what is left in a pod's cgroup. In: `/proc/self/cgroup`, the node's mounts.
+//! Outside of a pod it does nothing.
 
 use crate::attribute::cgroup::Membership;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How a pod's cgroup can be told from any other's.
+/// How a pod's cgroup is recognized.
 const OF_PODS: &str = "kubepods";
 /// What the folders' names begin with.
 const PREFIX: &str = "aliquot-mps-";
@@ -70,7 +70,7 @@ impl DaemonCgroups {
         Ok(())
     }
 
-    /// Once nothing runs in it: what is left of it does no harm.
+    /// Once nothing runs in it; a leftover does no harm.
     pub fn remove(&self, name: &str) {
         for pod in &self.pods {
             let _ = fs::remove_dir(pod.join(format!("{PREFIX}{name}")));

@@ -1,7 +1,7 @@
 //! The agent's side of the node-local service.
 //!
-//! In: a plan. Out: what is. Connects when it is needed and again when the supervisor was
-//! restarted; a call that finds nobody fails at once.
+//! In: a plan. Out: the actual state. Connects on demand, and again after the supervisor has
+//! restarted; a call without a supervisor fails at once.
 
 use super::phase::read;
 use super::service::PlanSequence;
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct SupervisorClient {
     service: MpsClient<Channel>,
-    /// Tells this client's plans from another's.
+    /// Distinguishes this client's plans from another's.
     client: u128,
     plans: Arc<AtomicU64>,
 }
@@ -31,7 +31,7 @@ pub struct SupervisorClient {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// It does not run, or not yet: try again.
-    #[error("the MPS supervisor cannot be asked: {0}")]
+    #[error("the MPS supervisor cannot be reached: {0}")]
     Unreachable(String),
     /// The plan is wrong; the same one will be refused again.
     #[error("the MPS supervisor refuses: {0}")]
@@ -57,8 +57,8 @@ impl SupervisorClient {
         })
     }
 
-    /// Makes the node so, and answers what is after at most two seconds. A call may be dropped
-    /// for one with a newer plan; whichever of the two arrives first, the newer plan stands.
+    /// Applies the plan and returns the resulting state after at most two seconds. A caller may
+    /// drop the call for one with a newer plan; the newer plan applies, whichever arrives first.
     pub async fn ensure(&self, plan: Plan) -> Result<Observation, ClientError> {
         let turn = PlanSequence {
             client: self.client,

@@ -1,10 +1,9 @@
 //! The control daemon's command language, protocol 2, behind typed functions.
 //!
-//! In: what is to be asked. Out: the answer, or why there is none. One program run per
-//! exchange, with a time limit: the program blocks when its daemon hangs. Its exit status
-//! says only that the daemon was reached, so every value that matters is read back, and an
-//! answer of another form than the expected one is a failure. Whoever owns a [`Control`]
-//! runs one exchange at a time.
+//! In: a command. Out: the answer, or why there is none. Each exchange runs the program once, with
+//! a time limit: the program blocks when its daemon hangs. Its exit status says only that the
+//! daemon was reached, so every value that matters is read back, and an answer of an unexpected
+//! form is a failure. The owner of a [`Control`] runs one exchange at a time.
 //!
 //! Protocol 3 (r615 and later) has other words for the same functions: a second
 //! implementation of this file.
@@ -26,7 +25,7 @@ use tokio::io::AsyncWriteExt as _;
 const ANSWER: Duration = Duration::from_secs(2);
 /// Seconds that `quit` gives a server that its clients have left.
 const QUIT_SECONDS: u32 = 5;
-/// Of what it says, so many characters are told.
+/// Longest part of its output that is reported, in characters.
 const SAID: usize = 200;
 
 /// How to reach one control daemon.
@@ -56,18 +55,18 @@ pub enum ControlError {
         /// The limit.
         after: Duration,
     },
-    /// The daemon is not there.
-    #[error("the control daemon is not reached: {0}")]
+    /// The daemon does not run.
+    #[error("the control daemon cannot be reached: {0}")]
     Unreached(String),
-    /// It said something else than it should.
+    /// Unexpected output.
     #[error("the control daemon answers {answer:?} to {command:?}")]
     Unexpected {
-        /// What was asked.
+        /// The command.
         command: String,
-        /// All it said.
+        /// Its whole output.
         answer: String,
     },
-    /// A value is not what was set.
+    /// A value differs from what was set.
     #[error("{what} was set to {wanted} and reads back {answer:?}")]
     NotSet {
         /// Which value.
@@ -115,7 +114,7 @@ impl Control {
 
     /// Asks for a server of this user. Answers before it is there.
     pub async fn start_server(&self, uid: u32) -> Result<(), ControlError> {
-        // What it prints differs between drivers; whether it worked, a look tells.
+        // The output differs between drivers; whether it worked is read back.
         let command = format!("start_server -uid {uid}");
         self.exchange(&[command], ANSWER).await.map(drop)
     }
@@ -133,7 +132,7 @@ impl Control {
         self.issued.settings_are(&commands);
         let mut read_back = ReadBack::default();
         for (setting, command) in settings.into_iter().zip(commands) {
-            // What it answers no two drivers word alike.
+            // The wording of its answer differs between drivers.
             let said = self.exchange(&[command], ANSWER).await?;
             let lines = self.exchange(&[setting.question()], ANSWER).await?;
             match setting.value.read(&lines) {
@@ -151,8 +150,9 @@ impl Control {
         Ok(read_back)
     }
 
-    /// Whether the daemon's defaults and the servers' own limits still are as they were set:
-    /// whoever reaches the control pipe as its user can set others. `Err` inside: what is not.
+    /// Whether the daemon's defaults and the servers' own limits are still as they were set: a
+    /// process that reaches the control pipe as the daemon's user can change them. `Err` inside:
+    /// the one that differs.
     pub async fn verify(
         &self,
         limits: Limits,
@@ -217,7 +217,7 @@ impl Control {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A program that was given up on must not wait for its daemon for ever.
+            // A program whose time limit has passed must not wait for its daemon without end.
             .kill_on_drop(true)
             .spawn()
             .map_err(run)?;
@@ -228,7 +228,7 @@ impl Control {
         text.push('\n');
         let whole = async {
             if let Some(mut input) = child.stdin.take() {
-                // It may end before it has read: its answer and status tell.
+                // It may end before it has read: its output and status show that.
                 let _ = input.write_all(text.as_bytes()).await;
             }
             child.wait_with_output().await

@@ -1,8 +1,8 @@
 //! One control daemon: the task that owns it.
 //!
-//! In: what the plan says of it, requests to break off clients. Out: a [`Report`] whenever
-//! what others see has changed. It asks [`Machine`] for one action, carries it out, tells
-//! the machine what came of it, and so on; nothing else decides.
+//! In: its part of the plan, requests to terminate clients. Out: a [`Report`] whenever the visible
+//! state has changed. It asks [`Machine`] for one action, carries it out, reports the result to the
+//! machine, and repeats; nothing else decides.
 
 use super::audit::Audit;
 use super::cgroup::DaemonCgroups;
@@ -37,7 +37,7 @@ pub struct Tools {
     pub processes: Processes,
     /// Above the daemons' directories.
     pub base: PathBuf,
-    /// How they are made.
+    /// How they are created.
     pub mounting: Mounting,
     /// Where daemons outlive this container.
     pub cgroups: DaemonCgroups,
@@ -81,7 +81,7 @@ pub struct Report {
 pub struct Terminate {
     /// On the host.
     pub pids: Vec<u32>,
-    /// Dropped when the daemon cannot be asked.
+    /// Dropped when the daemon cannot be reached.
     pub reply: oneshot::Sender<Vec<u32>>,
 }
 
@@ -100,7 +100,7 @@ pub struct Daemon {
     known: BTreeMap<u32, Process>,
     /// By the log of the server with this pid: the limit on each of its cards, to the MiB.
     exact: Option<(u32, Mib)>,
-    /// Bytes of that log which were written before limits were last set, by whomever.
+    /// Bytes of that log that were written before limits were last set, by any process.
     before_limits: u64,
     /// Servers that were seen.
     servers: Vec<Process>,
@@ -120,7 +120,7 @@ impl Daemon {
         Self::new(name, spec, place, tools, Machine::absent(), None)
     }
 
-    /// What is in a place that already is there: a living daemon, or what one left behind.
+    /// The state of an existing place: a running daemon, or the files of an ended one.
     pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
         let process = tools.processes.daemon_of(&place.pipe());
         let mut audit = Audit::default();
@@ -168,7 +168,8 @@ impl Daemon {
         }
     }
 
-    /// Lives until nobody wants it and it is gone, or the supervisor leaves it to its clients.
+    /// Runs until the daemon is no longer wanted and has ended, or the supervisor leaves it to its
+    /// clients.
     pub async fn run(
         mut self,
         mut orders: watch::Receiver<Order>,
@@ -192,7 +193,7 @@ impl Daemon {
             }
             let report = self.report();
             if last.as_ref() != Some(&report) {
-                // A supervisor that is gone has no use for it.
+                // A supervisor that has ended does not need it.
                 let _ = reports.send(report.clone()).await;
                 last = Some(report);
             }
@@ -230,7 +231,7 @@ impl Daemon {
             .on(self.start.elapsed(), Event::Desired(order.desired));
     }
 
-    /// Tells the machine of commands that were not ours.
+    /// Reports commands that were not ours to the machine.
     fn audit_commands(&mut self) {
         if let Some(foreign) = self.audit.look(&self.place.control_log()) {
             let command = foreign.command;
@@ -265,7 +266,7 @@ impl Daemon {
             Action::Configure(limits, servers) => {
                 let devices = self.spec.gpu_uuids.len();
                 let set = control.configure(limits, devices, &servers).await;
-                // What a server has said by now, it said of the limits before.
+                // What a server has logged so far is about the previous limits.
                 self.exact = None;
                 self.before_limits = self.place.server_log_len();
                 match set {
@@ -328,8 +329,8 @@ impl Daemon {
                 Event::Done
             }
             Action::CleanUp => {
-                // An exclusive card without a server would be one process's, whoever is first.
-                // Another server's card has its mode already.
+                // On an exclusive card without a server, the first process would take it. A card of
+                // another server has its mode already.
                 let mode = if self.spec.exclusive {
                     self.set_mode(ComputeMode::Default).await
                 } else {
@@ -395,8 +396,8 @@ impl Daemon {
         self.tools.control.clone().with(env)
     }
 
-    /// In the foreground and in a process group of its own: our child, which a signal to us
-    /// does not reach. Nothing ties its life to ours: whoever comes after us adopts it.
+    /// In the foreground and in a process group of its own: a child that a signal to us does not
+    /// reach. It may outlive us: the next supervisor adopts it.
     fn spawn(&mut self) -> io::Result<()> {
         let log = OpenOptions::new()
             .create(true)
@@ -427,7 +428,7 @@ impl Daemon {
         if let Some(pid) = child.id()
             && let Err(error) = self.tools.cgroups.take(pid, &self.name)
         {
-            warn!(server = self.name, %error, "the MPS daemon would end with this container");
+            warn!(server = self.name, %error, "the MPS daemon cannot be moved out of this container's cgroup and would end with the container");
         }
         self.process = child.id().and_then(|pid| self.tools.processes.find(pid));
         self.child = Some(child);
@@ -462,8 +463,8 @@ impl Daemon {
         Some("the control daemon ended".to_owned())
     }
 
-    /// Whether a server that was seen is gone, or a server wrote something: both are cheap
-    /// to find out, and a look at the daemon is not.
+    /// Whether a known server has ended, or a server wrote something: both are cheap to check, and
+    /// a query to the daemon is not.
     fn stirred(&mut self) -> bool {
         let processes = &self.tools.processes;
         let before = self.servers.len();
@@ -532,7 +533,7 @@ impl Daemon {
                 Err(error) => warn!(server = self.name, pid = client.pid, %error, "not terminated"),
             }
         }
-        // Whoever asked may have given up.
+        // The caller may have given up.
         let _ = request.reply.send(terminated);
     }
 

@@ -22,15 +22,15 @@ use std::time::Duration;
 /// Since the supervisor's start.
 pub type Time = Duration;
 
-/// Between two looks at a server.
+/// Time between two checks of a server.
 const LOOK: Duration = Duration::from_millis(750);
-/// Between two looks while something is about to change.
+/// Time between two checks while something is about to change.
 const LOOK_SOON: Duration = Duration::from_millis(20);
 /// Between two checks that a daemon's process lives.
 const TICK: Duration = Duration::from_millis(200);
 /// For a daemon to answer after its start.
 const REACH: Duration = Duration::from_secs(10);
-/// For a server to be ACTIVE after it was asked for; then it is asked for again.
+/// Time for a server to become ACTIVE after it was requested; then it is requested again.
 const WARM: Duration = Duration::from_secs(10);
 /// For a daemon to end after `quit` was answered.
 const END: Duration = Duration::from_secs(5);
@@ -42,13 +42,13 @@ const VERIFY: Duration = Duration::from_secs(5);
 const LEAVE: Duration = Duration::from_secs(1);
 /// A daemon that was Ready for this long has left its failures behind.
 const STEADY: Duration = Duration::from_mins(1);
-/// Unanswered looks in a row after which nobody new is sent to the daemon.
+/// Consecutive unanswered checks after which no new client is sent to the daemon.
 const DEAF: u32 = 3;
-/// And after which one without clients is ended: half a minute, since a node that is busy
-/// starting containers is slow. Who came since the last answer it cannot tell: whoever sees
-/// its directory keeps it alive,
+/// And after which one without clients is ended: half a minute, since a node that is starting
+/// containers is slow. The daemon cannot report clients that came since its last answer, so a
+/// process that sees its directory keeps it alive,
 const HUNG: u32 = 10;
-/// for so many looks, two minutes: nobody can start on it either.
+/// for this many checks, two minutes: no client can start on it either.
 const DOOMED: u32 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub struct Machine {
     sight: ProbeResult,
     looked: Option<Time>,
     deaf: u32,
-    /// It is to be ended unless somebody sees its directory.
+    /// It is to be ended unless a process sees its directory.
     hung: bool,
     failures: u32,
     starts: u32,
@@ -111,7 +111,7 @@ impl Machine {
         machine
     }
 
-    /// What a daemon left behind that ended while nobody watched.
+    /// What a daemon left that ended while no supervisor watched.
     pub fn leftover() -> Self {
         let mut machine = Self::at(Phase::Dead {
             not_before: Time::ZERO,
@@ -290,7 +290,7 @@ impl Machine {
         self.sight.servers.iter().map(|(pid, _)| *pid).collect()
     }
 
-    /// Takes in what happened.
+    /// Applies an event.
     pub fn on(&mut self, now: Time, event: Event) {
         match event {
             Event::Desired(desired) => {
@@ -324,7 +324,7 @@ impl Machine {
                 self.deaf = 0;
             }
             Event::Verified(Err(what)) | Event::Driven(what, true) => {
-                // Set right by the next step; who came meanwhile keeps what he got.
+                // Corrected by the next step; clients that came in the meantime keep their limits.
                 self.applied = None;
                 self.observed = ReadBack::default();
                 self.tampered = what;
@@ -332,7 +332,7 @@ impl Machine {
             Event::Driven(what, false) => self.tampered = what,
             Event::Leftovers(tenants, _) if std::mem::take(&mut self.hung) => {
                 if tenants.is_empty() {
-                    // Nobody loses anything, and nobody new could start.
+                    // No client loses anything, and no new one could start.
                     self.phase = Phase::Killing;
                 } else if matches!(self.phase, Phase::Reach { .. }) {
                     self.phase = Phase::Reach { until: now + REACH };
@@ -357,7 +357,7 @@ impl Machine {
         if matches!(self.phase, Phase::SetMode | Phase::Spawn)
             && !matches!(desired, Desired::Wanted(_))
         {
-            // Nothing runs yet; what was made is taken away.
+            // Nothing runs yet; created files are removed.
             self.phase = Phase::CleanUp {
                 not_before: Time::ZERO,
             };
@@ -432,7 +432,7 @@ impl Machine {
                 self.phase = Phase::Spawn;
             }
             Phase::Spawn => {
-                // What was done to the one before went with it.
+                // Settings of the previous one ended with it.
                 self.tampered.clear();
                 self.starts = self.starts.saturating_add(1);
                 self.known = true;

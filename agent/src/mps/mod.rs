@@ -7,7 +7,7 @@
 //!
 //! The supervisor's side (`aliquot-agent mps`), in the order of a plan's way:
 //! - [`service`]: the socket; [`serve`].
-//! - [`supervisor`]: all daemons: what is wanted of whom.
+//! - [`supervisor`]: all daemons, and what the plan wants of each.
 //! - [`daemon`]: one daemon: the task that owns its process.
 //! - [`machine`]: pure: what happened → the one next thing to do.
 //! - [`control`]: the control daemon's command language; [`answer`]: what it answers;

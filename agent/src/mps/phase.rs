@@ -1,7 +1,7 @@
-//! A server's phase between releases: an enum, and a word beside it for releases before that.
+//! A server's phase between releases: an enum, and a string for older releases.
 //!
-//! In: what a supervisor is about to say, or has said. Out: the same with both fields, or
-//! with the enum. Nothing else reads or writes the word.
+//! In: a report that a supervisor sends or has sent. Out: the same with both fields, or with the
+//! enum. Nothing else reads or writes the string.
 
 use proto::mps::{Observation, ServerPhase, ServerState};
 
@@ -27,8 +27,8 @@ pub fn written(mut server: ServerState) -> ServerState {
     server
 }
 
-/// The agent's side: with the phase of what an older supervisor says. What is not understood
-/// is `Unspecified`.
+/// The agent's side: with the phase from an older supervisor's string. An unknown string is
+/// `Unspecified`.
 #[expect(deprecated, reason = "the word is read here alone")]
 pub fn read(mut seen: Observation) -> Observation {
     for server in &mut seen.servers {

@@ -1,10 +1,10 @@
 //! A daemon's directories: `<base>/<name>/{pipe,tenant,shm,log}`.
 //!
-//! `pipe` is a small file system of its own, mounted afresh at each start of the daemon:
-//! files that tenants left in the last one are gone, and a tenant cannot fill the node's `/run`. Tenants see it as `tenant/pipe`. `tenant` is what is mounted into their
-//! containers, read-only, with what is mounted in it later: a daemon that starts again is at
-//! the same path in containers that are there already. `shm` is shared memory of bounded size
-//! where the driver needs that. No tenant sees `log`.
+//! `pipe` is a small file system of its own, mounted afresh at each start of the daemon: files of
+//! tenants in the last one are removed, and a tenant cannot fill the node's `/run`. Tenants see it
+//! as `tenant/pipe`. `tenant` is what is mounted into their containers, read-only, with what is
+//! mounted in it later: a daemon that starts again is at the same path in existing containers.
+//! `shm` is shared memory of bounded size where the driver needs that. No tenant sees `log`.
 //!
 //! In: a name. Out: directories that a tenant of any user can reach. What cannot be mounted
 //! is an error: no tenant gets the node's own `/dev/shm` or a directory of its `/run` instead.
@@ -30,7 +30,7 @@ pub const DAEMON_LOG: &str = "daemon.log";
 const PIPE_OPTIONS: &str = "size=1m,nr_inodes=64,mode=755";
 /// It holds one folder.
 const TENANT_OPTIONS: &str = "size=16k,nr_inodes=8,mode=755";
-/// Nothing that lies in them is ever run.
+/// No file in them is ever executed.
 const PLAIN: MsFlags = MsFlags::MS_NOSUID
     .union(MsFlags::MS_NODEV)
     .union(MsFlags::MS_NOEXEC);
@@ -140,7 +140,7 @@ impl Place {
             return self.clear_pipe();
         }
         self.mount_pipe(mounting.read_only_pipe)?;
-        // Tenants of before and a server share what is mounted: it is never mounted anew.
+        // Existing tenants and a server share the mount: it is never mounted again.
         match (shares_memory, is_mounted(&shm)) {
             (true, false) => {
                 let options = format!("mode=1777,size={}m", mounting.shm.0);
@@ -433,7 +433,7 @@ mod tests {
                 fs::write(shm.join("x"), vec![0; 2 << 20]).is_err(),
                 "2 MiB in it"
             );
-            // A start makes the pipe directory anew, and leaves what tenants already share.
+            // A start recreates the pipe directory, and keeps what tenants already share.
             place.prepare(mounting, true).unwrap();
             assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
             assert!(shm.join("x").exists());

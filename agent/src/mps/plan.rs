@@ -1,9 +1,9 @@
 //! What the node holds → which MPS servers it needs, and which cards need none.
 //!
-//! Pure. In: the node's state. Out: the whole plan. In mode `mps` a server's defaults are
-//! the largest of what its card's shares may have: the smallest ceiling that holds for a
-//! tenant who takes its own, lower limit out of its environment. In mode `mps-isolated`
-//! they are the share's own.
+//! Pure. In: the node's state. Out: the whole plan. In mode `mps` a server's defaults are the
+//! largest limits of its card's shares: the lowest ceiling that still holds when a tenant removes
+//! its own, lower limit from its environment. In mode `mps-isolated` they are the share's own
+//! limits.
 //!
 //! A card changes its mode one step at a time: nothing is planned on it while a server of
 //! another kind is still seen there.

@@ -48,8 +48,8 @@ impl Processes {
         self.find(process.pid) == Some(process)
     }
 
-    /// The control daemon of this pipe directory, if it lives. Nothing in that directory is
-    /// asked: tenants write there.
+    /// The control daemon of this pipe directory, if it lives. No file in that directory is used:
+    /// tenants write there.
     pub fn daemon_of(&self, pipe: &Path) -> Option<Process> {
         self.running(b"nvidia-cuda-mps-control", pipe)
             .find(|process| leads_its_group(*process))
@@ -60,7 +60,7 @@ impl Processes {
         self.running(b"nvidia-cuda-mps-server", pipe).collect()
     }
 
-    /// Processes that are beside us: a tenant may call its own what it likes.
+    /// Processes in our own container or pod: a tenant may name its own as it likes.
     fn running(&self, program: &'static [u8], pipe: &Path) -> impl Iterator<Item = Process> {
         let own = std::fs::read_to_string(self.root.join("self/cgroup")).unwrap_or_default();
         self.all()
@@ -72,8 +72,8 @@ impl Processes {
             .filter_map(|pid| self.find(pid))
     }
 
-    /// Processes in whose mount namespace this pipe directory is mounted: whoever could be
-    /// a client of it. None where containers have no mounts of their own.
+    /// Processes in whose mount namespace this pipe directory is mounted: its possible clients.
+    /// Empty if containers have no mounts of their own.
     pub fn with_mount_of(&self, pipe: &Path) -> Vec<Process> {
         let Ok(meta) = std::fs::metadata(pipe) else {
             return Vec::new();

@@ -97,7 +97,7 @@ pub async fn serve(config: Config, stop: CancellationToken) -> Result<(), ServeE
         ended
     };
     let ((), served) = tokio::join!(supervising, serving);
-    // The lock is still ours: nobody else's socket is removed.
+    // The lock is still held: no other process's socket is removed.
     let _ = fs::remove_file(&socket);
     Ok(served?)
 }
@@ -201,7 +201,7 @@ impl PlanSequence {
 #[derive(Debug)]
 struct Service {
     asks: mpsc::Sender<Ask>,
-    /// Of the plan that was handed on last.
+    /// Of the plan that was passed on last.
     turn: Mutex<Option<PlanSequence>>,
     view: watch::Receiver<Observation>,
 }
@@ -215,7 +215,7 @@ impl Mps for Service {
         let cards: Vec<String> = plan.cards.iter().map(|c| c.uuid.clone()).collect();
         let (reply, answer) = oneshot::channel();
         {
-            // Held until it is handed on: what is checked here is the order there.
+            // Held until it is passed on, so that the order checked here is the order there.
             let mut last = self.turn.lock().await;
             let late = turn
                 .zip(*last)

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Without persistence mode the program initialises the card first, which takes seconds.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Of what it says, so many characters are told.
+/// Longest part of its output that is reported, in characters.
 const SAID: usize = 200;
 
 /// Runs `nvidia-smi`.
@@ -40,11 +40,11 @@ pub enum SmiError {
     #[error("nvidia-smi: {0}")]
     Refused(String),
     /// It says something else than it should.
-    #[error("nvidia-smi {asked} answers {answer:?}, which is not understood")]
+    #[error("the output of nvidia-smi {asked} cannot be parsed: {answer:?}")]
     NotUnderstood {
-        /// What was asked for.
+        /// The wanted value.
         asked: &'static str,
-        /// All it said.
+        /// Its whole output.
         answer: String,
     },
     /// The card has another mode or slice than was set.

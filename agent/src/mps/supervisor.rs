@@ -1,8 +1,8 @@
 //! All daemons of a node: the task that owns them.
 //!
-//! In: plans, requests to break off clients, the daemons' reports. Out: an [`Observation`]
-//! on a watch. A plan is the whole plan: what it does not name goes, once it has no
-//! clients. Before the first plan nothing is started and nothing ends.
+//! In: plans, requests to break off clients, the daemons' reports. Out: an [`Observation`] on a
+//! watch. A plan is complete: servers that it does not name are ended, once they have no clients.
+//! Before the first plan nothing is started and nothing ends.
 
 use super::card::{self, DesiredCardState};
 use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
@@ -28,11 +28,11 @@ const LEAVE: Duration = Duration::from_secs(15);
 pub struct PlanError {
     /// Which.
     pub server: String,
-    /// What is wrong with it.
+    /// Its error.
     pub what: &'static str,
 }
 
-/// What is asked of the supervisor.
+/// Requests to the supervisor.
 #[derive(Debug)]
 pub enum Request {
     /// Make the node so. Answered when it was accepted, not when it is done.
@@ -146,7 +146,7 @@ impl Supervisor {
                 if let Err(error) = &answer {
                     error!(%error, "plan refused");
                 }
-                // Whoever asked may have given up; the plan stands.
+                // The caller may have given up; the plan still applies.
                 let _ = reply.send(answer);
             }
             Request::Terminate(server, request) => {
@@ -175,8 +175,8 @@ impl Supervisor {
             if let Some(handle) = self.daemons.get_mut(name) {
                 if handle.orders.borrow().desired != order.desired {
                     info!(server = name, ?limits, "MPS server wanted");
-                    // Whatever it was before, it is not what is wanted now until its task
-                    // has looked at the order.
+                    // Whatever its state, it does not match the plan until its task has processed
+                    // the order.
                     handle.state.set_phase(ServerPhase::Starting);
                 }
                 handle.spec = Some(spec.clone());
@@ -349,7 +349,7 @@ impl Supervisor {
             return;
         };
         if report.generation < handle.orders.borrow().generation {
-            // Sent before the daemon saw what is wanted of it now.
+            // Sent before the daemon's task saw the current order.
             return;
         }
         let (from, to) = (handle.state.phase(), report.state.phase());

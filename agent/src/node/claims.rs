@@ -1,5 +1,5 @@
-//! The decisions of the DRA front: whether the cards can give a claim what it was allocated,
-//! which containers may have it, and whether what it had is free. Pure.
+//! The decisions of the DRA front: whether the cards can serve a claim's allocation, which
+//! containers may have it, and whether its memory is free. Pure.
 
 pub mod mode;
 pub mod parts;
@@ -30,8 +30,8 @@ pub struct Prepared {
 }
 
 impl Core {
-    /// Enters what a claim was allocated, for each pod of this node that it is reserved for. For
-    /// what is there already nothing changes. Nothing is entered where one part cannot be.
+    /// Enters a claim's allocation, for each pod of this node that it is reserved for. Existing
+    /// entries stay. Nothing is entered if one part cannot be.
     pub fn prepare_claim(
         &mut self,
         allocated: &Allocated,
@@ -78,7 +78,7 @@ impl Core {
                 )),
             });
         }
-        // What is held goes on; nothing comes beside it.
+        // Existing shares stay; nothing is placed beside them.
         let held = self.of_claim(&allocated.uid).next().is_some();
         match self.not_offering().filter(|_| !held) {
             Some(why) => Err(late(why)),
@@ -157,7 +157,7 @@ impl Core {
         Ok(claims)
     }
 
-    /// What a part of a claim asks of the cards; whose it is is filled in later.
+    /// A claim part's requests to the cards; the holder is set later.
     fn template(&self, allocated: &Allocated, part: &BTreeSet<String>) -> Result<Claim, String> {
         let claim = allocated.claim();
         let devices = allocated.devices.iter();
@@ -276,7 +276,8 @@ impl Core {
 
     /// Why a pod must not have a share of this kind, if so.
     fn may_have(pod: &PodView, wishes: &ShareOptions, mode: Mode) -> Result<(), String> {
-        // Monitoring is let in by its namespace's label; a whole card has no walls.
+        // Monitoring is allowed by its namespace's label; the rules for shares do not apply to a
+        // whole card.
         let walls = !wishes.observes && mode != Mode::Exclusive;
         match pod.way_around.as_ref().filter(|_| walls) {
             Some(way) => Err(format!(

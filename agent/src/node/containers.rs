@@ -1,4 +1,4 @@
-//! Which containers still have a process. Blocking, as what lies on disk.
+//! Which containers still have a process. Blocking, as reads from disk.
 
 use crate::attribute;
 use crate::reconcile::Proof;
@@ -10,8 +10,8 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub(super) struct Containers {
     proc_root: PathBuf,
-    /// They had no process once. A container's name is never used again, and the hook
-    /// leaves its proof when the first process is there already.
+    /// They had no process once. A container's name is never used again, and the hook writes its
+    /// proof when the first process exists.
     ended: BTreeSet<String>,
 }
 

@@ -1,7 +1,7 @@
 //! What the agent knows and decides. Pure: events in, effects out, time as a value.
 //!
-//! Order of one step: take in the event; then `settle`: cards, who died, who is reserved,
-//! how far each share has come. Everything outside reads the result.
+//! Order of one step: apply the event; then `settle`: cards, ended holders, reservations, the
+//! progress of each share. Everything outside reads the result.
 
 mod settle;
 mod ungranted;
@@ -41,7 +41,7 @@ pub struct Terms {
     pub allow_ungranted_whole: bool,
     /// What the driver's figure of a process may be off by.
     pub watchdog_slack: Mib,
-    /// Who holds devices without a grant for so long is told to schedulers.
+    /// A pod that holds devices without a grant for this long is reported to schedulers.
     pub ungranted_grace: Duration,
 }
 
@@ -66,13 +66,13 @@ pub enum Event {
     Trust(Verifier, String),
     /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
     Policy(Option<Policy>),
-    /// The MPS supervisor accepted a plan, and told what it saw after that.
+    /// The MPS supervisor accepted a plan, and reported its observation after that.
     Mps(mps::Plan, mps::Observation),
     /// Something changed there since.
     MpsSeen(mps::Observation),
-    /// The MPS supervisor cannot be asked, and why.
+    /// The MPS supervisor cannot be reached, and why.
     MpsSilent(String),
-    /// The kubelet told which IDs it can allocate.
+    /// The IDs that the kubelet can allocate.
     Pools(BTreeMap<GpuUuid, Pool>),
     /// The disk was read.
     Local(Local),
@@ -98,7 +98,7 @@ pub enum Event {
     Tick,
 }
 
-/// What keeps a whole node from being offered.
+/// What keeps the whole node from being offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     /// Another plugin serves whole cards.
@@ -112,11 +112,11 @@ pub enum Obstacle {
 pub enum Effect {
     /// Remove CDI file, share folder and proofs.
     Forget(AllocId),
-    /// Remove the proof of a container whose claim goes on without it.
+    /// Remove the proof of a container that has ended while its claim continues.
     ForgetProof(ProofName),
-    /// Write down who may have the share of a claim.
+    /// Write the list of containers that may have the share of a claim.
     List(AllocId),
-    /// Tell telemetry.
+    /// Report by telemetry.
     Tell(Note),
     /// End processes of a container.
     End(Termination),
@@ -138,7 +138,7 @@ pub struct Core {
     pub(super) reserved: BTreeMap<String, BTreeSet<String>>,
     /// By the UIDs of prepared claims, their pods on this node.
     pub(super) claimants: BTreeMap<String, Claimants>,
-    /// Who may have which share of a claim, as it was listed last.
+    /// The containers that may have each share of a claim, as last listed.
     pub(super) listed: BTreeMap<AllocId, Listed>,
     /// Of pods with a true grant, with the order in which they were seen.
     claims: BTreeMap<HolderKey, (u64, Claim)>,
@@ -148,7 +148,7 @@ pub struct Core {
     minted: Minted,
     held: Held,
     pub(super) mps: MpsView,
-    /// The supervisor has answered, or could not be asked.
+    /// The supervisor has answered, or could not be reached.
     mps_told: bool,
     pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
@@ -165,9 +165,9 @@ pub struct Core {
     /// Proofs of containers that this agent let start: one without is no container of an
     /// earlier agent's time.
     pub(super) let_start: BTreeSet<ProofName>,
-    /// Who holds devices without a grant, and since when.
+    /// Pods that hold devices without a grant, and since when.
     ungranted_since: BTreeMap<HolderKey, Instant>,
-    /// Who did for too long.
+    /// Pods that did so for too long.
     ungranted: BTreeMap<HolderKey, Ungranted>,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// Takes in an event.
+    /// Applies an event.
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
         let looks = matches!(event, Event::Observed(_) | Event::Tick);
@@ -282,7 +282,7 @@ impl Core {
                 self.mps_told = true;
             }
             Event::MpsSeen(seen) => self.take_seen(seen, now, &mut effects),
-            // What was seen last stands, and may be newer than what it answered last.
+            // The last observation stays, and may be newer than the last answer.
             Event::MpsSilent(why) => {
                 self.mps.unreachable = why;
                 self.mps_told = true;
@@ -381,7 +381,7 @@ impl Core {
     fn read_claims_of(&mut self, uid: &str) {
         let claims = match self.pods.standing(uid) {
             Standing::Present(pod) if !pod.finished => {
-                // What is wrong with a grant is said when its pod asks for its cards.
+                // A grant's error is reported when its pod asks for its cards.
                 identity::claims(pod, self.verifier.as_ref(), &self.node).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -417,9 +417,9 @@ impl Core {
         ))
     }
 
-    /// Why the free IDs are marked Unhealthy, in one sentence. The kubelet rejects every pod that
-    /// needs one meanwhile for good, including pods that were bound before. Where the start can
-    /// wait instead, as with [`Self::held_up`], no ID is marked.
+    /// Why the free IDs are marked Unhealthy, in one sentence. Until they are healthy again, the
+    /// kubelet permanently rejects every pod that needs one, also pods that were bound before. If
+    /// the start can wait instead, as with [`Self::held_up`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
         if let Driver::Gone { reason } = self.builder.driver() {
             return Some(format!("the driver does not answer: {reason}"));
@@ -459,8 +459,8 @@ impl Core {
         None
     }
 
-    /// Containers without proof that an earlier agent let start: it can no longer be known
-    /// whether the hook ran for them, so they are left alone, and nothing comes beside them.
+    /// Containers without proof that an earlier agent allowed: whether the hook ran for them can no
+    /// longer be known, so they are not touched, and nothing is placed beside them.
     fn unproven_from_before(&self) -> Option<String> {
         let (key, _) = self
             .unproven
@@ -561,8 +561,8 @@ impl Core {
         open
     }
 
-    /// Where the kubelet has each card. One that does not have our plugin, or soon has it no
-    /// more, refuses for good what is bound to it, whatever it showed before.
+    /// The kubelet's state of each card. A kubelet without our plugin, or one that is about to lose
+    /// it, permanently rejects pods with the card, whatever it showed before.
     fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
         if self.registered && !self.leaving {
             return self.pools.clone();
@@ -571,8 +571,8 @@ impl Core {
         cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
     }
 
-    /// What the node needs of the MPS supervisor now. What it needed otherwise in between may be
-    /// going, although it is needed again: the supervisor's next answer says.
+    /// What the node needs from the MPS supervisor now. A server that was not needed for a time may
+    /// be ending although it is needed again: the supervisor's next answer shows that.
     pub(in crate::node) fn needs(&mut self, plan: &mps::Plan) -> &mps::Plan {
         let holding = &mut self.mps.holding;
         holding

@@ -1,7 +1,7 @@
-//! What lies on this node's disk: read for the core, removed on its word.
+//! Files on this node's disk: read for the core, and removed when the core says so.
 //!
-//! In: "look now", "forget this". Out: [`Event::Local`]. Must never remove what the ledger
-//! holds, and never take what cannot be read for what is not there.
+//! In: "read now", "remove this". Out: [`Event::Local`]. Must never remove what the ledger holds,
+//! and never treat an unreadable file as a missing one.
 
 use super::containers::Containers;
 use super::core::Event;
@@ -30,7 +30,7 @@ const QUIET: Duration = Duration::from_millis(30);
 /// How the hook leaves a proof.
 const PROOF_EVENTS: WatchMask = WatchMask::MOVED_TO.union(WatchMask::CLOSE_WRITE);
 
-/// Whose a file is; `None` for one that does not tell.
+/// The holder of a file; `None` if the file does not name one.
 type FileShares = Option<Vec<Share>>;
 /// As [`Local::proofs`].
 type Proofs = BTreeMap<ProofName, Option<Proof>>;
@@ -43,14 +43,14 @@ pub struct Disk {
     proof_dir: PathBuf,
     share_dir: PathBuf,
     containers: Containers,
-    /// Files do not change but by a rename of ours; what was read once is kept.
+    /// Files change only by a rename of ours; their content is cached.
     read: BTreeMap<AllocId, (SystemTime, FileShares)>,
     /// The last look: what cannot be read now stays as it was.
     last: Local,
 }
 
 impl Disk {
-    /// Of these folders; makes what is missing.
+    /// For these directories; creates missing ones.
     ///
     /// # Errors
     /// A folder that cannot be made.
@@ -60,7 +60,7 @@ impl Disk {
         }
         let cdi = OwnDir::new(&config.cdi_dir, names::cdi::FILE_PREFIX);
         if let Err(error) = cdi.sweep_temporaries() {
-            tracing::warn!(%error, "temporary CDI files stay");
+            tracing::warn!(%error, "temporary CDI files cannot be removed");
         }
         Ok(Self {
             checkpoint: config.checkpoint(),
@@ -110,7 +110,10 @@ impl Disk {
         for (part, error) in &unreadable {
             if old_reasons.get(part) != Some(error) {
                 let part = part.in_words();
-                tracing::warn!(error, "{part} cannot be read; the last good state stands");
+                tracing::warn!(
+                    error,
+                    "{part} cannot be read; its last known state stays in use"
+                );
             }
         }
         for part in old_reasons
@@ -269,7 +272,7 @@ impl Disk {
         match linked {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => {
-                tracing::warn!(%name, "the proof of a running container was gone");
+                tracing::warn!(%name, "the proof of a running container was missing and is written again");
                 Ok(())
             }
         }
@@ -280,7 +283,7 @@ impl Disk {
     pub fn forget(&mut self, alloc: AllocId) {
         let id = alloc.to_string();
         if let Err(error) = self.cdi.remove(&id) {
-            tracing::warn!(%alloc, %error, "a CDI file stays");
+            tracing::warn!(%alloc, %error, "a CDI file cannot be removed");
         }
         unless_gone(std::fs::remove_dir_all(self.share_dir.join(&id)), &id);
         // Those that are there now, and not only those that were there at the last look.
@@ -303,7 +306,7 @@ fn unless_gone(removed: io::Result<()>, name: &str) {
     if let Err(error) = removed
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(name, %error, "something of a dead allocation stays");
+        tracing::warn!(name, %error, "a file of a dead allocation cannot be removed");
     }
 }
 
@@ -328,24 +331,24 @@ fn names_in<T: Ord>(
     Ok(names)
 }
 
-/// What the disk's task is asked.
+/// Requests to the disk's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskRequest {
     /// Something may have changed.
     Look,
-    /// Remove what is left of an allocation.
+    /// Remove the remaining files of an allocation.
     Forget(AllocId),
-    /// Remove a proof of a container whose claim goes on.
+    /// Remove the proof of a container that has ended while its claim continues.
     ForgetProof(ProofName),
-    /// List who may have the share of a claim.
+    /// List the containers that may have the share of a claim.
     List(AllocId),
 }
 
-/// Tells that the hook has left something. Without inotify, the interval must do.
+/// Signals that the hook has written a proof. Without inotify, the interval must do.
 struct ProofEvents {
     dir: PathBuf,
     stream: Option<inotify::EventStream<[u8; 4096]>>,
-    /// The folder that was watched is gone, and with it the watch.
+    /// The watched directory was removed, and with it the watch.
     lost: bool,
 }
 
@@ -365,26 +368,26 @@ impl ProofEvents {
         }
     }
 
-    /// Also once when the folder is watched anew: what was left in it before was not told.
+    /// Also once when the watch on the directory restarts: earlier files caused no event.
     async fn changed(&mut self) {
         let Some(stream) = &mut self.stream else {
             return std::future::pending().await;
         };
-        // A look makes the folder; until it has, there is nothing to be watched.
+        // A reading creates the directory; before that there is nothing to watch.
         if self.lost && stream.watches().add(&self.dir, PROOF_EVENTS).is_ok() {
             self.lost = false;
             return;
         }
         match stream.next().await {
             Some(Ok(event)) => self.lost |= event.mask.contains(EventMask::IGNORED),
-            // Too many at once, at most: a look sees what they were about.
+            // At worst too many events: a reading finds what they were about.
             Some(Err(_)) => {}
             None => self.stream = None,
         }
     }
 }
 
-/// Serves requests until they end; looks at least every `interval`.
+/// Serves requests until they end; reads at least every `interval`.
 pub async fn run(
     mut disk: Disk,
     interval: Duration,
@@ -400,7 +403,7 @@ pub async fn run(
                 None => return,
                 Some(request) => request,
             },
-            // A container that starts is nobody's until its proof is read.
+            // A starting container belongs to no share until its proof is read.
             () = proofs.changed() => DiskRequest::Look,
             () = tokio::time::sleep(interval) => DiskRequest::Look,
         };
@@ -458,7 +461,7 @@ mod tests {
         while !proofs.lost {
             told(&mut proofs).await;
         }
-        // As a look makes it.
+        // As a reading creates it.
         names_in(&dir, AllocId::parse).unwrap();
         told(&mut proofs).await;
         std::fs::write(dir.join("one"), "").unwrap();
@@ -506,7 +509,7 @@ mod tests {
         std::fs::remove_dir_all(config.proof_dir()).unwrap();
         std::fs::write(config.proof_dir(), "").unwrap();
         assert_eq!(look(), (true, good));
-        // Its container has no process: what is gone is gone.
+        // Its container has no process any more.
         std::fs::remove_file(config.proof_dir()).unwrap();
         assert_eq!(look(), (false, BTreeMap::new()));
     }

@@ -1,5 +1,5 @@
-//! What the core does about containers that take too much, servers that broke and processes
-//! that nobody granted anything. Pure, as all of the core.
+//! The core's reaction to containers that use too much, to broken servers and to processes without
+//! a grant. Pure, as all of the core.
 
 use super::core::{Core, Effect};
 use super::state::{Complaint, Note};
@@ -17,11 +17,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// As long as the supervisor may take to look at its servers, and to tell.
+/// Longest time in which the supervisor checks its servers and reports.
 const RECENT: Duration = Duration::from_secs(2);
 /// A client of a server that broke may still end by itself.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
-/// A process without a grant may be a container's that is just being told about.
+/// A process without a grant may belong to a container that is just being reported.
 const STRANGER_GRACE: Duration = Duration::from_secs(3);
 /// Between two actions against the same.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ const EVICTION_GRACE: Duration = Duration::from_secs(30);
 /// being deleted already.
 const RELIEVED: Duration = Duration::from_secs(10);
 
-/// What it remembers.
+/// Its state.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     watchdog: Watchdog,
@@ -61,11 +61,11 @@ struct BrokenServer {
 struct StrangerEntry {
     since: Instant,
     acted: Option<Instant>,
-    /// What is to be done about it, as of the last look.
+    /// The reaction, as of the last reading.
     reaction: Reaction,
 }
 
-/// What a card has beside all that is kept on it.
+/// A card's memory beyond all that is kept on it.
 fn beside_kept(ledger: &Ledger, inventory: &Inventory, uuid: &GpuUuid) -> Option<Mib> {
     let card = inventory.card(uuid)?;
     Some(ledger.grantable(card).saturating_sub(ledger.granted(uuid)))
@@ -112,8 +112,8 @@ impl Core {
         }
     }
 
-    /// Time has passed: is there a card whose processes cannot be judged for too long? One
-    /// that does not answer or is not healthy is not offered anyhow.
+    /// Time has passed: is there a card whose processes could not be evaluated for too long? A card
+    /// that does not answer or is not healthy is not offered anyway.
     pub(super) fn look_for_blindness(&mut self, now: Instant) {
         let mut watched = self.ledger.watched();
         watched.retain(|uuid| {
@@ -138,7 +138,7 @@ impl Core {
         self.guard.watchdog.stale()
     }
 
-    /// Looks at a sample; whether anything follows from it.
+    /// Evaluates a sample; returns whether anything follows from it.
     pub(super) fn judge(
         &mut self,
         sample: Arc<Sample>,
@@ -220,7 +220,7 @@ impl Core {
 
     /// `overdue`: the pod's grace period after an eviction is over.
     fn react(&self, finding: &Finding, overdue: bool, effects: &mut Vec<Effect>) {
-        // Of several containers the one that the first process is of stands for all.
+        // Of several containers, the one of the first process represents all.
         let of_first = |share: &&Share| {
             let mut own = finding.own.iter();
             own.any(|own| own.pod_uid == share.pod.uid && own.container_id == share.container_id)
@@ -271,8 +271,8 @@ impl Core {
         }
     }
 
-    /// Takes in what the supervisor saw, unless something newer is known: its answers and
-    /// what it tells by itself come on two ways.
+    /// Applies the supervisor's observation, unless a newer one is known: its answers and its own
+    /// reports arrive on two ways.
     pub(super) fn take_seen(&mut self, seen: Observation, now: Instant, effects: &mut Vec<Effect>) {
         let last = &self.mps.seen;
         if seen.supervisor_started == last.supervisor_started && seen.step < last.step {
@@ -282,7 +282,7 @@ impl Core {
         self.mps.seen = seen;
     }
 
-    /// Which servers broke and which are well again, before `seen` is taken in.
+    /// Which servers broke and which have recovered, before `seen` is applied.
     fn servers_changed(&mut self, seen: &Observation, now: Instant, effects: &mut Vec<Effect>) {
         // Another supervisor counts from 0 again.
         let goes_on = seen.supervisor_started == self.mps.seen.supervisor_started;
@@ -312,7 +312,8 @@ impl Core {
         now: Instant,
         effects: &mut Vec<Effect>,
     ) {
-        // The supervisor's list may lack who came last, and the latest sample who went with it.
+        // The supervisor's list may lack new clients, and the latest sample clients that have just
+        // ended.
         let sampled = self.guard.recent.iter().flat_map(|sample| &sample.cards);
         let sampled = sampled.flat_map(|card| &card.processes);
         let came_last = sampled
@@ -365,8 +366,8 @@ impl Core {
             .map_or_else(|| "unknown".to_owned(), |share| share.pod.to_string())
     }
 
-    /// Ends clients that a broken server left behind: their work is lost, and a server that
-    /// faulted takes nobody until they are gone.
+    /// Ends clients that a broken server left: their work is lost, and a faulted server accepts no
+    /// client until they have ended.
     pub(super) fn mend(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let mut guard = std::mem::take(&mut self.guard);
         guard.broken.retain(|name, broken| {
@@ -464,7 +465,7 @@ impl Core {
             let evicted = met.acted.filter(|_| reaction == Reaction::Evict);
             let overdue = evicted.is_some_and(|at| now >= at + EVICTION_GRACE);
             let kills = overdue || reaction == Reaction::Kill;
-            // It is told once; a process that did not end is killed again.
+            // It is reported once; a process that has not ended is killed again.
             let due = match met.acted {
                 None => true,
                 Some(acted) => kills && now >= acted + AGAIN,
@@ -495,14 +496,14 @@ impl Core {
         }
     }
 
-    /// Whose pods are to be evicted: strangers that were given time to turn out to be none.
+    /// Strangers whose pods are to be evicted, after the time in which they could be explained.
     pub(super) fn evicted_strangers(&self) -> BTreeSet<(GpuUuid, u32)> {
         let met = self.guard.strangers.iter();
         let evicted = met.filter(|(_, met)| met.acted.is_some() && met.reaction == Reaction::Evict);
         evicted.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What is held against containers, or befell them.
+    /// Complaints about containers, and events that affected them.
     pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
         let of = |share: &Share| -> Option<Complaint> {
             let evict = self.reaction_to(ViolationKind::Memory, share) == Reaction::Evict;
@@ -544,7 +545,7 @@ impl Core {
                     evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }
-            // Said, since the driver has such limits; the mode's own fence holds as ever.
+            // Reported, since the driver has such limits; the mode's own fence still holds.
             let limited = self.limited(share)?;
             (limited.mib.is_none()).then(|| Complaint {
                 text: format!("the driver's memory limit is not set: {}", limited.error),

@@ -41,10 +41,11 @@ impl Lists {
         WriteLock(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lists who may have this share now. Nothing where it is no claim's, or none is left.
+    /// Lists the containers that may have this share now. Nothing if it is no claim's share, or no
+    /// container is left.
     ///
-    /// # Errors
-    /// The file cannot be written: the old one stands, and who is not in it does not start.
+    /// # Errors The file cannot be written: the old one stays, and containers that are not in it do
+    /// not start.
     pub fn write(&self, _turn: &WriteLock<'_>, alloc: AllocId) -> io::Result<()> {
         let Some(holders) = holders(&self.state.borrow().clone(), alloc) else {
             return Ok(());

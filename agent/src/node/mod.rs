@@ -8,8 +8,8 @@
 //! - [`owner`]: the task around it.
 //! - [`mps_sync`]: keeps the MPS supervisor at the plan.
 //! - `containers`: which containers still have a process.
-//! - [`disk`]: reads what lies on disk, removes what the core says.
-//! - [`lists`]: writes down who may have the share of a claim.
+//! - [`disk`]: reads the files on disk, removes those that the core names.
+//! - [`lists`]: writes the list of containers that may have the share of a claim.
 
 pub mod claims;
 mod containers;

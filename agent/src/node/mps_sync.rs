@@ -1,5 +1,5 @@
-//! Keeps the MPS supervisor at the plan: on every change of what the node holds, and now
-//! and then to see what became of it.
+//! Keeps the MPS supervisor at the plan: on every change of what the node holds, and now and then
+//! to observe the result.
 
 use super::core::Event;
 use super::owner::Owner;
@@ -79,8 +79,8 @@ async fn keep(client: &SupervisorClient, state: &mut watch::Receiver<Arc<State>>
                 let settled = is_settled(&plan, &seen);
                 (Event::Mps(plan, seen), settled)
             }
-            // What it had done stands; servers outlive it. Where nothing is shared, no share
-            // waits for a supervisor.
+            // What it has done stays; servers outlive it. Without shares, no share waits for a
+            // supervisor.
             Err(error) => {
                 let none = proto::mps::Plan::default();
                 let idle = applied == none && plan == none;

@@ -1,6 +1,6 @@
 //! The task that owns the [`Core`]: events in, state and offer out on watches.
 //!
-//! Must never wait for anything but its next message: what is slow is another task's.
+//! Must never wait for anything but its next message: slow work belongs to other tasks.
 
 use super::claims::Prepared;
 use super::claims::parts::Allocated;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 /// Time passes at least so often: hysteresis and graces end without an event.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What the owner is told or asked.
+/// Messages to the owner.
 #[derive(Debug)]
 pub enum Message {
     /// Something happened.
@@ -133,7 +133,7 @@ pub struct OwnerChannels {
     pub watched: watch::Sender<Watched>,
 }
 
-/// Runs until `stop`, or until every ear is gone.
+/// Runs until `stop`, or until every receiver is gone.
 pub async fn run(
     mut core: Core,
     mut inbox: mpsc::UnboundedReceiver<Message>,
@@ -150,7 +150,7 @@ pub async fn run(
             () = stop.cancelled() => return,
         };
         let now = Instant::now();
-        // The answer leaves after the state that it follows from: who reads the state
+        // The answer is sent after the state that it follows from: a reader that reads the state
         // because of the answer must not find an older one.
         let mut answer: Option<Box<dyn FnOnce() + Send>> = None;
         let mut quiet = false;
@@ -175,7 +175,7 @@ pub async fn run(
             Message::Unprepare(uid, to) => {
                 let (result, effects) = core.unprepare(&uid, now);
                 if result.is_err() {
-                    // What it was judged by may be seconds old.
+                    // The data behind the decision may be seconds old.
                     let _ = outputs.disk.send(DiskRequest::Look);
                 }
                 answer = Some(answers(to, result));

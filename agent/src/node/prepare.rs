@@ -1,5 +1,5 @@
-//! The decision of `PreStartContainer`: whose IDs these are, what is due to them, and
-//! whether the cards can give it. Pure.
+//! The decision of `PreStartContainer`: the holder of the IDs, its grant, and whether the cards can
+//! serve it. Pure.
 
 use super::core::{Core, Effect};
 use crate::fence;
@@ -13,8 +13,8 @@ use proto::podresources::PodResources;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Without the checkpoint, a container that cannot be identified is tried for so long
-/// before the decision is taken back: the kubelet writes the file at its next allocation.
+/// Without the checkpoint, a container that cannot be identified is tried for this time before the
+/// decision is taken back: the kubelet writes the file at its next allocation.
 const AMBIGUOUS_GRACE: Duration = Duration::from_mins(2);
 
 /// What the kubelet asks, and where identities can be read.
@@ -24,11 +24,11 @@ pub struct PrepareRequest {
     pub resource: Resource,
     /// Exactly these.
     pub ids: BTreeSet<String>,
-    /// Who wrote down whose they are.
+    /// The source that names their holder.
     pub source: Source,
 }
 
-/// Who wrote down whose the IDs are.
+/// The source that names the holder of the IDs.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The checkpoint, just read.
@@ -40,7 +40,7 @@ pub enum Source {
 /// One allocation of the IDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of whom, where that is known.
+    /// The holder, if known.
     pub holder: Option<Holder>,
     /// The pod, where it is known.
     pub pod: Option<PodView>,
@@ -139,7 +139,7 @@ impl Core {
         (outcomes, effects)
     }
 
-    /// The container is not identified. Where its pod is known, that is not tried for ever.
+    /// The container is not identified. If its pod is known, the attempts end after a time.
     fn unidentified(&mut self, error: &IdentityError, now: Instant) -> Outcome {
         let pod = match error {
             IdentityError::Ambiguous { uid, .. } => match self.pods.standing(uid) {
@@ -164,7 +164,7 @@ impl Core {
         }
     }
 
-    /// `None`: the pod is gone, the kubelet's entry is what it left.
+    /// `None`: the pod is gone, the kubelet's entry is a leftover.
     fn prepare_one(
         &mut self,
         holder: Holder,
@@ -304,7 +304,7 @@ impl Core {
         }
     }
 
-    /// Takes a binding back whose second witness disagrees: it stays reserved.
+    /// Takes a binding back if the second source disagrees: it stays reserved.
     pub fn unbind(&mut self, alloc: AllocId, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
         let key = self.ledger.by_alloc(alloc).map(Share::key).next();

@@ -1,5 +1,5 @@
 //! [`State`]: the one value that kubelet, MPS and telemetry read, through
-//! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry is told once.
+//! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry reports once.
 
 use super::claims::Claimants;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
@@ -14,22 +14,22 @@ use std::time::Duration;
 /// Everything the agent knows of its node, finished and consistent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
-    /// Name by configuration; UID empty until the API server told it.
+    /// Name by configuration; UID empty until the API server returned it.
     pub node: Node,
     /// Cards, health, what can be granted.
     pub inventory: Inventory,
-    /// Who holds what.
+    /// The shares and their holders.
     pub ledger: Ledger,
     /// By their UIDs the claims in the ledger: pods that wait for one, and that must not have it.
     pub claims: BTreeMap<String, Claimants>,
-    /// What is held against containers, or befell them.
+    /// Complaints about containers, and events that affected them.
     pub complaints: BTreeMap<HolderKey, Complaint>,
     /// Processes on a card without a grant whose pods should be evicted: by card and pid.
     pub evicted_strangers: BTreeSet<(GpuUuid, u32)>,
     /// How often cards were seen in another compute mode than the shares on them need, while
     /// they had it.
     pub mode_faults: BTreeMap<GpuUuid, u32>,
-    /// The last plan that the MPS supervisor carried out, and what it then saw.
+    /// The last plan that the MPS supervisor carried out, and its observation after that.
     pub mps: MpsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
@@ -37,14 +37,14 @@ pub struct State {
     pub not_offering: Option<String>,
     /// Samples of a card's processes that were too old to be judged, since the agent's start.
     pub stale_samples: u64,
-    /// What lay on disk at the agent's start is in the ledger: before that, nothing may
-    /// follow from what is not there.
+    /// The files on disk at the agent's start are in the ledger: before that, nothing may follow
+    /// from a missing entry.
     pub restored: bool,
-    /// What of the node cannot be read; what was known of it before stands.
+    /// The parts of the node that cannot be read; their last known state stays in use.
     pub unreadable: BTreeSet<LocalSource>,
     /// Containers of which the core has to know whether they have a process.
     pub doubted: BTreeSet<String>,
-    /// Who holds devices without a grant, for too long.
+    /// Pods that have held devices without a grant for too long.
     pub ungranted: Vec<Ungranted>,
     /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
     pub policy: Option<Policy>,
@@ -95,12 +95,12 @@ pub struct Policy {
 pub struct MpsView {
     /// The plan that it last accepted.
     pub applied: Plan,
-    /// What of that plan the node has needed ever since, without a break. What is not in it may
-    /// be coming, going or gone, whatever was seen.
+    /// The part of that plan that the node has needed without a break since then. Anything else may
+    /// be starting, running or ended, whatever was observed.
     pub holding: Plan,
-    /// What it saw after that.
+    /// Its observation after that.
     pub seen: Observation,
-    /// Why it cannot be asked; empty while it answers.
+    /// Why it cannot be reached; empty while it answers.
     pub unreachable: String,
 }
 
@@ -134,7 +134,7 @@ pub enum Pool {
     Unknown,
     /// As `nvidia.com/gpu`, and by its tokens.
     Whole,
-    /// As `nvidia.com/gpu` alone: somebody holds it, or held it a moment ago.
+    /// As `nvidia.com/gpu` only: a pod holds it, or held it a moment ago.
     WholeOnly,
     /// By its tokens alone.
     Shared,
@@ -155,7 +155,7 @@ impl Pool {
     }
 }
 
-/// Which legs the agent stands on.
+/// Which parts of the agent work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// NVML answers.
@@ -224,7 +224,7 @@ pub enum Note {
         /// As the shares on it need it.
         needed: ComputeMode,
     },
-    /// A share was freed because its holder is gone.
+    /// A share was freed because its holder has ended.
     Freed {
         /// `namespace/name` of the pod.
         pod: String,
@@ -235,7 +235,7 @@ pub enum Note {
         pod: PodIdentity,
         /// Its name.
         container: String,
-        /// What is wrong, as metrics name it.
+        /// The kind of problem, as a metric label.
         wrong: &'static str,
         /// What is done about it: warned, reported, evicted, killed.
         action: &'static str,

@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 pub(super) enum ErrorClass {
     /// Load and initialise the library again.
     DriverGone,
-    /// This card is unhealthy; the others go on.
+    /// This card is unhealthy; the others are not affected.
     DeviceLost,
     /// This card or driver never knows; take the default.
     Unsupported,

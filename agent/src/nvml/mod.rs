@@ -1,9 +1,9 @@
 //! One thread owns NVML.
 //!
-//! In: the library's path; which cards are watched. Out: an [`Observation`] on a watch after
-//! every look, a [`Sample`] of the watched cards' processes in between, an [`Xid`] on a channel
-//! when the driver reports one. Nothing downstream holds a handle of NVML's.
-//! Must never: decide anything, or give up: a driver that is gone is loaded again.
+//! In: the library's path; which cards are watched. Out: an [`Observation`] on a watch after every
+//! full reading, a [`Sample`] of the watched cards' processes in between, an [`Xid`] on a channel
+//! when the driver reports one. Nothing downstream holds a handle of NVML's. Must never: decide
+//! anything, or give up: after the driver has gone away, the library is loaded again.
 
 mod error;
 pub mod observation;
@@ -31,7 +31,7 @@ const SLICE: Duration = Duration::from_millis(100);
 const WATCHING: Duration = Duration::from_millis(20);
 /// First and longest pause before the library is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// After so many looks at which no card answered, the library is loaded again.
+/// After this many full readings without an answer from any card, the library is loaded again.
 const SILENT_LOOKS: u32 = 3;
 /// While a card is lost, the library is loaded again this often: a card that came back
 /// after a reset answers to new handles only.
@@ -42,7 +42,7 @@ const LOST_RELOAD: Duration = Duration::from_secs(30);
 pub struct Settings {
     /// The library.
     pub library: PathBuf,
-    /// Time between two looks.
+    /// Time between two full readings.
     pub interval: Duration,
     /// Between two samples of the cards that are watched.
     pub sample_interval: Duration,
@@ -161,10 +161,10 @@ impl Owner {
         let counted = nvml.device_count()?;
         let mut cards = read::identities(&nvml)?;
         // A lost card may still be counted. It is asked for its name after the usual pause:
-        // to load the library again at once would go on for ever.
+        // reloading the library at once would never end.
         let nameless = usize::try_from(counted).is_ok_and(|counted| counted > cards.len());
         let mut origins = read::Origins::default();
-        // The first look goes out before anything slow is asked for.
+        // The first full reading is published before any slow call.
         self.look(&nvml, &version, &cards, &mut origins)?;
         for (card, peers) in cards.clone().iter().zip(read::links(&nvml, &cards)) {
             if let Some(found) = cards.iter_mut().find(|other| other.uuid == card.uuid) {
@@ -290,7 +290,7 @@ impl Owner {
         Ok(answered)
     }
 
-    /// Waits for a fault; true when one came and the cards are worth a look now.
+    /// Waits for a fault; true when one came and the cards should be read now.
     fn wait(&self, events: Option<&nvml_wrapper::EventSet<'_>>, slice: Duration) -> bool {
         let Some(events) = events else {
             std::thread::sleep(slice);
@@ -306,7 +306,8 @@ impl Owner {
                     XidError::Value(number) => number,
                     XidError::Unknown => 999,
                 };
-                // A card that fell off the bus no longer tells its UUID; the look says so.
+                // A card that fell off the bus no longer reports its UUID; the full reading shows
+                // that.
                 if let Ok(uuid) = event.device.uuid() {
                     let gpu = uuid.as_str().into();
                     // The receiver lives as long as the agent.
@@ -316,7 +317,7 @@ impl Owner {
             }
             Err(NvmlError::Timeout) => false,
             Err(error) => {
-                // The next look says what it is; until then this must not spin.
+                // The next full reading shows the cause; until then this must not spin.
                 tracing::debug!(%error, "waiting for events failed");
                 std::thread::sleep(slice);
                 false

@@ -42,9 +42,9 @@ impl Default for Driver {
 /// Which cards' processes are to be sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Those on which somebody has a limit to keep.
+    /// Cards with shares that have a limit.
     pub cards: BTreeSet<GpuUuid>,
-    /// Somebody is suspected: the next sample decides, and is taken soon.
+    /// There is a suspicion: the next sample decides, and is taken soon.
     pub closely: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct Sample {
 pub struct CardSample {
     /// Which card.
     pub uuid: GpuUuid,
-    /// Before it was asked: what it answered may be as old as this.
+    /// The time before the call: the answer may be as old as this.
     pub at: Instant,
     /// Every process with a context, once, by pid.
     pub processes: Vec<Process>,
@@ -97,7 +97,7 @@ pub struct Identity {
     pub nvlink_peers: Vec<String>,
 }
 
-/// Why a card says nothing at a look.
+/// Why a card did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableCard {
     /// One line.
@@ -115,13 +115,13 @@ pub struct Reading {
     pub reserved: Mib,
     /// By everyone.
     pub used: Mib,
-    /// Who may make a context.
+    /// Which processes may create a context.
     pub compute_mode: ComputeMode,
     /// MIG mode is on.
     pub mig: bool,
     /// Every process with a context, once, by pid.
     pub processes: Vec<Process>,
-    /// Why not everybody is among them, or not with what it holds; `None`: everybody is.
+    /// Why a process may be missing, or listed without its memory; `None`: the lists are complete.
     pub unseen: Option<String>,
     /// Health counters, as far as the card has them.
     pub counters: Counters,

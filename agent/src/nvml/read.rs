@@ -98,7 +98,7 @@ pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
         .iter()
         .map(|card| {
             one(card).unwrap_or_else(|error| {
-                tracing::debug!(gpu = %card.uuid, %error, "links are not told");
+                tracing::debug!(gpu = %card.uuid, %error, "NVLink links cannot be read");
                 Vec::new()
             })
         })
@@ -157,13 +157,13 @@ fn reading(
     })
 }
 
-/// Which process belongs where, as it was read not long ago. Reading it is most of what a
-/// look at a card's processes costs.
+/// Which process belongs to which container, cached for a short time. Reading it is most of the
+/// cost of a sample of a card's processes.
 #[derive(Debug, Default)]
 pub(super) struct Origins(BTreeMap<u32, Arc<Origin>>);
 
 impl Origins {
-    /// Reads it anew, and forgets everyone else when all of a look were asked for.
+    /// Reads it again, and forgets the others when a full reading was requested.
     fn read(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
         let origin = attribute::origin(proc_root, pid);
         let known = self.0.entry(pid).or_default();
@@ -268,7 +268,7 @@ fn sm_percent(device: &nvml_wrapper::Device<'_>) -> Result<Option<BTreeMap<u32, 
         .saturating_sub(Duration::from_secs(1));
     let since = u64::try_from(since.as_micros()).unwrap_or(0);
     let samples = match device.process_utilization_stats(since) {
-        // Nobody did anything.
+        // No process did anything.
         Err(NvmlError::NotFound) => return Ok(Some(BTreeMap::new())),
         // A sample came between the count and the list: there is a next look.
         Err(NvmlError::InsufficientSize(_)) => return Ok(None),

@@ -59,7 +59,7 @@ pub async fn run(sources: Sources, endpoint: String, stop: CancellationToken) {
                 let addresses: BTreeSet<SocketAddr> = addresses.collect();
                 for (address, token) in &streams {
                     if !addresses.contains(address) {
-                        info!(%address, "scheduler is gone from its name");
+                        info!(%address, "a scheduler's address is no longer in DNS");
                         token.cancel();
                     }
                 }
@@ -84,7 +84,7 @@ pub async fn run(sources: Sources, endpoint: String, stop: CancellationToken) {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
         }
-        // Those that were told to end.
+        // Streams that are ending.
         while tasks.try_join_next().is_some() {}
     }
     while tasks.join_next().await.is_some() {}

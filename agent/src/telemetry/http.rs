@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What is served.
+/// The endpoints.
 #[derive(Clone, Debug)]
 pub struct Pages {
     /// All metrics.
@@ -34,7 +34,7 @@ pub fn router(pages: Pages) -> Router {
 
 /// Of an agent that waits for another one to end.
 pub fn standby() -> Router {
-    let well = || async { "ok: stands by until the agent of this node has ended\n" };
+    let well = || async { "ok: waits until the node's other agent has ended\n" };
     Router::new()
         .route("/healthz", get(well))
         .route("/readyz", get(well))

@@ -114,8 +114,8 @@ impl AsyncRead for Connection {
         self.check(context)?;
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        // HTTP/2 begins with PRI: hundreds of requests at once on one connection. Nothing
-        // that is served here is asked for by a word with a P.
+        // HTTP/2 begins with PRI: hundreds of requests at once on one connection. No method that is
+        // served here begins with P.
         let first = std::mem::take(&mut self.first);
         if first && buffer.filled().get(before) == Some(&b'P') {
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));

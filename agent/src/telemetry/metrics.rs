@@ -1,8 +1,8 @@
 //! Metrics, in the `OpenMetrics` text format.
 //!
-//! In: what happened once, as calls on [`Meters`]; the node's state, read at each scrape,
-//! so that no gauge outlives what it measures. Out: text. Labels of cards are those of
-//! dcgm-exporter, so that its dashboards join; values per share are the share's own.
+//! In: single events, as calls on [`Meters`]; the node's state, read at each scrape, so that no
+//! gauge outlives what it measures. Out: text. Labels of cards are those of dcgm-exporter, so that
+//! its dashboards join; values per share are the share's own.
 
 use crate::inventory::Card;
 use crate::ledger::Share;
@@ -34,8 +34,8 @@ const ALLOCATE: [f64; 9] = [
 ];
 /// An entry in the ledger and a small file: milliseconds, unless the disk is slow.
 const CLAIM_WORK: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 10.0];
-/// `PreStartContainer` waits up to 20 s for what is only late.
-/// Finer where most calls end: the time that the runtime is given to see a new CDI file.
+/// `PreStartContainer` waits up to 20 s for what is late. Finer where most calls end: the time that
+/// the runtime is given to see a new CDI file.
 const PRESTART: [f64; 12] = [
     0.005, 0.025, 0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
 ];
@@ -104,7 +104,7 @@ struct ServerFailureLabels {
     state: &'static str,
 }
 
-/// What is counted.
+/// The counters.
 #[derive(Debug)]
 pub struct Meters {
     allocate: Histogram,
@@ -154,17 +154,17 @@ impl Meters {
         };
         registry.register(
             "aliquot_allocate_seconds",
-            "Time in which Allocate was answered",
+            "Duration of Allocate calls",
             meters.allocate.clone(),
         );
         registry.register(
             "aliquot_prestart_seconds",
-            "Time in which PreStartContainer was answered, waits included",
+            "Duration of PreStartContainer calls, waits included",
             meters.prestart.clone(),
         );
         registry.register(
             "aliquot_claim_prepare_seconds",
-            "Time in which a claim was prepared or refused, waits and questions to the API server included",
+            "Time to prepare or refuse a claim, waits and API requests included",
             meters.claims.clone(),
         );
         registry.register(
@@ -184,22 +184,22 @@ impl Meters {
         );
         registry.register(
             "aliquot_refusals",
-            "Grants that were not honoured",
+            "Grants that were refused",
             meters.refusals.clone(),
         );
         registry.register(
             "aliquot_containers_prepared",
-            "Answers to PreStartContainer; with outcome ok the CDI file was in place",
+            "PreStartContainer calls, by outcome; with outcome ok the CDI file was written",
             meters.prepared.clone(),
         );
         registry.register(
             "aliquot_compute_mode_changes",
-            "Times at which a card was in another compute mode than its shares need, and was set right",
+            "Corrections of a card's compute mode to the one that its shares need",
             meters.compute_modes.clone(),
         );
         registry.register(
             "aliquot_shares_freed",
-            "Shares whose holder was gone",
+            "Shares that were freed because their holder had ended",
             meters.freed.clone(),
         );
         registry.register(
@@ -219,22 +219,22 @@ impl Meters {
         );
         registry.register(
             "aliquot_violations",
-            "Containers found to hold more than their share, to use a card past their MPS server, or without a grant, by what was done about it",
+            "Containers that held more than their share, bypassed their MPS server, or had no grant, by action taken",
             meters.violations.clone(),
         );
         registry.register(
             "aliquot_mps_servers_broke",
-            "MPS servers that faulted, died, or ended and were started again",
+            "MPS servers that faulted, crashed, or exited and were restarted",
             meters.servers_broke.clone(),
         );
         registry.register(
             "aliquot_mps_mended_seconds",
-            "Time until a broken MPS server took clients again",
+            "Time until a broken MPS server accepted clients again",
             meters.servers_mended.clone(),
         );
         registry.register(
             "aliquot_telemetry_streams",
-            "Streams to schedulers that are open",
+            "Open streams to schedulers",
             meters.streams.clone(),
         );
         registry.register(
@@ -414,7 +414,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
     ),
     (
         "aliquot_gpu_memory_reserved",
-        "Kept by driver, MPS server and administrator",
+        "Reserved by driver, MPS server and administrator",
         Some(Unit::Bytes),
         |_, card| bytes(card.reserved),
     ),
@@ -460,7 +460,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
     ),
     (
         "aliquot_gpu_mps_ready",
-        "1 when the card's MPS server takes clients",
+        "1 when the card's MPS server accepts clients",
         None,
         |state, card| (report::mps_phase(state, &card.uuid) == ServerPhase::Ready).into(),
     ),
@@ -475,7 +475,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
     ),
     (
         "aliquot_gpu_mps_restarts",
-        "Starts of the card's MPS daemon after its first, while its supervisor lives",
+        "Restarts of the card's MPS daemon since its supervisor started",
         None,
         |state, card| {
             let servers = report::mps_servers(state, &card.uuid);
@@ -493,7 +493,7 @@ const SHARE_GAUGES: [(&str, &str, Option<Unit>, ShareValue); 5] = [
     ),
     (
         "aliquot_share_memory_reach",
-        "What one process of the share can get to on this card until the watchdog ends it; 0 while that is not known",
+        "Memory that one process of the share can allocate on this card until the watchdog ends it; 0 if unknown",
         Some(Unit::Bytes),
         |share| share.fence.map_or(0, |fence| bytes(fence.reach)),
     ),
@@ -531,7 +531,7 @@ impl Collector for NodeCollector {
         }
         let mut metric = encoder.encode_descriptor(
             "aliquot_node_unreadable",
-            "1 for a part of the node that cannot be read; what was known of it before stands",
+            "1 for a part of the node that cannot be read; its last known state stays in use",
             None,
             MetricType::Gauge,
         )?;
@@ -544,7 +544,7 @@ impl Collector for NodeCollector {
         encoder
             .encode_descriptor(
                 "aliquot_node_stale_samples",
-                "Samples of a card's processes that came too late to be judged, since the agent's start",
+                "Samples of a card's processes that were too old to be evaluated, since the agent's start",
                 None,
                 MetricType::Gauge,
             )?

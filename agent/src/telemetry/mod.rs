@@ -1,4 +1,4 @@
-//! What others are told of this node. Turning it off changes no container.
+//! What this node reports to others. Turning it off changes no container.
 //!
 //! In the order of the data's way:
 //! - [`report`]: pure: the node's state → the message for schedulers.
@@ -86,7 +86,7 @@ pub async fn run(inputs: TelemetryInputs) -> Result<(), TelemetryError> {
     registry.register_collector(Box::new(collector));
     let (refusals_out, refusals) = watch::channel(Refusals::default());
     let mut tasks = JoinSet::new();
-    // A part that fails takes the others along.
+    // If one part fails, all end.
     let end = stop.child_token();
     tasks.spawn(take_notes(
         notes,
@@ -145,8 +145,8 @@ pub async fn run(inputs: TelemetryInputs) -> Result<(), TelemetryError> {
     result
 }
 
-/// The same of an agent that stands by: it is alive and ready, and has nothing to show. Until
-/// `stop`.
+/// The same for an agent that waits for the previous one: it is alive and ready, and has nothing to
+/// show. Until `stop`.
 ///
 /// # Errors
 /// The address cannot be had.
@@ -189,7 +189,7 @@ async fn take_notes(
             note = notes.recv() => note,
         };
         let Some(note) = note else {
-            // Nobody is left to tell anything; the streams still have a state to show.
+            // No sender is left; the streams still have a state to show.
             stop.cancelled().await;
             return;
         };

@@ -1,8 +1,8 @@
 //! Writes the status of this node's `GpuNode`: on change, coalesced, and every five
 //! minutes.
 //!
-//! In: the node's state. Out: merge patches of the status, and nothing else of the object.
-//! An API server that says no is asked again later; the agent does not depend on it.
+//! In: the node's state. Out: merge patches of the status, and nothing else of the object. After an
+//! error of the API server the write is repeated later; the agent does not depend on it.
 
 use super::metrics::Meters;
 use super::pace::{Backoff, around, chance};
@@ -21,16 +21,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-/// After a write, the next one waits so long, whatever happens.
+/// Minimum time between two writes.
 const COALESCE: Duration = Duration::from_secs(2);
-/// And so long where only fast values changed.
+/// The same, if only fast values changed.
 const LAZY: Duration = Duration::from_mins(1);
-/// Written again, unchanged, so that its age tells whether the agent lives.
+/// Written again, unchanged, so that its age shows whether the agent is alive.
 const REFRESH: Duration = Duration::from_mins(5);
 /// For the API server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was written, and when.
+/// The last write, and its time.
 #[derive(Debug)]
 struct Written {
     at: Instant,
@@ -56,7 +56,7 @@ pub async fn run(
         let known = Arc::clone(&state.borrow_and_update());
         let last = written.as_ref().map(|written| &written.status);
         let wanted = status(&known, last, Timestamp::now());
-        // The GpuNode is made when the watch has shown that there is none.
+        // The GpuNode is created when the watch has shown that there is none.
         let due = if known.policy.is_some() && is_worth_telling(&known, start.elapsed()) {
             due(written.as_ref(), &wanted, now).max(not_before)
         } else {

@@ -1,15 +1,15 @@
 //! Grants that this node did not honour, for as long as a scheduler may need to hear of
 //! them.
 //!
-//! Pure. In: refusals, time as a value. Out: those a stream has not sent yet. A stream
-//! that connects is sent all that are kept: a replica that was restarted, or was cut off
-//! when it happened, knows none of them. The decision's id tells it which are stale.
+//! Pure. In: refusals, time as a value. Out: those a stream has not sent yet. A stream that
+//! connects is sent all that are kept: a replica that was restarted, or was cut off when it
+//! happened, knows none of them. It recognizes stale ones by the decision's id.
 
 use proto::telemetry::Refusal;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A grant that is still refused after this time is refused anew: the kubelet retries.
+/// A grant that is still refused after this time counts as a new refusal: the kubelet retries.
 const KEPT: Duration = Duration::from_mins(2);
 /// More at once than a node has containers with shares.
 const MOST: usize = 256;
@@ -29,7 +29,7 @@ struct Entry {
 }
 
 impl Refusals {
-    /// Takes one in. The same one again is told again, once.
+    /// Adds one. If it repeats, it is reported once more.
     pub fn add(&mut self, now: Duration, refusal: Refusal) {
         self.kept
             .retain(|entry| entry.at + KEPT > now && entry.refusal != refusal);

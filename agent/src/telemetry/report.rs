@@ -10,7 +10,7 @@ use api::Mode;
 use proto::mps::{ServerPhase, ServerState};
 use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger, UngrantedPod};
 
-/// What schedulers are told of the node.
+/// The report on the node for schedulers.
 pub fn node_state(state: &State) -> NodeState {
     NodeState {
         node: state.node.name.clone(),
@@ -44,7 +44,7 @@ fn ungranted(ungranted: &node::Ungranted) -> UngrantedPod {
     }
 }
 
-/// What schedulers are told of a grant that is not honoured.
+/// The report on a refused grant for schedulers.
 pub fn refusal(refusal: &node::RefusedGrant) -> Refusal {
     Refusal {
         pod_uid: refusal.pod.uid.clone(),

@@ -35,7 +35,7 @@ pub enum Urgency {
     High,
 }
 
-/// The status of now. `last`: as it was written last, for what must not flicker.
+/// The current status. `last`: the last written one, for values that must not flicker.
 pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> GpuNodeStatus {
     let cards = || state.inventory.cards.iter().take(MOST_CARDS);
     let sum = |of: &dyn Fn(&Card) -> Mib| {
@@ -158,8 +158,8 @@ fn step(total: Mib) -> Mib {
     Mib((total.0 / 100).max(64))
 }
 
-/// What is shown for `value`: what was shown before while that is within one step of it,
-/// else the nearest multiple of the step.
+/// The published value: the previous one if it is within one step of `value`, else the nearest
+/// multiple of the step.
 fn quantised(value: Mib, step: Mib, shown: Option<Mib>) -> Mib {
     match shown {
         Some(shown) if shown.0.abs_diff(value.0) <= step.0 => shown,

@@ -1,10 +1,10 @@
 //! One stream to one scheduler replica.
 //!
-//! In: the node's state and refusals, as watches. Out: a full state first, another one
-//! whenever it changed, refusals, a heartbeat after five seconds of silence; sequence
-//! numbers without a gap. It ends with the first thing that goes wrong and is opened anew,
-//! with pauses; a token is read again each time, since the projected one rotates.
-//! Observes, never commands: nothing that comes back changes the node.
+//! In: the node's state and refusals, as watches. Out: a full state first, another one whenever it
+//! changed, refusals, a heartbeat after five seconds of silence; sequence numbers without a gap.
+//! The stream ends with the first error and is opened again, with pauses. The token is read again
+//! each time, because the projected token rotates. It observes and never commands: nothing that the
+//! scheduler sends changes the node.
 
 use super::metrics::Meters;
 use super::pace::Backoff;
@@ -35,10 +35,10 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const COALESCE: Duration = Duration::from_millis(50);
 /// For a connection, an answer to it, and for the peer to read what is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A peer that is gone without a word is noticed after twice this time.
+/// A peer that disappeared silently is detected after twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// NVML's first look is waited for so long: "no cards" must not be said only because it
-/// was not looked yet.
+/// How long to wait for NVML's first reading: "no cards" must not be reported only because none was
+/// read yet.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 
 /// What all streams of an agent share.
@@ -69,7 +69,7 @@ enum StreamError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the token in {} cannot be a header", .0.display())]
+    #[error("the token in {} is not a valid header value", .0.display())]
     Token(PathBuf),
     #[error("cannot connect: {}", chain(.0))]
     Connect(#[from] tonic::transport::Error),
@@ -81,7 +81,7 @@ enum StreamError {
     Slow { what: &'static str },
 }
 
-/// What goes out on one connection, numbered from 1 without a gap.
+/// The messages of one connection, numbered from 1 without a gap.
 #[derive(Debug)]
 struct Outbox {
     instance: String,
@@ -259,7 +259,7 @@ async fn send(
     }
 }
 
-/// The CA, once the agent knows enough of its node to speak of it at all.
+/// The CA, once the agent knows enough of its node to report on it.
 async fn first_ca(
     sources: &Sources,
     state: &mut watch::Receiver<Arc<State>>,

@@ -362,7 +362,7 @@ fn bursting(pod: &str, kept: u64, limit: u64) -> Share {
     }
 }
 
-/// Who is stopped, in order, on a card that has `room` beside what is kept on it.
+/// The shares that are stopped, in order, on a card that has `room` beside what is kept on it.
 fn pressed(shares: &[Share], held: &[(&str, u64)], room: u64) -> Vec<String> {
     let ledger = ledger(shares);
     let processes: Vec<Process> = held

@@ -131,7 +131,7 @@ impl Machine {
         self.agent = Some((stop, tokio::spawn(running)));
     }
 
-    /// As SIGKILL does: nothing is said, nothing is closed in order.
+    /// Like SIGKILL: no message, no orderly close.
     pub async fn kill_agent(&mut self) {
         let (_, running) = self.agent.take().unwrap();
         running.abort();
@@ -168,7 +168,7 @@ impl Machine {
         Api::default_namespaced(self.client.clone())
     }
 
-    /// A pod that nobody placed; its UID. `containers`: name, init, resource, amount.
+    /// A pod that no scheduler placed; its UID. `containers`: name, init, resource, amount.
     pub async fn create(&self, name: &str, containers: &[(&str, bool, &str, u32)]) -> String {
         let list = |init: bool| -> Vec<Value> {
             containers

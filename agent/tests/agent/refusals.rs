@@ -47,7 +47,7 @@ async fn a_pod_without_a_true_grant_gets_nothing() {
         refused(&machine, &entry).await,
         "pod default/copied: grant is for pod altered, not copied"
     );
-    // Replayed after the pod was made anew.
+    // Replayed after the pod was recreated.
     let old = machine.create("again", &shape).await;
     let grant = machine.grant("again", &old, &part);
     machine.delete("again").await;
@@ -192,6 +192,6 @@ async fn without_a_checkpoint_only_what_cannot_be_confused_starts() {
     machine.kubelet.put_checkpoint("{\"Data\": 7}");
     assert_eq!(
         refused(&machine, &init).await,
-        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod default/q this is: delete the pod, or restart the kubelet, which writes the file anew"
+        "the kubelet's checkpoint is unreadable, and PodResources alone does not tell which container of pod default/q this is: delete the pod, or restart the kubelet, which rewrites the file"
     );
 }

@@ -93,7 +93,7 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
     let file = machine.cdi(&entry);
     machine.kill_agent().await;
     machine.mps.plans.lock().unwrap().clear();
-    // The pod's grant is not needed any more: its CDI file tells all.
+    // The pod's grant is not needed any more: its CDI file has everything.
     machine.start_agent();
     let back = Instant::now();
     until("the same is offered", || async {

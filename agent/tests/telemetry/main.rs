@@ -1,5 +1,5 @@
-//! What others are told of a node: messages, status, metrics, and the streams that carry
-//! them, against servers of the test's own.
+//! What a node reports to others: messages, status, metrics, and the streams that carry them,
+//! against servers of the test's own.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod metrics;

@@ -1,4 +1,4 @@
-//! A node to speak of.
+//! A sample node.
 
 use agent::fence::ActiveFence;
 use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};

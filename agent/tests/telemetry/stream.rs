@@ -45,7 +45,7 @@ impl Authority {
     }
 }
 
-/// A scheduler that hands every message on, and ends all streams when it is told.
+/// A scheduler that passes every message on, and ends all streams on request.
 #[derive(Clone)]
 struct Scheduler {
     messages: mpsc::UnboundedSender<AgentMessage>,
@@ -90,7 +90,7 @@ impl Telemetry for Scheduler {
     }
 }
 
-/// A scheduler and an agent's telemetry that is to speak to it.
+/// A scheduler, and an agent's telemetry that connects to it.
 struct Fixture {
     folder: tempfile::TempDir,
     state: watch::Sender<Arc<State>>,
@@ -136,7 +136,7 @@ impl Fixture {
             telemetry_token_file: folder.path().join("token"),
             ..Config::for_node("n1")
         };
-        // Nobody is there: the status cannot be written, and that holds up nothing.
+        // There is no API server: the status cannot be written, and that delays nothing.
         let nobody = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
         let inputs = TelemetryInputs {
             config: Arc::new(config),
@@ -340,7 +340,7 @@ async fn a_refusal_reaches_a_scheduler_and_the_one_that_comes_after_it() {
     scene.notes.send(refusal("the card is taken")).unwrap();
     assert_eq!(refused(&scene.next().await), Some("the card is taken"));
     scene.cut.send_replace(1);
-    // The state first: a refusal speaks of what is in it.
+    // The state first: a refusal refers to it.
     assert_eq!(used(&scene.next().await), Some(300));
     let again = scene.next().await;
     assert_eq!(

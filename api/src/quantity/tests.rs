@@ -204,8 +204,8 @@ fn suffixes() -> impl Strategy<Value = (String, u32, i32)> {
 }
 
 proptest! {
-    /// `q` thousandths are the largest number that is no more than the quantity, and the
-    /// smallest that is no less: said by multiplying, which needs no rounding.
+    /// `q` thousandths are the largest number that is no more than the quantity, and the smallest
+    /// that is no less: computed by multiplication, which needs no rounding.
     #[test]
     fn each_quantity_is_rounded_as_the_slow_rule_says(
         whole in "[0-9]{0,25}",

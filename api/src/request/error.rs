@@ -66,9 +66,7 @@ pub enum RequestError {
     )]
     LimitOfOtherForm,
     /// Ours: the pod's annotation cannot mean all of them.
-    #[error(
-        "{0} says what one container asks for, and several have annotations of their own: leave {0} out"
-    )]
+    #[error("{0} applies to one container, and several have annotations of their own: remove {0}")]
     SeveralContainers(&'static str),
     /// KAI's sentence.
     #[error("{} annotation value must be a valid Kubernetes memory quantity greater than 0", shown(.0))]
@@ -94,9 +92,9 @@ pub enum RequestError {
     /// KAI's sentence.
     #[error("{} annotation can only be used together with the {with} annotation", shown(.limit))]
     LimitAlone {
-        /// What is there.
+        /// The annotation that is present.
         limit: String,
-        /// What is missing.
+        /// The annotation that is missing.
         with: &'static str,
     },
     /// KAI's sentence.
@@ -129,7 +127,7 @@ pub enum RequestError {
     FractionLimitContainer {
         /// The annotation.
         key: String,
-        /// Whom it names.
+        /// The container that it names.
         container: String,
     },
     /// KAI's sentence.
@@ -157,13 +155,13 @@ pub enum RequestError {
     Whole(String),
     /// Ours: KAI's binder writes it on a pod that it has bound.
     #[error(
-        "annotation {} is written by KAI's binder on a bound pod, and here aliquot.dev/grant says the same: leave it out of the manifest",
+        "annotation {} is written by KAI's binder on a bound pod, and by Aliquot in aliquot.dev/grant: remove it from the manifest",
         shown(.0)
     )]
     Binders(String),
     /// Ours: KAI refuses them as invalid, too.
     #[error(
-        "annotation {} is none of KAI's for a container: the names are nvidia.com/container.NAME with .gpu-memory.request, .gpu-memory.limit, .gpu-compute.mode or .gpu-compute.request",
+        "annotation {} is unknown for a container: the names are nvidia.com/container.NAME with .gpu-memory.request, .gpu-memory.limit, .gpu-compute.mode or .gpu-compute.request",
         shown(.0)
     )]
     UnknownName(String),

@@ -1,4 +1,4 @@
-//! The two forms in which a share is asked for, and how they go together.
+//! The two forms of a request for a share, and their combination.
 //!
 //! The pod's form: `gpu-memory` or `gpu-fraction`, for one container. The containers' form:
 //! `nvidia.com/container.<name>.gpu-memory.request` and its kin, which wins where both are
@@ -29,7 +29,7 @@ const SUFFIXES: [(&str, What); 4] = [
     (key::CONTAINER_COMPUTE_REQUEST, What::Compute),
 ];
 
-/// Container and what is said of it, of a key without its prefix.
+/// The container and the rest of a key without its prefix.
 pub(super) fn split(rest: &str) -> Option<(&str, What)> {
     SUFFIXES
         .iter()
@@ -51,7 +51,7 @@ struct Own {
 }
 
 impl Own {
-    /// What is scheduled: a limit alone is the request, too.
+    /// The scheduled amount: a limit alone is the request, too.
     fn amount(&self) -> Option<Mib> {
         self.request.or(self.limit)
     }
@@ -172,7 +172,7 @@ fn pod_form(annotations: &Annotations) -> Result<Option<Amount>, RequestError> {
     }))
 }
 
-/// Whom the pod's form is about; `None` where there is none of it.
+/// The container that the pod's form applies to; `None` without such a form.
 fn target<'a>(
     annotations: &'a Annotations,
     names: &BTreeSet<&'a str>,

@@ -6,7 +6,7 @@ use super::{Amount, Annotations, GpuRequest, PodRequest, ShareRequest};
 use crate::units::Mode;
 use proto::names::request as key;
 
-/// Annotations of KAI and its parts, beside those that are read, that speak of shares.
+/// Annotations of KAI and its components about shares, other than those that are read.
 const OTHERS: [(&str, &str); 2] = [
     (
         "kai-resource-isolator.io/inject",

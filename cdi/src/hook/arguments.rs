@@ -79,7 +79,7 @@ pub struct Limit {
 
 /// Our agent did not write this command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the hook's arguments are not ours: {0}")]
+#[error("the hook's arguments are invalid: {0}")]
 pub struct ArgumentsError(String);
 
 impl Arguments {

@@ -1,5 +1,5 @@
-//! Who may have the share of a claim: a file of the agent's that the hook reads, also while no
-//! agent runs.
+//! The containers that may have the share of a claim: a file of the agent's that the hook reads,
+//! also while no agent runs.
 
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read as _};
@@ -18,9 +18,9 @@ pub struct Holders {
     pub version: u32,
     /// The allocation.
     pub alloc_id: String,
-    /// Who may.
+    /// Allowed containers.
     pub holders: Vec<Holder>,
-    /// Who must not, and why.
+    /// Refused containers, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
 }
@@ -50,8 +50,7 @@ pub struct Refused {
 impl Holders {
     /// Reads the file of this allocation.
     ///
-    /// # Errors
-    /// It is not there, not whole, too long, of another version or of another allocation.
+    /// # Errors It is missing, incomplete, too long, of another version or of another allocation.
     pub fn read(path: &Path, alloc: &str) -> io::Result<Self> {
         let mut text = Vec::new();
         let file = std::fs::File::open(path)?;

@@ -1,9 +1,9 @@
-//! The one who cleans up: a process beside the demo that waits for its end.
+//! Clean-up: a process beside the demo that waits for its end.
 //!
-//! However the demo ends, by Ctrl-C or by SIGKILL, the pipe between them closes. Then every
-//! process that was started for this demo is ended, and its directory is removed. Such a
-//! process is known by that directory: it is in its environment, its arguments or its
-//! working directory, and no other process has ever heard of its random name.
+//! However the demo ends, by Ctrl-C or by SIGKILL, the pipe between them closes. Then every process
+//! that was started for this demo is ended, and its directory is removed. Such a process is
+//! recognized by that directory: it is in its environment, its arguments or its working directory,
+//! and no other process knows its random name.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ pub(crate) fn run(directory: Option<&String>) -> ExitCode {
     }
     let mut nothing = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut nothing);
-    // Whoever is on his way out may still leave a file behind our back: again, until it is gone.
+    // An ending process may still create a file: repeat until the directory is gone.
     let deadline = Instant::now() + LONGEST;
     while directory.exists() && Instant::now() < deadline {
         for pid in processes_of(&directory) {
@@ -84,7 +84,7 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Everybody who knows the directory, but for ourselves.
+/// All processes that know the directory, except this one.
 fn processes_of(directory: &Path) -> Vec<nix::unistd::Pid> {
     use std::os::unix::ffi::OsStrExt as _;
     let needle = directory.as_os_str().as_bytes();

@@ -26,11 +26,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 const NVML: &[u8] = include_bytes!(env!("NVML_STAND_IN"));
-/// Between two looks of a kubelet at its node; the real one takes 10 s.
+/// Time between two checks of a kubelet on its node; 10 s for the real one.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Until a refused container start is tried again; the real one takes 10 to 15 s.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between being told to stop and being stopped.
+/// Time between the request to stop and the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
@@ -44,7 +44,7 @@ pub(super) struct Cluster {
     pub(super) metrics: Vec<String>,
     /// Ours: scheduler, agents, MPS supervisors.
     ours: Group,
-    /// What they stand on: API server, kubelets.
+    /// What they depend on: API server, kubelets.
     ground: Group,
     runtimes: Vec<Runtime>,
     drivers: Vec<Driver>,
@@ -126,7 +126,7 @@ impl Cluster {
     }
 
     fn start_node(&mut self, paths: &Paths, name: &str) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut workload = vec![program.display().to_string()];
         workload.extend(words(&["sim-gpu", "workload"]));
@@ -168,7 +168,7 @@ impl Cluster {
         }
     }
 
-    /// Ends everything, each before what it stands on.
+    /// Ends everything, each part before what it depends on.
     pub(super) async fn shut_down(self) {
         for runtime in &self.runtimes {
             runtime.shut_down().await;
@@ -192,7 +192,7 @@ impl HardwareControl {
     /// `sim-gpu ctl VERB INDEX` on a node's driver.
     pub(super) async fn card(&self, node: &str, index: u32, verb: &str) -> anyhow::Result<()> {
         let root = Paths::below(&self.place, node).driver;
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let output = tokio::process::Command::new(program)
             .args(["sim-gpu", "ctl", verb, &index.to_string(), "--root"])
             .arg(root)
@@ -359,13 +359,13 @@ fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Waits until pods pass our webhook: one that is made before lacks its token for ever.
+/// Waits until pods pass our webhook: a pod that is created before never gets its token.
 async fn admission(client: &Client) -> anyhow::Result<()> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let begin = Instant::now();
     while api.get_opt(object::WEBHOOK_CONFIGURATION).await?.is_none() {
         if begin.elapsed() > Duration::from_secs(30) {
-            bail!("the scheduler's webhook does not stand after 30 s");
+            bail!("the scheduler's webhook is not ready after 30 s");
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

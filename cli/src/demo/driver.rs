@@ -1,5 +1,5 @@
-//! A node's simulated GPU driver: a process of its own, as a driver is not part of anybody.
-//! In: what is plugged in. Out: a driver root that the agent can read.
+//! A node's simulated GPU driver: a process of its own. In: its cards. Out: a driver root that the
+//! agent can read.
 
 use anyhow::{Context as _, bail};
 use serde_json::json;
@@ -62,7 +62,7 @@ impl Driver {
             "cards": [{"preset": cards.preset, "count": cards.count}],
         });
         std::fs::write(&hardware, document.to_string())?;
-        let program = std::env::current_exe().context("the own program cannot be found")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let errors = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -91,7 +91,7 @@ impl Driver {
                     return Ok(());
                 }
             }
-            bail!("the simulated driver of {node} ended at its start")
+            bail!("the simulated driver of {node} ended during its start")
         };
         tokio::time::timeout(START, ready)
             .await

@@ -6,9 +6,9 @@ use anyhow::Context as _;
 use kube::Client;
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// Between two looks of an agent at its cards.
+/// Time between two readings of an agent's cards.
 const NVML_INTERVAL_MS: u64 = 250;
-/// A runtime that reads CDI files anew for each container needs no time to notice one.
+/// A runtime that reads CDI files again for each container needs no time to notice one.
 const CDI_SETTLE_MS: u64 = 1;
 
 /// Where a scheduler is reached.
@@ -21,7 +21,7 @@ pub(super) struct Addresses {
     pub(super) metrics: String,
 }
 
-/// The scheduler, its status page open to whoever is on this machine.
+/// The scheduler, its status page open to all users of this machine.
 pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Result<Addresses> {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut config = scheduler::Config {
@@ -75,7 +75,8 @@ pub(super) fn agent(
         driver_root: paths.driver.clone(),
         nvml: paths.nvml(),
         nvml_interval_ms: NVML_INTERVAL_MS,
-        // There is one `/dev` for all nodes: the supervisor's programs are told which driver is theirs.
+        // There is one `/dev` for all nodes: the supervisor's programs get their driver by the
+        // environment.
         mps_env: vec![format!(
             "{}={}",
             sim_gpu::paths::ROOT_ENV,
@@ -90,7 +91,8 @@ pub(super) fn agent(
         ..agent::Config::for_node(name)
     };
     let agent = agent::Config {
-        // Containers of the demo have no cgroups; their runtime writes what they would be in.
+        // Containers of the demo have no cgroups; their runtime writes the names that they would
+        // have.
         proc_root: paths.proc.clone(),
         listen: metrics,
         ..supervisor.clone()

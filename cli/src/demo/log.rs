@@ -3,7 +3,7 @@
 use crate::view::{ClusterView, phase, why};
 use k8s_openapi::api::core::v1::Pod;
 
-/// What a person would tell of the way from one view to the next.
+/// The changes from one view to the next, as text for people.
 pub(super) fn changes(before: &ClusterView, after: &ClusterView) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, node) in &after.nodes {
@@ -45,7 +45,7 @@ pub(super) fn changes(before: &ClusterView, after: &ClusterView) -> Vec<String> 
     lines
 }
 
-/// Empty: there is nothing to tell yet.
+/// Empty: there are no changes yet.
 fn state(view: &ClusterView, namespace: &str, name: &str, pod: &Pod) -> String {
     match phase(pod) {
         "Running" => {

@@ -1,9 +1,9 @@
 //! `aliquot demo`: a whole cluster in one process, with simulated cards.
 //!
-//! - `place`: its directory; `cleanup`: who cleans up, whatever happens.
+//! - `place`: its directory; `cleanup`: the clean-up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: what is applied; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`: what is seen;
-//!   `log`: what happened; `display`: where it is shown.
+//! - `story`: the applied objects; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`:
+//!   the observed state; `log`: changes; `display`: output.
 //!
 //! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -41,7 +41,7 @@ use tokio::sync::watch as channel;
 
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
-/// What containers write is looked at again after so long.
+/// Interval at which the output of containers is read.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// Flags of `aliquot demo`.
@@ -209,7 +209,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     outcome
 }
 
-/// Applies, then shows: once, or for ever.
+/// Applies, then shows: once, or without end.
 async fn perform(
     args: &Args,
     (client, hardware): (&kube::Client, &HardwareControl),
@@ -272,7 +272,7 @@ async fn perform(
     }
 }
 
-/// What is said before everything else.
+/// The first lines of output.
 fn head(args: &Args, page: &str) -> String {
     let how = match &args.kubeconfig_out {
         Some(path) => format!("kubectl --kubeconfig {}", path.display()),
@@ -293,7 +293,7 @@ fn picture(view: &ClusterView) -> String {
     view.render(report::size().0, report::colours())
 }
 
-/// Waits until the greedy tenant runs into its limit; what it wrote then.
+/// Waits until the greedy tenant runs into its limit; returns its output.
 async fn limit(hardware: &HardwareControl, seen: channel::Receiver<ClusterView>) -> String {
     loop {
         let view = seen.borrow().clone();
@@ -354,7 +354,7 @@ async fn bring(client: &kube::Client, objects: Vec<Value>) -> anyhow::Result<Vec
     Ok(roles)
 }
 
-/// Waits until all is as told, prints, and says what is missing where it is not.
+/// Waits until everything is as expected, prints it, and reports what is missing.
 async fn settle(
     roles: &[Role],
     hardware: Option<&HardwareControl>,
@@ -378,7 +378,7 @@ async fn settle(
     }
     if in_time && (hardware.is_none() || refused.is_some()) {
         say(&format!(
-            "\nAs told, after {:.1} s.\n",
+            "\nEverything is as expected, after {:.1} s.\n",
             begin.elapsed().as_secs_f64()
         ));
         return Ok(ExitCode::SUCCESS);

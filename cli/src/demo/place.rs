@@ -1,5 +1,5 @@
-//! The demo's directory: everything temporary is below it, and its name is short, for
-//! unix sockets lie in it and their paths have 107 bytes.
+//! The demo's directory: everything temporary is below it, and its name is short, because it
+//! contains unix sockets, whose paths have at most 107 bytes.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -1,4 +1,4 @@
-//! Scenarios: what happens, step by step, and what must be seen before the next.
+//! Scenarios: actions, step by step, and the condition that must be true before the next one.
 //!
 //! Pure: objects and questions to a view. `scenario_runner` performs them.
 
@@ -19,14 +19,14 @@ pub(crate) enum Scenario {
     Consolidation,
 }
 
-/// What is seen of a cluster: the view, and what a container wrote.
+/// The observed state of a cluster: the view, and the output of a container.
 pub(crate) struct Seen<'a> {
     pub(crate) view: &'a ClusterView,
     /// By pod name.
     pub(crate) log: &'a dyn Fn(&str) -> Option<String>,
 }
 
-/// Something that must be so; the answer is what a person is told of it.
+/// A condition that must become true; returns the line to print.
 type Check = fn(&Seen<'_>) -> Option<String>;
 
 /// One thing that happens.
@@ -39,7 +39,7 @@ pub(crate) enum ScenarioStep {
     Delete(&'static str),
     /// What a person does to a card: `sim-gpu ctl` of the card that this pod holds.
     Card(&'static str, &'static str),
-    /// Waits for it, at most so long.
+    /// Waits for it, at most for this time.
     Until(&'static str, Check),
     /// The table as it is now.
     Show,
@@ -82,7 +82,7 @@ fn limit() -> Vec<ScenarioStep> {
             let view = seen.view;
             let same = view.cards_of(NAMESPACE, "polite") == view.cards_of(NAMESPACE, "greedy");
             runs(seen, "polite").filter(|_| same)?;
-            Some("polite runs on the same card and has noticed nothing.".to_owned())
+            Some("polite runs on the same card and is not affected.".to_owned())
         }),
         ScenarioStep::Show,
         ScenarioStep::Say(
@@ -123,7 +123,7 @@ fn card() -> Vec<ScenarioStep> {
                 card.index, card.health_reason
             ))
         }),
-        ScenarioStep::Say("New work goes to the other card, without anybody's doing."),
+        ScenarioStep::Say("New pods are placed on the other card."),
         ScenarioStep::Apply(share("second", "4000", &["alloc", "1000", "hold"])),
         ScenarioStep::Until("second runs on the other card", |seen| {
             let view = seen.view;
@@ -158,7 +158,7 @@ fn preemption() -> Vec<ScenarioStep> {
         ScenarioStep::Until("training runs", |seen| runs(seen, "training")),
         ScenarioStep::Show,
         ScenarioStep::Say(
-            "`urgent` comes into the same queue with the class inference (125) and wants 4000 MiB.",
+            "`urgent` joins the same queue with the class inference (125) and requests 4000 MiB.",
         ),
         ScenarioStep::Apply(prioritised(
             share("urgent", "4000", &["alloc", "1000", "hold"]),
@@ -171,7 +171,7 @@ fn preemption() -> Vec<ScenarioStep> {
         ScenarioStep::Until("urgent runs", |seen| runs(seen, "urgent")),
         ScenarioStep::Show,
         ScenarioStep::Say(
-            "training's controller would make it anew now; it would wait, and `aliquot explain` would say for whom.",
+            "training's controller would recreate it now; it would wait, and `aliquot explain` would say for which pod.",
         ),
     ]
 }
@@ -287,7 +287,7 @@ mod tests {
                 .filter(|step| matches!(step, ScenarioStep::Show))
                 .count();
             assert!(waits >= 3 && shows >= 1, "{scenario:?}");
-            // Nothing is so in a cluster without anything, but that nobody is there.
+            // In an empty cluster no condition is true, except that pods are gone.
             let view = ClusterView::default();
             let seen = Seen {
                 view: &view,

@@ -15,10 +15,10 @@ use tokio::sync::watch as channel;
 
 /// Longest wait for one step.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// What containers write is looked at again after so long.
+/// Interval at which the output of containers is read.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Tells it to its end: exit code 0, or 1 with the step that did not happen.
+/// Runs it to its end: exit code 0, or 1 with the step that did not happen.
 pub(super) async fn tell(
     scenario: Scenario,
     client: &Client,

@@ -1,4 +1,4 @@
-//! The story that the demo tells, and whether it came out as told.
+//! The demo's story, and whether it went as expected.
 //!
 //! Whole cards, two shares that meet on one card, one pod that must wait, and a tenant that runs
 //! into its limit beside them: sized by the cluster so that this is so whatever `--nodes` and
@@ -15,7 +15,7 @@ pub(crate) const NAMESPACE: &str = "demo";
 /// What a pod is to end up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// So many whole cards.
+    /// This number of whole cards.
     Whole(u32),
     /// A share; shares of one name before the dash meet on one card.
     Share,
@@ -159,7 +159,8 @@ pub(crate) fn pod(
     })
 }
 
-/// Who runs on beside the greedy tenant, on the same card; `None`: not all of them do.
+/// The pods that keep running beside the greedy tenant, on the same card; `None`: not all of them
+/// do.
 pub(crate) fn neighbours(view: &ClusterView) -> Option<String> {
     let holder = format!("{NAMESPACE}/{GREEDY}");
     let mut cards = view.cards();
@@ -179,7 +180,7 @@ pub(crate) fn neighbours(view: &ClusterView) -> Option<String> {
     all.then(|| format!("On the same card {} run on.", names.join(" and ")))
 }
 
-/// What is not as told; empty when all is.
+/// The unmet expectations; empty if there are none.
 pub(crate) fn missing(roles: &[Role], view: &ClusterView) -> Vec<String> {
     let mut missing: Vec<String> = roles
         .iter()

@@ -24,11 +24,11 @@ pub(super) async fn run(client: Client, views: watch::Sender<ClusterView>) {
         tokio::select! {
             Some(event) = pods.next() => match event {
                 Ok(event) => pod(&mut view, event),
-                Err(error) => tracing::debug!(%error, "the watch of pods begins again"),
+                Err(error) => tracing::debug!(%error, "the watch of pods restarts"),
             },
             Some(event) = nodes.next() => match event {
                 Ok(event) => node(&mut view, event),
-                Err(error) => tracing::debug!(%error, "the watch of GpuNodes begins again"),
+                Err(error) => tracing::debug!(%error, "the watch of GpuNodes restarts"),
             },
             () = views.closed() => return,
         }

@@ -30,7 +30,7 @@ const GUARD: [&str; 10] = [
     "aliquot-agent-gpunode",
 ];
 
-/// What was listed. `None`: it may not be read.
+/// The listed objects. `None`: no right to read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// Major and minor, and as the server says it.
@@ -150,10 +150,10 @@ fn queues(seen: &Seen) -> Finding {
         return Finding::broken(
             check,
             format!(
-                "the parent of queue {} is not there: nothing in it is placed",
+                "the parent of queue {} does not exist: nothing in it is placed",
                 orphan.name_any()
             ),
-            "make the parent, or correct spec.parentQueue",
+            "create the parent, or correct spec.parentQueue",
         );
     }
     if there {
@@ -165,7 +165,7 @@ fn queues(seen: &Seen) -> Finding {
                 "there is no {}: pods without a queue label wait",
                 kai::DEFAULT_QUEUE
             ),
-            "kubectl apply -f deploy/scheduler.yaml makes it",
+            "kubectl apply -f deploy/scheduler.yaml creates it",
         )
     }
 }
@@ -201,7 +201,7 @@ fn scheduler(seen: &Seen) -> Finding {
     if ready > 0 {
         return Finding::fine(check, format!("{ready} of {} replicas ready", ours.len()));
     }
-    // It may run as a process that is no pod: then somebody still places.
+    // It may run outside of a pod and place pods nevertheless.
     Finding::warning(
         check,
         if ours.is_empty() {
@@ -232,13 +232,13 @@ fn webhook(seen: &Seen) -> Finding {
         (Some(_), true) => Finding::fine(check, "configured, with its authority"),
         (Some(_), false) => Finding::broken(
             check,
-            "the configuration has no caBundle: pods that ask for a share are refused",
+            "the configuration has no caBundle: pods that request a share are rejected",
             "the scheduler writes it within a minute of its start; look at its log",
         ),
         (None, _) => Finding::broken(
             check,
-            "there is none: share pods stay without their token and wait for ever",
-            "kubectl apply -f deploy/scheduler.yaml, then make such pods anew",
+            "there is none: pods with a share get no token and are never placed",
+            "kubectl apply -f deploy/scheduler.yaml, then recreate such pods",
         ),
     }
 }
@@ -443,7 +443,7 @@ fn runtimes(seen: &Seen) -> Vec<Finding> {
         } else if runtime.starts_with("containerd://1.7") {
             findings.push(Finding::warning(
                 check,
-                format!("{name} has {runtime}, where CDI is off unless it was switched on"),
+                format!("{name} has {runtime}, in which CDI is off by default"),
                 format!("run `aliquot doctor --node` on {name}"),
             ));
         }
@@ -476,11 +476,11 @@ fn old_pods(seen: &Seen) -> Vec<Finding> {
             findings.push(Finding::broken(
                 "pods",
                 format!(
-                    "{}/{} was made before the webhook stood and waits for ever",
+                    "{}/{} was created before the webhook was installed and is never placed",
                     pod.namespace().unwrap_or_default(),
                     pod.name_any()
                 ),
-                "delete it and make it again",
+                "delete it and create it again",
             ));
         }
     }

@@ -1,9 +1,8 @@
-//! `aliquot doctor`: what is wrong with a cluster, or with the node it runs on, each
-//! finding with its fix.
+//! `aliquot doctor`: problems of a cluster, or of the node it runs on, each with its fix.
 //!
 //! - `cluster`: pure: listed objects → findings; `node`: files below a root → findings.
 //!
-//! Reads only. What may not be read is said to be unknown, never to be fine.
+//! Reads only. What may not be read is reported as unknown, never as healthy.
 
 mod cluster;
 mod node;
@@ -38,7 +37,7 @@ pub(crate) struct Args {
 pub(crate) enum State {
     /// As it must be.
     Fine,
-    /// It could not be looked at.
+    /// It could not be checked.
     Unknown,
     /// It works, and not as well as it could.
     Warning,
@@ -49,10 +48,10 @@ pub(crate) enum State {
 /// One check's outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What was looked at.
+    /// The checked item.
     check: &'static str,
     state: State,
-    /// What was found.
+    /// The finding.
     what: String,
     /// What to do; empty where nothing is to be done.
     fix: String,
@@ -107,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     } else {
         block_on(async {
             let cluster = args.place.connect().await?;
-            let mut progress = Progress::of("asking the API server", 0);
+            let mut progress = Progress::of("querying the API server", 0);
             progress.spin();
             let seen = cluster::Seen::look(&cluster).await?;
             drop(progress);
@@ -126,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn report(findings: &[Finding]) -> Report {
-    let mut table = Table::new(COLUMNS, "nothing was looked at");
+    let mut table = Table::new(COLUMNS, "nothing was checked");
     for finding in findings {
         let (word, tone) = match finding.state {
             State::Fine => ("ok", Tone::Good),
@@ -148,7 +147,7 @@ fn report(findings: &[Finding]) -> Report {
             .count()
     };
     let (broken, warnings, unknown) = (of(State::Broken), of(State::Warning), of(State::Unknown));
-    let verdict = format!("{broken} broken, {warnings} to be looked at, {unknown} unknown");
+    let verdict = format!("{broken} broken, {warnings} to check, {unknown} unknown");
     let mut report = Report::from(table);
     report
         .below

@@ -67,7 +67,7 @@ fn driver(node: &Node<'_>) -> Finding {
         Some(branch) if branch < 470 => Finding::broken(
             check,
             format!("driver {version} has no memory limit for MPS clients"),
-            "use driver 470 or newer; 535 and newer are what is known to work",
+            "use driver 470 or newer; 535 and newer are known to work",
         ),
         Some(_) => Finding::fine(check, format!("driver {version}")),
         None => Finding::warning(check, format!("driver {version}"), "look at `nvidia-smi`"),
@@ -91,7 +91,7 @@ fn library(node: &Node<'_>) -> Finding {
         None => Finding::broken(
             check,
             format!("no libnvidia-ml.so.1 below {}", node.driver("").display()),
-            "say where the driver is: --driver-root here, --driver-root and --nvml of the agent (/run/nvidia/driver with the GPU operator)",
+            "set the driver's path: --driver-root here, --driver-root and --nvml of the agent (/run/nvidia/driver with the GPU operator)",
         ),
     }
 }
@@ -125,14 +125,14 @@ fn mps(node: &Node<'_>) -> Finding {
     )
 }
 
-/// A control daemon that somebody else started.
+/// A control daemon that Aliquot did not start.
 fn strange_mps(node: &Node<'_>) -> Finding {
     let pipe = node.at("tmp/nvidia-mps/control");
     if pipe.exists() {
         return Finding::broken(
             "other MPS",
-            "somebody's own MPS daemon has its pipe in /tmp/nvidia-mps: it takes cards that Aliquot wants to set",
-            "end it: `echo quit | nvidia-cuda-mps-control`, and take it out of this node's start",
+            "another MPS daemon has its pipe in /tmp/nvidia-mps: it uses cards that Aliquot manages",
+            "end it: `echo quit | nvidia-cuda-mps-control`, and remove it from this node's startup",
         );
     }
     Finding::fine("other MPS", "no other MPS daemon")
@@ -171,7 +171,7 @@ fn kubelet(node: &Node<'_>) -> Finding {
     Finding::broken(
         check,
         format!("/{} is not there", missing.join(" and /")),
-        "start the kubelet; where its folder is another one, give the agent --kubelet-dir",
+        "start the kubelet; if its directory is another one, give the agent --kubelet-dir",
     )
 }
 
@@ -213,7 +213,7 @@ fn cdi(node: &Node<'_>) -> Finding {
     let Some(text) = node.text("etc/containerd/config.toml") else {
         return Finding::unknown(
             check,
-            "no /etc/containerd/config.toml: containerd 2 has CDI on by default, 1.7 has not",
+            "no /etc/containerd/config.toml: CDI is on by default in containerd 2, and off in 1.7",
             "look at `containerd --version`; on 1.7 set enable_cdi = true",
         );
     };
@@ -230,7 +230,7 @@ fn cdi(node: &Node<'_>) -> Finding {
         }
         None => Finding::warning(
             check,
-            "containerd's configuration is of version 2 or older and says nothing of CDI: off in 1.7",
+            "containerd's configuration has version 2 or older and does not mention CDI: it is off in 1.7",
             "set enable_cdi = true under [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd",
         ),
     }
@@ -266,7 +266,7 @@ fn runtimes(node: &Node<'_>) -> Finding {
     if accepts.as_deref() == Some("false") {
         return Finding::fine(
             check,
-            format!("{names}: NVIDIA's, which gives nothing by a variable"),
+            format!("{names}: NVIDIA's, which does not read the variable"),
         );
     }
     let default = default_runtime(node).filter(|name| nvidias.contains(name));
@@ -284,7 +284,7 @@ fn runtimes(node: &Node<'_>) -> Finding {
     )
 }
 
-/// The files of containerd or CRI-O, with those that they take in, in their order.
+/// The files of containerd or CRI-O, with the files that they import, in their order.
 fn runtime_configurations(node: &Node<'_>) -> Vec<String> {
     let folder = |path: &str| {
         let mut files: Vec<PathBuf> = std::fs::read_dir(node.at(path))
@@ -396,8 +396,8 @@ fn agent(node: &Node<'_>) -> Finding {
     }
 }
 
-/// The value of the first `key = value` of a TOML text, without quotes. Tables are left
-/// aside: the keys that are asked for have one meaning wherever they stand.
+/// The value of the first `key = value` of a TOML text, without quotes. Tables are ignored: the
+/// keys that are looked up have the same meaning in every table.
 fn setting(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (name, value) = line.split('#').next()?.split_once('=')?;

@@ -1,10 +1,10 @@
 //! Changes that would let a pod run: thought of from what hinders it, tried on copies of
 //! the core, cheapest first.
 //!
-//! A change is tried in two steps: cheaply, whether the pod would fit by itself, and then
-//! for good, whether the core's next decision places it and nobody else takes the room.
-//! What costs nobody anything comes first, then asking for less, then what an admin can
-//! give, then what another pod would lose, then new hardware.
+//! A change is tried in two steps: first cheaply, whether the pod would fit by itself; then in
+//! full, whether the core's next decision places it and no other pod takes the room. The order is:
+//! changes without a cost, a smaller request, changes by an admin, losses of another pod, new
+//! hardware.
 
 use super::state::State;
 use crate::shadow::Shadow;
@@ -16,11 +16,11 @@ use scheduler_core::units::{Bound, Mib, NanoGpu};
 use scheduler_core::{Action, Event, ReasonKind};
 use std::sync::Arc;
 
-/// So many changes are told.
+/// Number of changes that are listed.
 const MOST: usize = 4;
-/// So many pods are tried as the one that would have to end.
+/// Number of pods that are tried as the one to end.
 const MOST_HOLDERS: usize = 200;
-/// Fractions are asked for in hundredths.
+/// Fractions are tried in hundredths.
 const HUNDREDTH: u64 = 10_000_000;
 
 /// One change.
@@ -136,7 +136,7 @@ impl<'a> Trial<'a> {
         vec![Event::Pod(Box::new(pod))]
     }
 
-    /// Gates, a queue that is not there.
+    /// Gates, a missing queue.
     fn what_it_asks_by_mistake(&mut self) -> Vec<CandidateChange> {
         let mut ideas = Vec::new();
         if self.pod.gated {
@@ -151,7 +151,7 @@ impl<'a> Trial<'a> {
                 let events = self.changed(|pod| pod.queue = default);
                 ideas.push(CandidateChange::new(
                     format!(
-                        "make the queue {queue}, or name another in the label {} ({} exists)",
+                        "create the queue {queue}, or name another in the label {} ({} exists)",
                         proto::names::kai::QUEUE_LABEL,
                         proto::names::kai::DEFAULT_QUEUE
                     ),
@@ -169,7 +169,7 @@ impl<'a> Trial<'a> {
                 }
             });
             ideas.push(CandidateChange::new(
-                "leave the sharing mode to the node",
+                "remove the sharing mode, so that the node's default applies",
                 events,
             ));
         }
@@ -186,7 +186,7 @@ impl<'a> Trial<'a> {
                     other.cordoned &= other.uuid != card.uuid;
                 }
                 let idea = CandidateChange::new(
-                    format!("open the cordoned GPU {} of node {name}", card.index),
+                    format!("uncordon GPU {} of node {name}", card.index),
                     vec![Event::Cards(agent)],
                 );
                 ideas.push(idea.by(format!("aliquot uncordon {name}/{}", card.index)));
@@ -196,7 +196,7 @@ impl<'a> Trial<'a> {
             let mut open = node.clone();
             open.unschedulable = false;
             let idea = CandidateChange::new(
-                format!("open the cordoned node {}", node.name),
+                format!("uncordon node {}", node.name),
                 vec![Event::Node(open)],
             );
             ideas.push(idea.by(format!("kubectl uncordon {}", node.name)));
@@ -212,7 +212,7 @@ impl<'a> Trial<'a> {
             free.nodes = NodeRules::default();
             if self.fits(&free) {
                 ideas.push(CandidateChange::new(
-                    "drop its node selector and node affinity",
+                    "remove its node selector and node affinity",
                     vec![Event::Pod(Box::new(free))],
                 ));
             }
@@ -237,7 +237,7 @@ impl<'a> Trial<'a> {
             tolerant(&mut pod, Some(Arc::clone(&key)));
             if self.fits(&pod) {
                 ideas.push(CandidateChange::new(
-                    format!("let it tolerate the taint {key}"),
+                    format!("add a toleration of the taint {key}"),
                     vec![Event::Pod(Box::new(pod))],
                 ));
             }
@@ -268,7 +268,7 @@ impl<'a> Trial<'a> {
                     return Vec::new();
                 };
                 (
-                    format!("ask for nvidia.com/gpu: {fewer} instead of {count}"),
+                    format!("request nvidia.com/gpu: {fewer} instead of {count}"),
                     Ask::Whole(fewer),
                 )
             }
@@ -294,10 +294,10 @@ impl<'a> Trial<'a> {
                 }
                 let what = match share.amount {
                     Amount::Memory(mib) => {
-                        format!("ask for gpu-memory: \"{largest}\" instead of \"{}\"", mib.0)
+                        format!("request gpu-memory: \"{largest}\" instead of \"{}\"", mib.0)
                     }
                     Amount::Fraction(_) => {
-                        format!("ask for gpu-fraction: \"0.{largest:02}\" instead of what it asks")
+                        format!("request gpu-fraction: \"0.{largest:02}\" instead")
                     }
                 };
                 (what, of(largest))

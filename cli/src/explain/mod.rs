@@ -1,7 +1,7 @@
-//! `aliquot explain POD`: why it waits, card by card, who holds what it needs, and the
+//! `aliquot explain POD`: why it waits, card by card, the holders of what it needs, and the
 //! cheapest change that would let it run.
 //!
-//! - `state`: the shadow core's pods and cards, as this verb looks at them.
+//! - `state`: the shadow core's pods and cards, as this verb needs them.
 //! - `change`: changes that are tried on copies of the core.
 //!
 //! Every sentence is the core's own: the same `fit` decides, and a change is only named
@@ -101,7 +101,7 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         Verdict::Soon(how) => Cell::from(format!("{who}: {how}")).tone(Tone::Good),
         Verdict::Waits => {
             let line = match &*explanation.line {
-                "" => "nothing hinders it by itself, others go first",
+                "" => "it could be placed, but other pods come first",
                 // What follows is card by card, as the table below.
                 line => line.split(". node ").next().unwrap_or(line),
             };
@@ -131,7 +131,7 @@ type Said = Option<(ReasonKind, Arc<str>)>;
 /// What the next decisions do with the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It gets a place without anybody's doing.
+    /// It gets a place without a change by the user.
     Soon(String),
     /// It does not.
     Waits,
@@ -178,7 +178,7 @@ fn verdict(shadow: &Shadow, pod: &Pod, explanation: &Explanation) -> (Verdict, S
                 .collect();
             let how = if evicted.is_empty() {
                 format!(
-                    "it gets a place on node {} when what is leaving there has left",
+                    "it gets a place on node {} when the pods that are leaving there have ended",
                     promise.node
                 )
             } else {
@@ -217,7 +217,7 @@ fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
         Phase::Running(placement) => ("runs on node", placement),
         Phase::Releasing(Some(placement)) => ("is leaving node", placement),
         Phase::Stuck(placement) => (
-            "should have left and still holds its place on node",
+            "should have ended and still holds its place on node",
             placement,
         ),
         Phase::Releasing(None) => {
@@ -285,7 +285,7 @@ fn cards(state: &State, explanation: &Explanation) -> Table {
                 .iter()
                 .map(|(pod, mib)| format!("{pod} {}", mib.0))
                 .collect();
-            // A card of which nothing is said is fine by itself; its node may not be.
+            // A card without a reason fits by itself; its node may not.
             let why = match said {
                 Some(why) if node.reasons.len() > 1 => format!("{why}; {reasons}"),
                 Some(why) => why,

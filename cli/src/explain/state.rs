@@ -1,4 +1,4 @@
-//! Pods and cards of a shadow core: who holds what.
+//! Pods and cards of a shadow core, and what each pod holds.
 
 use crate::failure::Failure;
 use crate::shadow::Shadow;
@@ -8,7 +8,7 @@ use scheduler_core::units::Mib;
 use scheduler_core::{Bind, Event};
 use std::collections::BTreeMap;
 
-/// A card and who holds parts of it, the largest part first.
+/// A card and the holders of its parts, the largest part first.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) card: Card,
@@ -72,7 +72,7 @@ impl State {
         found.sort_by_key(|pod| (over(pod), std::cmp::Reverse(pod.created)));
         let Some(pod) = found.first() else {
             return Err(Failure::no(format!(
-                "no pod {name} in namespace {namespace} is this scheduler's, or stands on a node"
+                "no pod {name} in namespace {namespace} is this scheduler's, or is on a node"
             )));
         };
         if pod.ours {
@@ -89,7 +89,7 @@ impl State {
         self.assumed.get(pod)
     }
 
-    /// Where a pod stands, and with what.
+    /// A pod's node, and what it holds.
     pub(super) fn placement<'a>(
         &'a self,
         pod: &'a Pod,

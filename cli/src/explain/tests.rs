@@ -1,8 +1,8 @@
 use super::*;
 use scheduler_core::Config;
 
-/// Two nodes with one card each. `small` and `large` stand on the first, `whole` on the
-/// second, so `late` has no place.
+/// Two nodes with one card each. `small` and `large` are on the first, `whole` on the second, so
+/// `late` has no place.
 const CLUSTER: &str = "\
 tick 1000
 node n1 cpu=64000 memory=274877906944 pods=110 gpus=1 managed extended.aliquot.dev/gpu-share=48
@@ -52,7 +52,7 @@ NODE  GPU  FREE MIB  HELD BY                            FITS  WHY NOT
 n1      0      5000  team/large 15000, team/small 3000  no    5000 of 23000 MiB free, 6000 needed
 n2      0         0  team/whole 23000                   no    held as a whole GPU
 
-The cheapest change that lets it run: ask for gpu-memory: \"5000\" instead of \"6000\"
+The cheapest change that lets it run: request gpu-memory: \"5000\" instead of \"6000\"
 Also:
   - wait for the end of team/small (queue default-queue, 3000 MiB), or end it
   - one more node like n1, empty"
@@ -68,7 +68,7 @@ pod-gone whole
 ";
     let report = explained(&format!("{cordoned}{}", share("late", 20000, "")), "late");
     let changes = report.document.unwrap()["changes"].clone();
-    assert_eq!(changes[0]["what"], "open the cordoned GPU 0 of node n2");
+    assert_eq!(changes[0]["what"], "uncordon GPU 0 of node n2");
     assert_eq!(changes[0]["command"], "aliquot uncordon n2/0");
 }
 
@@ -81,12 +81,12 @@ fn queues_gates_and_selectors_are_named_where_they_hinder() {
         ),
         (
             share("late", 1000, "queue=nowhere"),
-            "make the queue nowhere, or name another",
+            "create the queue nowhere, or name another",
         ),
         (share("late", 1000, "gated"), "remove its scheduling gates"),
         (
             share("late", 1000, "selector.zone=b"),
-            "drop its node selector and node affinity",
+            "remove its node selector and node affinity",
         ),
     ] {
         let report = explained(&more, "late");

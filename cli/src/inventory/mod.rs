@@ -231,7 +231,7 @@ team-a     b    main       n1      0       10000      50%  ClientLimit      1000
         let none = Report::from(shares::table(&nodes(), Some("other")));
         assert_eq!(
             printed(none, Format::Table),
-            "nobody holds a share of a GPU\n"
+            "no pod holds a share of a GPU\n"
         );
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn table(nodes: &[GpuNode]) -> Table {
         let status = node.status.clone().unwrap_or_default();
         let condition = status.conditions.iter().find(|c| c.type_ == "Offering");
         let offering = condition.is_some_and(|condition| condition.status == "True");
-        // What a cordoned or unhealthy card has left is nobody's to have.
+        // The free memory of a cordoned or unhealthy card is not available.
         let free = status
             .gpus
             .iter()

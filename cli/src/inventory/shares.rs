@@ -59,7 +59,7 @@ pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>) -> Table {
         };
         key(one).cmp(&key(other))
     });
-    let mut table = Table::new(COLUMNS, "nobody holds a share of a GPU");
+    let mut table = Table::new(COLUMNS, "no pod holds a share of a GPU");
     table.rows = rows;
     table
 }

@@ -3,8 +3,8 @@
 //! - `table`: columns and rows; `print`: table, wide, JSON, YAML, CSV; `screen`: an answer
 //!   that is followed.
 //!
-//! A verb makes a [`Report`] and never prints; what is printed is decided here alone, so
-//! that every verb knows every format.
+//! A verb creates a [`Report`] and never prints; only this module prints, so that every verb
+//! supports every format.
 
 mod print;
 mod screen;

@@ -168,7 +168,7 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
     text
 }
 
-/// Names and messages come from anybody: what would steer a terminal is left out.
+/// Names and messages are untrusted: control sequences are removed.
 pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     let code = match tone {

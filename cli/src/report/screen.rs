@@ -23,8 +23,8 @@ pub(crate) struct Follow {
 }
 
 impl Follow {
-    /// Prints what `look` answers: once, or whenever it is another. A look that fails
-    /// after the first one is said and tried again.
+    /// Prints the result of `look`: once, or whenever it changes. An error after the first success
+    /// is printed, and the call is repeated.
     pub(crate) async fn print<L>(self, output: Output, mut look: L) -> Result<(), Failure>
     where
         L: AsyncFnMut() -> Result<Report, Failure>,
@@ -74,13 +74,13 @@ impl Screen {
         Self::default()
     }
 
-    /// Shows a text unless it is the one that stands there.
+    /// Shows a text unless it is already shown.
     pub(crate) fn show(&mut self, text: &str) -> Result<(), Failure> {
         let text = self.next(text, drawable());
         say(&text)
     }
 
-    /// What is to be written for it.
+    /// The output for it.
     fn next(&mut self, text: &str, size: Option<(u16, u16)>) -> String {
         let same = self.last.as_deref() == Some(text);
         if same && self.drawn.map(|(old, _)| old) == size {
@@ -101,7 +101,7 @@ impl Screen {
         let back = match before {
             // Up to where the last text began, and everything below is cleared.
             Some((old, lines)) if old == size && lines > 0 => format!("\x1b[{lines}F\x1b[J"),
-            // The terminal has broken the lines anew: it is cleared.
+            // The terminal has rewrapped the lines: it is cleared.
             Some((old, _)) if old != size => "\x1b[2J\x1b[H".to_owned(),
             _ => String::new(),
         };
@@ -130,7 +130,7 @@ pub(crate) fn first_lines(text: &str, most: usize) -> Vec<Cow<'_, str>> {
     lines
 }
 
-/// A line of so many columns at most. What steers colours takes none.
+/// A line of at most this many columns. Colour codes take none.
 pub(crate) fn clipped(line: &str, width: usize) -> String {
     let (mut out, mut columns) = (String::with_capacity(line.len()), 0);
     let mut characters = line.chars();

@@ -11,7 +11,7 @@ pub(crate) struct Column {
     pub(crate) title: &'static str,
     /// In tables only with `-o wide`.
     pub(crate) wide: bool,
-    /// Numbers stand right.
+    /// Numbers are right-aligned.
     pub(crate) right: bool,
 }
 

@@ -161,7 +161,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         }
     };
     let Some(pod) = pod else {
-        return vec!["  It is not there any more.".to_owned()];
+        return vec!["  It no longer exists.".to_owned()];
     };
     let status = pod.status.as_ref();
     fact("phase", phase(pod));

@@ -1,8 +1,8 @@
-//! `aliquot top`: cards with what is granted, used and free, shares under them, and who waits.
+//! `aliquot top`: cards with what is granted, used and free, shares under them, and pending pods.
 //!
-//! In: `GpuNode`s and pods, by `list` alone. On a terminal it is live: `model` has what is shown
-//! and what keys do, `draw` makes lines of it, `terminal` has keyboard and screen. Anything else,
-//! and a terminal of 40 columns, gets lines.
+//! In: `GpuNode`s and pods, by `list` alone. On a terminal it is live: `model` has the state and
+//! the effect of keys, `draw` renders it, `terminal` has keyboard and screen. Anything else, and a
+//! terminal of 40 columns, gets lines.
 
 mod draw;
 mod model;

@@ -1,4 +1,4 @@
-//! What is shown, and what keys do. Pure.
+//! The state on screen, and the effect of keys. Pure.
 //!
 //! A view is a table of the cluster, or of what one of its rows leads to: from a node to its
 //! cards, from a card to its shares, from a share to its pod. Keys are k9s' where it has one.
@@ -55,7 +55,7 @@ impl View {
     }
 }
 
-/// What is typed at the foot.
+/// The input line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Typing {
     /// `/`
@@ -93,7 +93,7 @@ pub(super) struct Model {
     /// The last is shown; Escape goes back.
     stack: Vec<Place>,
     pub(super) typing: Option<Typing>,
-    /// What went wrong, until the next key or look.
+    /// The error, until the next key or update.
     pub(super) said: Option<String>,
     /// Rows that fit.
     pub(super) page: usize,
@@ -125,11 +125,11 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ),
     (
         "enter",
-        "what the row leads to: cards of a node, shares of a card, the pod of a share",
+        "open the row: cards of a node, shares of a card, the pod of a share",
     ),
-    ("escape", "back; takes a filter away first"),
+    ("escape", "back; removes a filter first"),
     ("/", "only rows with this text; enter keeps it"),
-    ("< >", "sort by the column before or behind"),
+    ("< >", "sort by the previous or next column"),
     ("r", "sort the other way round"),
     ("?", "this page"),
     ("q, ctrl-c", "end"),
@@ -219,7 +219,7 @@ impl Model {
         table
     }
 
-    /// Takes a new look; rows that are gone move nobody's place beyond the last.
+    /// Applies new data; the cursor never moves beyond the last row.
     pub(super) fn look(&mut self, view: ClusterView) {
         self.view = view;
         self.said = None;
@@ -232,7 +232,7 @@ impl Model {
         place.row = place.row.min(most);
     }
 
-    /// A key; whether it goes on.
+    /// Handles a key; returns whether the program continues.
     pub(super) fn key(&mut self, key: Key) -> bool {
         self.said = None;
         if key == Key::Interrupt {
@@ -362,7 +362,7 @@ impl Model {
             (Some(at), true) => Some(at + 1).filter(|at| *at < shown.len()),
             (Some(at), false) => at.checked_sub(1),
         };
-        // Of numbers the largest are looked for.
+        // For numbers the largest come first.
         place.sort = next.map(|at| (shown[at], columns[shown[at]].right));
     }
 }
@@ -379,7 +379,7 @@ fn compare(a: &Cell, b: &Cell) -> Ordering {
             let of = |number: &serde_json::Number| number.as_f64().unwrap_or(0.0);
             of(a).total_cmp(&of(b))
         }
-        // What is not there comes last.
+        // Missing values come last.
         (Value::Null, Value::Null) => Ordering::Equal,
         (Value::Null, _) => Ordering::Less,
         (_, Value::Null) => Ordering::Greater,

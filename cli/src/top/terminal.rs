@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Where standard error is the same terminal, what is said there is seen afterwards.
+/// If standard error is the same terminal, its output is shown afterwards.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
@@ -43,14 +43,14 @@ enum Input {
     Resize,
 }
 
-/// Shows the cluster until somebody ends it; `look` is asked every so often.
+/// Shows the cluster until the user ends it; `look` is called at intervals.
 pub(super) async fn run<L>(view: ClusterView, every: Duration, look: L) -> Result<(), Failure>
 where
     L: AsyncFn() -> Result<ClusterView, Failure>,
 {
     let guard = Guard::take()?;
     let (out, mut inputs) = mpsc::unbounded_channel();
-    // It ends with the process, or with the first input after its reader is gone.
+    // It ends with the process, or with the first input after its reader has ended.
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             let Some(input) = input(event) else { continue };

@@ -1,4 +1,4 @@
-//! `aliquot fit`: how often a request fits now, and where, evicting nobody.
+//! `aliquot fit`: how often a request fits now, and where, without evictions.
 
 use super::intake::Intake;
 use crate::connect::block_on;
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Without --count, so many are tried.
+/// Without --count, this many are tried.
 const MOST: u32 = 1000;
 
 /// Flags of `aliquot fit`.
@@ -184,7 +184,7 @@ fn places(rounds: &[Decision], intake: &Intake) -> BTreeMap<(String, Vec<String>
         let key = (bind.node.to_string(), cards.unwrap_or_default());
         let place = places.entry(key).or_default();
         place.times += 1;
-        // The last share of a card may get its remainder: the smallest is said.
+        // The last share of a card may get its remainder: the smallest is printed.
         let mib = grant.map(|grant| grant.memory.0);
         place.mib = match (place.mib, mib) {
             (Some(one), Some(other)) => Some(one.min(other)),

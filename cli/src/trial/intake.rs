@@ -8,10 +8,10 @@ use scheduler_core::ids::PodUid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// A workload is taken apart into so many pods at most.
+/// Largest number of pods of a workload.
 const MOST_PODS: u64 = 10_000;
 
-/// What was taken in.
+/// The pods that were added.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     /// The pods, in the order of the file.
@@ -190,7 +190,7 @@ impl Intake {
         self.count += 1;
         let taken = shadow
             .take_pod(&object, self.count)
-            .map_err(|why| Failure::input(format!("{shown} would be refused: {why}")))?;
+            .map_err(|why| Failure::input(format!("{shown} would be rejected: {why}")))?;
         let warnings = taken.warnings.iter();
         self.notes
             .extend(warnings.map(|warning| format!("{shown}: {warning}")));
@@ -214,7 +214,7 @@ fn there<K: DeserializeOwned>(object: &Value, shown: &str) -> Result<Seen<K>, Fa
 
 fn typed<K: DeserializeOwned>(object: &Value, shown: &str) -> Result<K, Failure> {
     serde_json::from_value(object.clone())
-        .map_err(|error| Failure::input(format!("{shown} is not as its kind must be: {error}")))
+        .map_err(|error| Failure::input(format!("{shown} is not valid for its kind: {error}")))
 }
 
 fn number(object: &Value, pointer: &str, shown: &str) -> Result<Option<u64>, Failure> {

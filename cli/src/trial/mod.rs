@@ -1,5 +1,5 @@
-//! `aliquot fit` and `aliquot simulate`: what the scheduler would do with pods that are not
-//! there yet.
+//! `aliquot fit` and `aliquot simulate`: what the scheduler would do with pods that do not exist
+//! yet.
 //!
 //! - `intake`: manifests → what the API server would keep of them: defaults, the webhook's
 //!   amendment or refusal, workloads taken apart into pods.

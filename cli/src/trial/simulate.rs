@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             .map_err(|why| Failure::input(format!("{}: {why}", file.display())))?;
         if documents.is_empty() {
             return Err(Failure::input(format!(
-                "{} has no manifest in it",
+                "{} contains no manifest",
                 file.display()
             )));
         }
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// The report, and whether every pod of the manifests gets a place.
 fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Failure> {
     // What would happen anyway is not these manifests' doing.
-    let mut progress = Progress::of("deciding what would happen anyway", 0);
+    let mut progress = Progress::of("deciding without the manifests", 0);
     shadow.settle_in_time(|_| progress.step());
     drop(progress);
     let mut progress = Progress::of("manifests", objects.len());
@@ -286,11 +286,11 @@ volumeBindingMode: WaitForFirstConsumer
         let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();
         assert_eq!(
             error,
-            "Pod bad would be refused: gpu-memory annotation value must be a positive integer greater than 0"
+            "Pod bad would be rejected: gpu-memory annotation value must be a positive integer greater than 0"
         );
         let error = simulate("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {schedulerName: kai-scheduler, containers: 7}\n").unwrap_err();
         assert!(
-            error.starts_with("Pod p would be refused: the object is no pod"),
+            error.starts_with("Pod p would be rejected: the object is not a pod"),
             "{error}"
         );
     }

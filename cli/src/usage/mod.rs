@@ -1,4 +1,4 @@
-//! `aliquot report`: what was granted and not used, and what that costs.
+//! `aliquot report`: memory granted and not used, and its cost.
 //!
 //! - `source`: from what a scheduler remembers, or from Prometheus; both as [`Uses`].
 //! - `prices`: the file of prices; `opencost`: as OpenCost's custom costs.
@@ -156,7 +156,7 @@ fn report(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Report {
             (key, sum, cost(|of| of.gpu), unused)
         })
         .collect();
-    // What is wasted most comes first.
+    // The largest waste comes first.
     let waste = |of: &Use| of.gpu_unused.unwrap_or(0.0);
     rows.sort_by(|(one, a, ..), (other, b, ..)| {
         (waste(b).total_cmp(&waste(a)))
@@ -166,10 +166,10 @@ fn report(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Report {
     for (key, of, cost, unused) in rows {
         let mut cells: Vec<Cell> = match by {
             ReportBy::Queue => vec![named(&key.queue, "(no queue)")],
-            ReportBy::Namespace => vec![named(&key.namespace, "(not told apart)")],
+            ReportBy::Namespace => vec![named(&key.namespace, "(no breakdown)")],
             ReportBy::Owner => vec![
-                named(&key.namespace, "(not told apart)"),
-                named(&key.owner, "(not told apart)"),
+                named(&key.namespace, "(no breakdown)"),
+                named(&key.owner, "(no breakdown)"),
                 key.queue.clone().into(),
             ],
         };
@@ -230,7 +230,7 @@ fn named(name: &str, unnamed: &str) -> Cell {
     Cell::shown(name, if name.is_empty() { unnamed } else { name })
 }
 
-/// A number with so many decimals, for people and programs.
+/// A number with this many decimals, for people and programs.
 fn decimal(number: Option<f64>, digits: usize) -> Cell {
     let Some(number) = number else {
         return Cell::from(None::<u64>);

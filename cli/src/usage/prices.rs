@@ -33,7 +33,7 @@ impl Prices {
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let prices: Self = serde_saphyr::from_str(text)
-            .map_err(|error| format!("these are no prices: {error}"))?;
+            .map_err(|error| format!("the prices are invalid: {error}"))?;
         let named = prices
             .products
             .iter()
@@ -78,7 +78,7 @@ mod tests {
             ("currency: USD\ngpuHour: -1", "the price of gpuHour is -1"),
             ("currency: USD\nproducts: {L4: .nan}", "the price of L4"),
             ("currency: USD\nhour: 1", "hour"),
-            ("[", "these are no prices"),
+            ("[", "the prices are invalid"),
         ] {
             let error = Prices::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");

@@ -19,7 +19,7 @@ const LABEL: (&str, &str) = ("app.kubernetes.io/name", "aliquot-scheduler");
 const PORT: u16 = 9401;
 /// Bytes.
 const MIB: f64 = 1_048_576.0;
-/// A query of Prometheus may take so long.
+/// Timeout for a query of Prometheus.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Points of a range that Prometheus adds up.
 const POINTS: u64 = 10_000;
@@ -39,15 +39,15 @@ pub(super) async fn ask(args: &Args) -> Result<Uses, Failure> {
     let text = match &args.scheduler {
         Some(url) => {
             let prometheus = client(url).map_err(|_| {
-                Failure::input("--scheduler is no URL, such as http://localhost:9401")
+                Failure::input("--scheduler is not a URL, such as http://localhost:9401")
             })?;
             prometheus.page(&page).await.map_err(Failure::cluster)?
         }
         None => by_api_server(&args.place.connect().await?, &page).await?,
     };
     let answer: Value = serde_json::from_str(&text)
-        .map_err(|error| Failure::cluster(format!("this is no scheduler's report: {error}")))?;
-    remembered(&answer).ok_or_else(|| Failure::cluster("this is no scheduler's report"))
+        .map_err(|error| Failure::cluster(format!("this is not a scheduler's report: {error}")))?;
+    remembered(&answer).ok_or_else(|| Failure::cluster("this is not a scheduler's report"))
 }
 
 /// A page of the scheduler that runs longest, through the API server.
@@ -120,12 +120,14 @@ fn remembered(answer: &Value) -> Option<Uses> {
         .map(|(all, free)| (thousandths(all), thousandths(free)));
     let since = number(answer, "since").unwrap_or(0);
     if since > uses.from {
-        uses.notes
-            .push(format!("The scheduler remembers since {}.", stamp(since)));
+        uses.notes.push(format!(
+            "The scheduler's history begins at {}.",
+            stamp(since)
+        ));
     }
     if let Some(from) = number(answer, "ownersFrom").filter(|_| answer["by"] != "queue") {
         uses.notes.push(format!(
-            "Before {} workloads are not told apart.",
+            "Before {} there is no breakdown by workload.",
             stamp(from)
         ));
     }
@@ -175,7 +177,7 @@ impl Labels {
 fn queries(by: ReportBy) -> [Option<String>; 3] {
     let limit =
         "max by (namespace, pod, container, UUID, modelName) (aliquot_share_memory_limit_bytes)";
-    // What is in use is said of all cards of a share together, with each of them.
+    // The memory in use of a share is for all of its cards together, and is repeated for each.
     let unused = format!(
         "clamp_min(sum by (namespace, pod, container, modelName) ({limit}) - on (namespace, pod, container) group_left () \
          max by (namespace, pod, container) (aliquot_share_memory_used_bytes), 0)"
@@ -255,7 +257,7 @@ async fn prometheus(url: &str, by: ReportBy, hours: u64) -> Result<Uses, String>
     let mut notes = Vec::new();
     if by == ReportBy::Queue {
         notes.push(
-            "A queue's hours are those of all queues below it, too. What they did not use Prometheus does not know by queue: see --by namespace."
+            "A queue's hours include those of all queues below it. Prometheus has no unused hours by queue: use --by namespace."
                 .to_owned(),
         );
     }
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(uses.cards, Some((8.0, 6.5)));
         assert_eq!(
             uses.notes,
-            ["The scheduler remembers since 1970-01-01T01:23:20Z."]
+            ["The scheduler's history begins at 1970-01-01T01:23:20Z."]
         );
         for other in [
             json!(null),

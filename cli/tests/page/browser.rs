@@ -1,7 +1,7 @@
 //! A real Chromium without a window, over its debugging pipe.
 //!
-//! Comes in: an address, clicks, keys. Goes out: what the page says, and everything that
-//! it complained of. Must never reach another host than the page's.
+//! In: an address, clicks, keys. Out: what the page says, and everything that it complained of.
+//! Must never reach another host than the page's.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// `None`, and said so: there is no Chromium here.
+    /// `None`, with a message: there is no Chromium here.
     pub(crate) fn start() -> Option<Self> {
         let Some(program) = PROGRAMS.iter().find(|program| Path::new(program).exists()) else {
             eprintln!("left out: no Chromium on this machine (Debian: chromium-headless-shell)");
@@ -274,7 +274,7 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", json!({"features": features}));
     }
 
-    /// What a screen reader is told: role and name of everything that is not ignored.
+    /// What a screen reader gets: role and name of everything that is not ignored.
     pub(crate) fn spoken(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));
         let nodes = tree["nodes"].as_array().unwrap().iter();

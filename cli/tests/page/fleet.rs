@@ -94,7 +94,7 @@ fn the_picture_is_used_by_mouse_and_keyboard_and_read_out() {
         "{spoken:#?}"
     );
     browser.until("document.getElementById('map')?.dataset.drawn > 0");
-    // The mouse tells, and a click leads to the card.
+    // The mouse shows a description, and a click opens the card.
     browser.hover("#map", 20.0, 40.0);
     browser.until("document.getElementById('tip').textContent.startsWith('node-1 / 0')");
     browser.hover("#map", 400.0, 40.0);
@@ -142,8 +142,8 @@ fn a_browser_without_canvas_gets_the_table() {
     assert_eq!(browser.complaints(), none);
 }
 
-/// The API server of the demo lets everybody do everything: what a page shows of a refusal is
-/// shown with an answer of the scheduler's tests.
+/// The API server of the demo has no authorization: the page's reaction to a refusal is shown with
+/// a response of the scheduler's tests.
 #[test]
 fn who_may_see_little_is_told_so() {
     let Some(mut browser) = Browser::start() else {
@@ -163,7 +163,7 @@ fn who_may_see_little_is_told_so() {
     }
     browser.evaluate("location.hash = '#/cards'");
     browser.heading("Cards");
-    // A chart beside other things is left out, and said so.
+    // A chart beside other things is left out, with a message.
     browser.click("tbody th a");
     browser.says("you may not list time");
     let none: Vec<String> = Vec::new();

@@ -72,7 +72,7 @@ impl Agent {
         let mut agent = Request::new(ReceiverStream::new(messages));
         let bearer = format!("Bearer {token}").parse().unwrap();
         agent.metadata_mut().insert("authorization", bearer);
-        // The server answers with its first word once it has heard one.
+        // The server sends its first message once it has received one.
         first.send(message(1, empty(node))).await.unwrap();
         let answers = TelemetryClient::new(channel).report(agent).await.unwrap();
         let mut agent = Self {
@@ -254,7 +254,7 @@ fn an_hour_is_drawn_read_out_and_reported_without_prometheus() {
 
     browser.open(&format!("{}#/time", site.page));
     browser.heading("Time");
-    browser.says("Remembered by this scheduler since");
+    browser.says("This scheduler's history begins at");
     for mark in ["fault", "recovered", "limit", "evicted"] {
         browser.until(&format!(
             "!!document.querySelector('#chart-fleet .mark.{mark}')"

@@ -1,4 +1,4 @@
-//! The status page in a real Chromium, as somebody looks at it.
+//! The status page in a real Chromium, as a user sees it.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod browser;
@@ -38,7 +38,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     let demo = Demo::start();
     browser.open(&demo.page);
     browser.heading("Overview");
-    // The story is told to its end: two shares, a whole card, one pod that waits.
+    // The story has reached its end: two shares, a whole card, one pending pod.
     browser.until("document.querySelector('.tiles')?.innerText.includes('1\\npods waiting')");
     browser.says("NVIDIA H100 80GB HBM3");
     picture(&mut browser, "page-overview.png");
@@ -58,7 +58,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.click("tbody tr a");
     browser.heading("Card 0 of node-2");
     browser.says("demo/");
-    browser.says("is heard");
+    browser.says("is connected");
     browser.says("ClientLimit");
     picture(&mut browser, "page-card.png");
     // The card's server lets every client have what the largest share has: only that one's limit
@@ -69,7 +69,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     ] {
         let link = format!("tbody a[href^='#/pod/'][href$='{pod}']");
         browser.until(&format!("document.querySelector({}) !== null", json!(link)));
-        // From a share to its pod's way, with the id of its trace.
+        // From a share to its pod's timeline, with the id of its trace.
         browser.click(&link);
         browser.heading(&format!("demo/{pod}"));
         browser.says(fence);
@@ -78,7 +78,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
             browser.heading("Card 0 of node-2");
         }
     }
-    for step in ["asked", "bound", "running"] {
+    for step in ["requested", "bound", "running"] {
         let step = json!(step);
         browser.until(&format!(
             "[...document.querySelectorAll('ol.story b')].some((b) => b.textContent === {step})"
@@ -99,8 +99,8 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.says("demo/later");
     browser.click("tbody tr th a");
     browser.heading("demo/later");
-    browser.says("Place in the queue");
-    browser.says("waits");
+    browser.says("Position in the queue");
+    browser.says("pending");
     browser.says("held as a whole GPU");
     browser.dark(true);
     picture(&mut browser, "page-pod-dark.png");
@@ -151,7 +151,7 @@ fn what_changes_is_seen_without_a_reload_and_what_is_gone_is_said() {
     assert_eq!(
         browser.evaluate("window.same"),
         json!(true),
-        "it was loaded anew"
+        "it was loaded again"
     );
     assert_eq!(
         browser.evaluate("document.activeElement.textContent"),

@@ -109,13 +109,13 @@ impl Default for Sized {
     }
 }
 
-/// A scheduler on the simulated API server, with nodes that nobody runs.
+/// A scheduler on the simulated API server, with nodes without kubelets.
 pub(crate) struct Site {
     pub(crate) runtime: tokio::runtime::Runtime,
     pub(crate) client: Client,
     stop: CancellationToken,
     pub(crate) page: String,
-    /// Where agents are heard.
+    /// Listen address of the telemetry service, to which agents connect.
     pub(crate) telemetry: SocketAddr,
 }
 

@@ -1,4 +1,4 @@
-//! Every verb as somebody types it: against a running demo, against files, and wrongly.
+//! Every verb as a user types it: against a running demo, against files, and with errors.
 #![expect(clippy::unwrap_used, reason = "a test from its first line to its last")]
 
 mod cluster;

@@ -60,11 +60,11 @@ const ELSEWHERE: [&str; 9] = [
     "kind: SchedulerConfiguration",
     "kind: SchedulingShard",
     "nodeTemplates:",
-    // What an agent is told of its node.
+    // An agent's settings for its node.
     "kind: GpuNode",
     // Rights: the tests of `deploy`.
     "rbac.authorization.k8s.io",
-    // Shares by claim: the tests on real daemons do that page as it stands.
+    // Shares by claim: the tests on real daemons run that page as it is.
     "resource.k8s.io/v1",
     // What other programs read: Karpenter's claim takes the page's, Kueue's has its own.
     "karpenter.sh/v1",

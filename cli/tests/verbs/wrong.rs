@@ -1,5 +1,4 @@
-//! What is wrong is said in one sentence, with the exit code of its kind, and nothing is
-//! half done.
+//! An error is one sentence, with the exit code of its kind, and nothing is half done.
 
 use super::cluster::{Said, aliquot};
 use std::io::Write as _;
@@ -56,7 +55,7 @@ fn without_a_cluster_every_verb_says_what_to_do() {
 #[test]
 fn a_cluster_that_does_not_answer_is_a_failure_of_its_own_kind() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago and on which nobody listens.
+    // A port that was free a moment ago and that has no listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -117,12 +116,12 @@ fn files_that_cannot_be_read_are_named_with_their_line() {
     refused(
         &[&["simulate", "-f", &empty][..], &from].concat(),
         2,
-        "has no manifest in it",
+        "contains no manifest",
     );
     refused(
         &[&["simulate", "-f", &refused_pod][..], &from].concat(),
         2,
-        "Pod p would be refused: gpu-memory annotation value must be a positive integer",
+        "Pod p would be rejected: gpu-memory annotation value must be a positive integer",
     );
     refused(
         &[&["explain", "nobody"][..], &from].concat(),

@@ -43,7 +43,7 @@
 {{- end -}}
 {{- end }}
 
-{{- /* Somebody else's SchedulingShard of that name is left as it is. In: the root; out: "yes" where there is one. */}}
+{{- /* A SchedulingShard of that name that does not belong to the release is not changed. In: the root; out: "yes" if there is one. */}}
 {{- define "aliquot.foreignShard" -}}
 {{- $there := lookup "kai.scheduler/v1" "SchedulingShard" "" "default" -}}
 {{- $release := (($there.metadata | default dict).annotations | default dict) | dig "meta.helm.sh/release-name" "" -}}

@@ -114,7 +114,7 @@ pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
     state.capacity_grew();
 }
 
-/// The queue of the first of its pods that stands somewhere.
+/// The queue of the first of its placed pods.
 fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
     let tasks = &state.jobs.get(key)?.tasks;
     let stands = |row: &TaskRow| {

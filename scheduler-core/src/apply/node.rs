@@ -77,7 +77,7 @@ pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<
     if let Some(row) = state.nodes.get_mut(key) {
         row.agent = None;
     }
-    // The cards' facts stay: who holds what of them is still true.
+    // The cards' facts stay: their holders are still right.
     state.touch_node(key);
     state.wake();
 }
@@ -191,8 +191,8 @@ fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Ve
     }));
 }
 
-/// Cards of the node that are not named lose their facts, and their rows where nobody
-/// holds them.
+/// Cards of the node that are not named lose their facts, and cards without a holder also their
+/// rows.
 fn forget_cards(state: &mut State, node: NodeKey, named: &BTreeSet<crate::ids::GpuUuid>) {
     let cards = state
         .nodes
@@ -241,8 +241,8 @@ fn revalue(state: &mut State, config: &Config, node: NodeKey) {
     }
 }
 
-/// Fills in what a hold is nominally worth and counts for in queues: what was granted, never
-/// what its pod's annotations say meanwhile.
+/// Sets the nominal value of a hold and its charge to queues: from the grant, never from its pod's
+/// current annotations.
 pub(super) fn worth(state: &State, config: &Config, mut hold: Hold) -> Hold {
     let Some(row) = state.cards.get(hold.card) else {
         return hold;

@@ -55,8 +55,8 @@ pub(super) fn outcome(
     state.wake();
 }
 
-/// A pod that may not go now, by a disruption budget: it is asked for again after a pause,
-/// and other victims are looked for meanwhile.
+/// A pod that a disruption budget protects now: it is tried again after a pause, and in the
+/// meantime other victims are searched.
 fn postpone_eviction(
     state: &mut State,
     config: &Config,
@@ -85,7 +85,7 @@ fn refusals(state: &State, task: TaskKey) -> u32 {
         .map_or(1, |pause| pause.refusals.saturating_add(1))
 }
 
-/// A refused binding: what it took is free again, its node is avoided for a while.
+/// A refused binding: its resources are free again, and its node is avoided for a while.
 fn take_back(
     state: &mut State,
     config: &Config,
@@ -174,7 +174,7 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     let row = state.tasks.get(task);
     let refused = row.and_then(|row| Some(&row.rare.refused.as_ref()?.refusal.node));
     if on.or(refused).is_some_and(|node| *node != request.node) {
-        // Another node has no say, and its word does not take the place of the node's own.
+        // Another node's report does not count, and does not replace the pod's own node's.
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
@@ -184,8 +184,8 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
     state.wake();
 }
 
-/// An eviction that did not happen: the pod keeps its place. The job that wanted it
-/// gone decides anew.
+/// An eviction that did not happen: the pod keeps its place. The job that needed the room is tried
+/// again.
 fn evict_again(state: &mut State, task: TaskKey) {
     let Some(row) = state.tasks.get_mut(task) else {
         return;
@@ -323,7 +323,7 @@ pub(super) fn refusal(
     stop_holding(state, task, node, &cell, refusal);
 }
 
-/// From a snapshot: a last word that was taken in.
+/// From a snapshot: a permanent refusal that was applied.
 pub(super) fn refused(state: &mut State, refusal: Refusal, problems: &mut Vec<Problem>) {
     let Some(task) = state.task_of(&refusal.pod) else {
         problems.push(Problem::Unknown {
@@ -592,7 +592,8 @@ mod tests {
         }
     }
 
-    /// Between its answer and its pod a binding is in the snapshot with what is known of it.
+    /// Between its answer and the pod's update, the snapshot contains a binding with all that is
+    /// known of it.
     #[test]
     fn an_answered_binding_is_rebuilt_as_answered() {
         let (mut core, pod) = core();

@@ -56,8 +56,8 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
     }
 }
 
-/// More than the times and the condition that we told the shell to write, and than its object, where it was
-/// announced before that was made.
+/// Changes beyond the times and the condition that the shell writes for us, and beyond the creation
+/// of its object if that was announced.
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
         .job_of(&group.name)

@@ -139,9 +139,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     key
 }
 
-/// When a pod started that stands somewhere and is a job of its own. That job goes with
-/// whatever changes of the pod; a group that is made for a pod without an owner is made
-/// while the pod is being bound.
+/// Start time of a placed pod that is a job of its own. That job is deleted with any change of the
+/// pod, and the group of a pod without an owner is created while the pod is being bound.
 fn started_alone(state: &State, key: TaskKey, before: &TaskCell) -> Option<Time> {
     let job = state.jobs.get(state.tasks.get(key)?.job?)?;
     job.last_start
@@ -289,7 +288,7 @@ fn in_order(order: TaskOrder, config: &Config) -> TaskOrder {
     TaskOrder { lead, place }
 }
 
-/// Where the task stands after what the API server showed.
+/// The task's placement after the API server's update.
 fn target(
     state: &mut State,
     config: &Config,
@@ -404,7 +403,7 @@ fn placed(
     }) else {
         return TaskCell::of(status);
     };
-    // Told to go, and seen once more before it does: what waits for its place still may.
+    // Evicted, and seen once more before it leaves: pods that wait for its place still may.
     let status = match status {
         Status::Bound | Status::Running if evicted => Status::Releasing,
         other => other,
@@ -538,7 +537,7 @@ fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<PodRelations>> {
     PodRelations::of(state, &namespace, &labels, pod.pods.clone(), subject, true)
 }
 
-/// The request signature, with what cannot be meant about it.
+/// The request signature, and what is invalid in it.
 fn spec_of(state: &mut State, pod: &Pod, problems: &mut Vec<Problem>) -> Spec {
     let mut bad = None;
     for ask in &pod.gpus {

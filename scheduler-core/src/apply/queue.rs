@@ -99,7 +99,7 @@ mod tests {
     use crate::model::Pod;
     use crate::units::{Bytes, CpuMilli, Time};
 
-    /// Queues below each other, told of from the top, with a pod in each `pods`.
+    /// Queues below each other, created from the top, with a pod in each of `pods`.
     fn play(depth: usize, pods: &[usize]) -> (Vec<Problem>, Vec<String>) {
         let mut core = Core::new(Config::default());
         let mut problems = Vec::new();

@@ -1,5 +1,5 @@
-//! Allocate: jobs in order, each as far as it fits now, or is promised what is leaving
-//! (KAI, `actions/allocate/allocate.go`).
+//! Allocate: jobs in order, each as far as it fits now, or with a promise of resources that are
+//! being released (KAI, `actions/allocate/allocate.go`).
 
 use super::Cycle;
 use super::place::Way;
@@ -14,7 +14,7 @@ use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// Who may still be placed.
+/// Jobs that may still be placed.
 #[derive(Default)]
 struct Placeable {
     /// [`crate::state::State::capacity_version`] at first.
@@ -23,7 +23,7 @@ struct Placeable {
     of_pods: FxHashMap<SpecKey, u32>,
     /// Other jobs.
     of_groups: FxHashSet<JobKey>,
-    /// Failures since the last look, and how many there are to be.
+    /// Failures since the last check, and the number that triggers the next one.
     failed: u32,
     patience: u32,
 }
@@ -74,8 +74,8 @@ impl Cycle<'_> {
                     Some(_) => {}
                     None => {
                         placeable.of_groups.remove(&job);
-                        // Who cost little has another turn in each decision, before those
-                        // that come after it in line.
+                        // Jobs whose try was cheap are tried again in each decision, before those
+                        // behind them in the queue.
                         if self.grown > grown {
                             self.turns.placed.insert(job, false);
                         }
@@ -93,7 +93,7 @@ impl Cycle<'_> {
                     .contradicts("a job was placed after it was known that none can be");
             }
             stuck.clear();
-            // A promise is looked for in each decision, and counts once.
+            // A promise is searched in each decision, and counts once.
             if self.grown > grown && self.plan.words() == acted {
                 if tried.is_some() {
                     self.grown = grown;
@@ -116,7 +116,7 @@ impl Cycle<'_> {
         self.report_pod_classes();
     }
 
-    /// Each pod of an elastic group is placed by a look at the whole group. A large group is
+    /// Each pod of an elastic group is placed by a pass over the whole group. A large group is
     /// continued in the next decision, so that it does not delay the others.
     fn is_enough(&mut self, job: JobKey) -> bool {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
@@ -124,8 +124,8 @@ impl Cycle<'_> {
         self.is_budget_spent()
     }
 
-    /// The rest goes on in the next decision, so that no pod waits long for an answer to what
-    /// was decided already.
+    /// The rest continues in the next decision, so that earlier results of this decision are not
+    /// delayed.
     fn is_budget_spent(&mut self) -> bool {
         /// About 50 ms: 125 pods of a group of 8,000, all of a group of 1,000.
         const MOST: u64 = 1_000_000;
@@ -133,8 +133,7 @@ impl Cycle<'_> {
         self.goes_on
     }
 
-    /// Takes those out that stand behind one that found nothing, and would find nothing
-    /// either.
+    /// Removes jobs behind one that found nothing, and that would find nothing either.
     fn pass_alike(
         &mut self,
         queue: &mut JobQueue,
@@ -205,8 +204,8 @@ impl Cycle<'_> {
         placeable
     }
 
-    /// Nothing that is left can be placed: nobody but pods of their own is left, and none
-    /// of their requests fits anywhere. Looked at after one failure, two more, four more.
+    /// Nothing that is left can be placed: only single pods are left, and none of their requests
+    /// fits anywhere. Checked after one failure, two more, four more.
     fn ends(&mut self, placeable: &mut Placeable) -> bool {
         // Something may fit that did not before.
         if placeable.capacity_version != self.state.capacity_version
@@ -231,7 +230,7 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(key).filter(|row| row.stays_out()) else {
             return false;
         };
-        // Thousands that each depend on all others would be asked here all at once.
+        // Thousands of jobs that each depend on all others would be evaluated here at once.
         if spec.spec.others.is_some() {
             return self.is_infeasible(key);
         }
@@ -241,7 +240,7 @@ impl Cycle<'_> {
     /// One of the first nodes that the index shows would take it: a cheap test for a request
     /// whose verdicts of all nodes are not known yet.
     fn is_seen_to_fit(&mut self, key: SpecKey) -> bool {
-        /// Most nodes that are looked at.
+        /// Largest number of nodes that are checked.
         const LOOK: usize = 8;
         self.state.refresh_rooms();
         let Some(spec) = self.state.specs.get(key) else {
@@ -266,9 +265,9 @@ impl Cycle<'_> {
         })
     }
 
-    /// Says to each kind that waits why, as it is now: its queue may have no more, where
-    /// whoever was placed after its turn counts too; else what came out when it was tried
-    /// last, or that it is known to fit nowhere.
+    /// Sets the current reason of each waiting kind: its queue is at its limit, where placements
+    /// after its turn count too; else the result of its last try, or that it is known to fit
+    /// nowhere.
     fn report_pod_classes(&mut self) {
         self.refresh_waiting();
         let kinds: Vec<(PodClass, JobKey)> = self
@@ -288,8 +287,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// Why a kind fits nowhere, where it did not fail for another reason. The last reason
-    /// stands while the kind lacks the same and has no new job: new words would not be written.
+    /// Why a kind fits nowhere, if it did not fail for another reason. The last reason stays while
+    /// the kind lacks the same and has no new job: a changed text would not be written.
     fn lacking_reason(&mut self, kind: PodClass) -> Option<Arc<WaitReason>> {
         let alike = self.waiting.kinds.get(&kind)?;
         if alike.why.is_some() {
@@ -308,7 +307,7 @@ impl Cycle<'_> {
         told.filter(same).or_else(|| self.no_fit(kind.spec))
     }
 
-    /// Why a job did not get what it wanted: said to all of its kind.
+    /// Why a job was not placed: the reason of all jobs of its kind.
     fn fails(&mut self, job: JobKey, why: Option<Arc<WaitReason>>) {
         let Some(why) = why else {
             return;

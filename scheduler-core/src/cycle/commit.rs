@@ -114,7 +114,7 @@ impl Cycle<'_> {
         }));
     }
 
-    /// Reports promises and lets go of them: who waits waits, who is evicted leaves.
+    /// Reports promises and drops them: pending pods stay pending, evicted pods leave.
     pub(super) fn release_promises(&mut self) {
         let promised = self.plan.promised();
         if !promised.is_empty() {
@@ -156,8 +156,8 @@ impl Cycle<'_> {
     }
 }
 
-/// The action for a task that stands, or is about to stand, on a node with those holds.
-/// `None`: there is no such task or node.
+/// The action for a task that is placed, or about to be placed, on a node with those holds. `None`:
+/// there is no such task or node.
 pub(crate) fn bind(
     state: &State,
     task: TaskKey,
@@ -168,7 +168,7 @@ pub(crate) fn bind(
 ) -> Option<Bind> {
     let row = state.tasks.get(task)?;
     let on = state.nodes.get(node)?;
-    // A node that is gone has no UID any more; what was decided before is told all the same.
+    // A deleted node has no UID any more; earlier decisions are still reported.
     let node_uid = on.node.as_ref().map(|node| node.uid.clone());
     let received = if spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))) {
         Received::Fraction

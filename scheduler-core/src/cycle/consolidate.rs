@@ -80,7 +80,7 @@ impl Cycle<'_> {
         }
         self.infeasible.clear();
         self.passed_over.clear();
-        // Who finds nothing changes nothing.
+        // A failed search changes nothing.
         let may_find = self.ready_kinds().iter().any(|job| {
             self.may_move_others(*job) && self.enough_in_sum(*job) && self.may_find_by_moving(*job)
         });
@@ -190,7 +190,7 @@ impl Cycle<'_> {
         if !self.could_fit(spec, VictimFilter::All) {
             return false;
         }
-        // Who has pods standing is one of those who are not moved for it.
+        // A job with placed pods is one of those that are not moved for it.
         if self.state.placed_at.contains_key(job) {
             return true;
         }
@@ -210,8 +210,8 @@ impl Cycle<'_> {
         answer
     }
 
-    /// False: these cannot all have a place, and the first pod of that request too. A larger
-    /// set may be arranged in so many ways that it is tried.
+    /// False: these cannot all have a place, and the first pod of that request too. A larger set
+    /// has too many arrangements for this check, so it is tried.
     pub(super) fn could_all_move(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
         let jobs: Vec<JobKey> = scenario.by_job().iter().map(|unit| unit.job).collect();
         if jobs.len() > repack::MOST {
@@ -229,7 +229,7 @@ impl Cycle<'_> {
 
     /// Every job that may be moved for this one, and is in the same queue with the same priority, is served before it.
     pub(super) fn follows_all_movable(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
-        // Without priorities those of every priority stand in line with it.
+        // Without priorities, jobs of every priority are in one queue with it.
         let by_priority = self.state.by_priority;
         if self.max_moved().is_none() || rules.barred().is_some() || !by_priority {
             return false;
@@ -267,7 +267,7 @@ impl Cycle<'_> {
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
             .map(|spec| spec.share_mib)
             .sum();
-        // What is free for claims is not known in sum.
+        // There is no sum of free devices for claims.
         let by_claim: u128 = tasks
             .iter()
             .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))

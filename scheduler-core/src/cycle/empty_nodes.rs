@@ -1,9 +1,9 @@
 //! Keeps the last N empty nodes free for pods that need a whole node (ours, `keepEmptyNodes: N`).
 //!
-//! Tells, for the pods that a trial has placed, whether they opened one of those nodes, and which
-//! nodes to avoid instead. A node is empty while no pod with GPUs runs there or has a promise there;
-//! terminating pods do not count. The last empty nodes are the last by name. KAI opens an empty node
-//! before it moves any pod.
+//! Determines, for the pods that a trial has placed, whether they opened one of those nodes, and
+//! which nodes to avoid instead. A node is empty while no pod with GPUs runs there or has a promise
+//! there; terminating pods do not count. The last empty nodes are the last by name. KAI opens an
+//! empty node before it moves any pod.
 
 use super::Cycle;
 use crate::config::Step;

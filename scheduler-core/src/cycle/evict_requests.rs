@@ -1,5 +1,5 @@
-//! Evictions that do not depend on scheduling: an agent has refused the pod's grant for good, or has
-//! asked for the pod to be evicted.
+//! Evictions that do not depend on scheduling: an agent has refused the pod's grant permanently, or
+//! has asked for the pod to be evicted.
 
 use super::Cycle;
 use crate::action::EvictCause;
@@ -7,8 +7,8 @@ use crate::ids::NodeName;
 use crate::state::rows::Refused;
 
 impl Cycle<'_> {
-    /// Pods whose grants an agent refused for good, or that it wants gone. The former hold
-    /// nothing any more; the latter hold what they hold until they are gone.
+    /// Pods whose grants an agent refused permanently, or whose eviction it requests. The former
+    /// hold nothing any more; the latter keep what they hold until they have ended.
     pub(super) fn evict_unwanted(&mut self) {
         for (_, task) in std::mem::take(&mut self.state.to_evict) {
             let Some(row) = self.state.tasks.get(task) else {

@@ -18,10 +18,10 @@ use crate::state::rows::{NodeKey, QueueKey, SpecKey, TaskKey};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Above so many answers, those are dropped that were not asked for in the last decision.
+/// Above this number of cached answers, those that were not used in the last decision are dropped.
 const MOST: usize = 4096;
 
-/// Who may be told to go.
+/// Permitted victims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum VictimFilter {
     /// Every possible victim.
@@ -75,7 +75,7 @@ pub(super) struct EvictionBounds {
 }
 
 impl EvictionBounds {
-    /// What is left for the next decision, of one that began at `since`.
+    /// The work left for the next decision, of one that began at `since`.
     pub(super) fn keep(mut self, since: u64) -> Self {
         if self.of.len() > MOST {
             self.of.retain(|_, answer| answer.at >= since);

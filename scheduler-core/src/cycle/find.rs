@@ -19,7 +19,7 @@ use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
 use std::sync::Arc;
 
-/// What was found, and how many nodes were looked at.
+/// The result, and how many nodes were checked.
 pub(super) struct BestNode {
     pub best: Option<(NodeKey, Assignment)>,
     pub looked_at: u64,
@@ -51,8 +51,8 @@ impl Cycle<'_> {
     }
 }
 
-/// Looks for it. `among`: only there; `None`: anywhere. `over`: why a
-/// queue would not have it where it fits.
+/// Searches a place. `among`: only there; `None`: anywhere. `over`: why a queue does not allow it
+/// where it fits.
 pub(super) fn best(
     cycle: &mut Cycle,
     task: TaskKey,

@@ -19,10 +19,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// So many nodes' states are kept.
+/// Number of node states that are cached.
 const MOST_KNOWN: usize = 100_000;
 
-/// What tells pods apart: their shape, and the nodes that they may go to.
+/// What distinguishes pods: their shape, and the nodes that they may use.
 type PodClass<'a> = (Shape, Option<&'a Arc<Spec>>);
 /// Which shapes a node is open to; `None`: all.
 type OpenTo = Option<Arc<[bool]>>;
@@ -61,7 +61,7 @@ impl Fragments {
                 *pods.entry(row.spec).or_default() += 1;
             }
         }
-        // Pods that may go everywhere are told apart by their shape alone.
+        // Pods without node restrictions differ only by their shape.
         let mut kinds: BTreeMap<PodClass, (u64, &Arc<Spec>)> = BTreeMap::new();
         for (spec, key) in &state.spec_keys {
             let (Some(row), Some(count)) = (state.specs.get(*key), pods.get(key)) else {
@@ -110,7 +110,7 @@ impl Fragments {
     ) -> i64 {
         let (cpu, cards) = left(state, key);
         let mut after = cards.clone();
-        // Whole cards stand last.
+        // Whole cards come last.
         after.truncate(after.len().saturating_sub(spec.whole as usize));
         for hold in assignment.holds.iter().filter(|hold| !hold.lent) {
             let Some(row) = state.cards.get(hold.card) else {

@@ -1,12 +1,12 @@
 //! Keeps a job from being evicted for the same beneficiary again and again.
 //!
-//! Pods are evicted so that another job, the beneficiary, can start. A third job may take the
-//! freed room first. By KAI's rules alone, the victims could then come back and be evicted again,
-//! without end. So the state records each eviction: for whom it was, how many active pods the
-//! beneficiary had then, and how many the victim was left with. The job is evicted for the same
-//! beneficiary again only if the beneficiary has more active pods than it had, or the victim no
-//! more than it was left with. A job has a limited number of pods, so these evictions end unless
-//! something outside the scheduler changes.
+//! Pods are evicted so that another job, the beneficiary, can start. A third job may take the freed
+//! room first. By KAI's rules alone, the victims could then come back and be evicted again, without
+//! end. So the state records each eviction: its beneficiary, how many active pods the beneficiary
+//! had then, and how many the victim was left with. The job is evicted for the same beneficiary
+//! again only if the beneficiary has more active pods than it had, or the victim no more than it
+//! was left with. A job has a limited number of pods, so these evictions end unless something
+//! outside the scheduler changes.
 
 use super::Cycle;
 use crate::action::Action;

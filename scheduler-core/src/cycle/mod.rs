@@ -1,7 +1,7 @@
 //! One decision over the current state: KAI's actions, one after another.
 //!
 //! Input: the state. Output: a [`Decision`], and the state as if all of its actions had succeeded.
-//! 1. Expired pauses end. Pods whose grant was refused for good, or whose agent asked for it, are
+//! 1. Expired pauses end. Pods whose grant was refused permanently, or whose agent requests it, are
 //!    evicted.
 //! 2. Fair shares of all queues are computed once. The ordered list of pending jobs ([`waiting`]) is
 //!    brought up to date for the jobs that have changed.
@@ -62,8 +62,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
 
-/// KAI's schedule period: after so long a pod is looked at again whose binding was taken
-/// back, though nothing else has happened.
+/// KAI's schedule period: a pod whose binding was taken back is tried again after this time, even
+/// if nothing else has happened.
 const PERIOD: Duration = Duration::seconds(1);
 
 /// What one decision leaves for the next.
@@ -73,11 +73,11 @@ pub(crate) struct CycleCache {
     wake_version: Option<u64>,
     /// Nor before this time.
     wake: Option<Time>,
-    /// What was promised then still holds.
+    /// The promises of that decision still hold.
     promises: Vec<Promise>,
-    /// What was computed of nodes then.
+    /// Results about nodes of that decision.
     fragments: Option<Fragments>,
-    /// Who waited then.
+    /// The jobs that were pending then.
     waiting: Waiting,
     /// Requests that could fit nowhere then, whichever pods are evicted.
     eviction_bounds: eviction_bound::EvictionBounds,
@@ -85,12 +85,12 @@ pub(crate) struct CycleCache {
     shares: Shares,
     /// What topologies had then.
     topologies: topology::Topologies,
-    /// Where the last decision is to go on.
+    /// Where the next decision continues the last one.
     turns: TriedJobs,
 }
 
-/// Which jobs were tried in a decision and in those that it continues: no job is tried in vain
-/// twice before all were tried.
+/// Which jobs were tried in a decision and in those that it continues: no job fails twice before
+/// all were tried.
 #[derive(Debug, Default)]
 struct TriedJobs {
     /// Jobs with rules about other pods that were not placed, and (true) those that were
@@ -108,54 +108,55 @@ pub(crate) struct Cycle<'a> {
     /// Where a placement asks for it.
     fragments: Option<Fragments>,
     pub decision: Decision,
-    /// The action that goes on.
+    /// The action to continue.
     acting: Step,
     /// All nodes, in order of name.
     pub nodes: Arc<[NodeKey]>,
     /// The same as a set.
     all: Arc<NodeSet>,
-    /// What was decided so far.
+    /// The decisions so far.
     plan: Plan,
-    /// Why a job did not get what it wanted, for its pods.
+    /// Why a job was not placed, for its pods.
     failures: FxHashMap<JobKey, Arc<WaitReason>>,
     /// When something will change by time alone.
     wake: Option<Time>,
     /// By queue, the job for which no room was found last, while nothing has moved since:
     /// the next in line that is its like finds none either.
     infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
-    /// The steps at which the search that goes on is cut short, and whether it was.
+    /// The steps at which the current search is cut short, and whether it was.
     search_until: u64,
     search_cut: bool,
-    /// What searches took beside steps, in about as long pieces: sets that were made, and
-    /// victims that were looked at.
+    /// Other work of searches, in units of about the same time as a step: sets that were built, and
+    /// victims that were checked.
     pondered: u64,
     /// What searches took, of both.
     searched: u64,
-    /// Pods of jobs that were placed in part and looked at again for their next part.
+    /// Pods of jobs that were placed in part and processed again for their next part.
     grown: u64,
-    /// Not every job was tried: the next decision goes on.
+    /// Not every job was tried: the next decision continues.
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
-    /// Who had one.
+    /// The jobs that had one.
     turns: TriedJobs,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
-    /// Who waits.
+    /// The pending jobs.
     waiting: Waiting,
-    /// How often running work was told to make room.
+    /// How often running pods were evicted or moved to make room.
     rearranged: u64,
     /// Whether anything can come of a search for victims, while nothing has moved.
     reclaim_bounds: reclaim_bound::ReclaimBounds,
     /// Requests that could fit nowhere, whichever pods are evicted.
     eviction_bounds: eviction_bound::EvictionBounds,
-    /// Who may be moved, and for which requests that may help, while nothing has moved.
+    /// The jobs that may be moved, and the requests for which that may help, while nothing has
+    /// moved.
     moves: Option<consolidate::MoveBounds>,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
     scores: FxHashMap<String, topology::Scores>,
-    /// What is known of topologies.
+    /// Cached data about topologies.
     topologies: topology::Topologies,
 }
 
@@ -247,8 +248,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
     decision.displaced = cycle.plan.displaced();
-    // Where bindings were taken back, who may be placed is another question in the next
-    // decision.
+    // If bindings were taken back, other pods may be placed in the next decision.
     if cycle.plan.displaced() == 0 {
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
@@ -280,12 +280,12 @@ fn pauses_end(state: &State) -> Option<Time> {
 }
 
 impl Cycle<'_> {
-    /// Of the action that goes on.
+    /// Of the current action.
     fn tally(&mut self) -> &mut Tally {
         self.decision.tallies.entry(self.acting).or_default()
     }
 
-    /// A workload was tried, and got what it was tried for or not.
+    /// A workload was tried, with or without success.
     fn tried(&mut self, placed: bool) -> bool {
         let tally = self.tally();
         tally.tried += 1;

@@ -201,12 +201,13 @@ impl Cycle<'_> {
         nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Option<Arc<WaitReason>>> {
-        /// What a look at a node for a pod with rules about others counts for, in looks at a
-        /// pod of a large group: about as long takes each.
+        /// The cost of a check of a node for a pod with rules about other pods, in checks of a pod
+        /// of a large group, which take about the same time.
         const LOOK: u64 = 10;
-        /// As long as a look at a node takes a look at so many terms or pods.
+        /// The number of terms or pods whose check takes as long as that of a node.
         const TERMS: u64 = 4;
-        /// So few nodes are looked at one by one: the index may have many others before them.
+        /// Up to this many nodes are checked one by one: the index may have many others before
+        /// them.
         const FEW: usize = 8;
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
@@ -286,7 +287,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// The best of these nodes, each looked at.
+    /// The best of these nodes, each checked.
     #[allow(clippy::too_many_arguments)]
     fn best_of(
         &self,
@@ -336,7 +337,7 @@ impl Cycle<'_> {
         best.map(|(_, key, assignment)| (key, assignment))
     }
 
-    /// GPU memory counts differently on each node: judged again where it would stand.
+    /// GPU memory counts differently on each node: checked again for the chosen node.
     pub(super) fn over_capacity_there(
         &self,
         task: TaskKey,

@@ -26,7 +26,7 @@ pub(super) struct Eviction {
     pub in_favour_of: Option<GroupName>,
 }
 
-/// What is decided about a pod.
+/// The decision about a pod.
 #[derive(Clone, Debug)]
 pub(super) enum Planned {
     /// It has a place, as its cell says.
@@ -39,7 +39,7 @@ pub(super) enum Planned {
 pub(super) struct Plan {
     /// How often something was noted.
     turns: u64,
-    /// What was decided last about each pod, and when.
+    /// The last decision about each pod, and its order.
     words: FxHashMap<TaskKey, (u64, Planned)>,
     /// Pods that this decision had placed, and whose places a later search has taken: they wait
     /// for the next decision, as a pod does that was evicted.
@@ -61,7 +61,7 @@ impl Plan {
         self.words.insert(task, (turn, word));
     }
 
-    /// How many pods are to be bound or to leave, as it stands.
+    /// Current number of pods to be bound or evicted.
     pub(super) fn words(&self) -> usize {
         self.words.len()
     }
@@ -92,7 +92,7 @@ impl Plan {
         in_turn(promised.map(|(task, turn)| (*turn, *task)))
     }
 
-    /// What was decided, in the order in which it was. There is nothing after that.
+    /// The decisions, in order. This empties the plan.
     pub(super) fn take_planned(&mut self) -> Vec<(TaskKey, Planned)> {
         let words = std::mem::take(&mut self.words).into_iter();
         in_turn(words.map(|(task, (turn, word))| (turn, (task, word))))
@@ -146,9 +146,9 @@ impl Cycle<'_> {
         self.plan.promised.entry(task).or_insert(turn);
     }
 
-    /// A victim has to leave where it stands; one that has another place keeps it for the rest
-    /// of this decision. False where it does not have to: this decision had placed it, or it only
-    /// had a promise.
+    /// A victim has to leave its node; if it has another place, it keeps that for the rest of this
+    /// decision. False if it does not have to leave: this decision had placed it, or it only had a
+    /// promise.
     pub(super) fn evict(
         &mut self,
         task: TaskKey,
@@ -213,7 +213,7 @@ impl Cycle<'_> {
         true
     }
 
-    /// A pod whose binding was not refused, but which has to go all the same, wherever it stands.
+    /// A pod whose binding was not refused, and which has to leave its node nevertheless.
     pub(super) fn evict_as_it_is(&mut self, task: TaskKey, cause: EvictCause, message: &str) {
         let eviction = Eviction {
             cause,

@@ -59,7 +59,7 @@ impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
         self.infeasible.clear();
         self.passed_over.clear();
-        // Who finds nothing changes nothing.
+        // A failed search changes nothing.
         let may_find = self
             .ready_kinds()
             .iter()

@@ -169,16 +169,15 @@ pub(super) fn not_ready_line(gang: &Gang, gated: &dyn Fn(TaskKey) -> bool) -> Ar
 }
 
 impl Cycle<'_> {
-    /// Says to every pod that stays why, where that may not be what was said last: to those
-    /// of jobs that have moved or were tried by themselves, and to all of a kind when its
-    /// reason is another.
+    /// Sets the reason of every pod that stays pending, if it may have changed: of jobs that have
+    /// moved or were tried individually, and of a whole kind when its reason is another.
     pub(super) fn report_reasons(&mut self) {
         self.refresh_waiting();
         let mut jobs = std::mem::take(&mut self.waiting.fresh);
         jobs.extend(self.failures.keys());
         for alike in self.waiting.kinds.values_mut() {
             if alike.why.is_none() {
-                // Who comes new is told once there is something to say.
+                // A new pod gets a reason once there is one.
                 continue;
             }
             let unreported_starts = std::mem::take(&mut alike.unreported_starts);
@@ -199,7 +198,7 @@ impl Cycle<'_> {
             .flat_map(|row| row.tasks.iter().copied())
             .chain(self.plan.promised())
             .collect();
-        // What holds for a gang is asked once, not by each of its pods.
+        // Conditions of a gang are checked once, not for each of its pods.
         let mut of_gangs = FxHashMap::default();
         for task in tasks {
             if let Some(why) = self.why(task, &mut of_gangs) {

@@ -1,11 +1,11 @@
 //! Reclaim: a queue below its share takes back what others hold beyond theirs (KAI,
 //! `actions/reclaim` and `plugins/proportion/reclaimable`).
 //!
-//! Judged before each chunk (extra pods one by one, the core as one), at the level where
-//! the two queues' ancestors first differ: the other queue is above what it may have in
-//! some resource, or ours stays within its quota in all and the other is above its own in
-//! some, or, where the admin has it so (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling that lost something may end up less saturated
-//! than we are above our fair share.
+//! Judged before each chunk (extra pods one by one, the core as one), at the level where the two
+//! queues' ancestors first differ: the other queue is above what it may have in some resource, or
+//! ours stays within its quota in all and the other is above its own in some, or, if the admin has
+//! enabled it (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling
+//! that lost something may end up less saturated than we are above our fair share.
 
 use super::Cycle;
 use super::runtime::RuntimeRule;
@@ -247,7 +247,7 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                 .filter(|task| set.tasks.iter().any(|(one, _)| one == *task));
             for (index, task) in of_set.enumerate() {
                 let cell = cycle.state.cell(*task);
-                // Who found a place does not count as lost.
+                // A pod with another place does not count as lost.
                 if cell.status.is_allocated() {
                     continue;
                 }
@@ -293,7 +293,7 @@ impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
         self.infeasible.clear();
         self.passed_over.clear();
-        // Who finds nothing changes nothing.
+        // A failed search changes nothing.
         let may_find = self.ready_kinds().iter().any(|job| {
             let wanted = self.still_wanted(*job);
             self.may_reclaim(*job, wanted)
@@ -342,9 +342,9 @@ impl Cycle<'_> {
         standing.filter(move |theirs| *theirs != queue && self.may_lose(queue, wanted, *theirs))
     }
 
-    /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) Whoever
-    /// cannot stays out of the search, or one such queue early in the order would spoil
-    /// every scenario after it. Not inside a trial.
+    /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) A queue that cannot is
+    /// left out of the search; otherwise one such queue early in the order would spoil every
+    /// scenario after it. Not inside a trial.
     fn may_lose(&self, queue: QueueKey, wanted: QueueAmounts, theirs: QueueKey) -> bool {
         let Some((ours, theirs)) = self.where_they_part(queue, theirs) else {
             return true;

@@ -27,7 +27,7 @@ pub(super) struct ReclaimBounds {
     at: Option<u64>,
     /// By parent, of all its children.
     below: FxHashMap<Option<QueueKey>, Reclaimable>,
-    /// Moving may free whole GPUs, or jobs stand in queues that have no place of their own.
+    /// Moving may free whole GPUs, or jobs are in queues that have no place of their own.
     says_nothing: bool,
     /// Answers by queue, request of the first pod, and what the whole job wants.
     answers: FxHashMap<(QueueKey, SpecKey, QueueAmounts), bool>,
@@ -103,7 +103,7 @@ impl Cycle<'_> {
         self.could_be_arranged(spec, &movable_pods, &mut FxHashMap::default())
     }
 
-    /// At most so many nano-GPU can be lost by other queues to one that wants so much.
+    /// Upper bound of the nano-GPUs that other queues can lose to one with this demand.
     fn reclaimable_by(&self, queue: QueueKey, wanted: [u128; 3]) -> u128 {
         let chain = self.chain_of(queue);
         let mut sum = 0;

@@ -31,7 +31,7 @@ const STEPS: u32 = 4096;
 /// Requests that some node takes as it is, and that none does.
 pub(super) type Places = FxHashMap<SpecKey, bool>;
 
-/// Who may be moved, and from which cards.
+/// The pods that may be moved, and their cards.
 #[derive(Debug, Default)]
 pub(super) struct Movable {
     /// Too many, or not to be understood: no answer.
@@ -47,11 +47,11 @@ pub(super) struct Movable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Whole,
-    /// At most so much: it has that where it stands.
+    /// At most this much: what it has now.
     Part(Amount, Mib),
 }
 
-/// A card beside those on it who stay.
+/// The rest of a card beside the pods that stay on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Bin {
     total: u64,
@@ -103,9 +103,9 @@ impl Bin {
 }
 
 impl Cycle<'_> {
-    /// False: moving these, all of whom must have a place after it, makes no room for the
-    /// first pod of that request.
-    /// `places`: what is known of who has a place as it is, while nothing has moved.
+    /// False: moving these pods, all of which must have a place afterwards, makes no room for the
+    /// first pod of that request. `places`: what is known of the pods that have a place as it is,
+    /// while nothing has moved.
     pub(super) fn could_be_arranged(
         &mut self,
         spec: SpecKey,
@@ -167,7 +167,7 @@ impl Cycle<'_> {
         if !only_whole || movable_pods.counted {
             return None;
         }
-        // All of one node: what is free there, and cards that are left.
+        // All of one node: its free resources, and the remaining cards.
         let rooms = &self.state.rooms;
         let free = |node: &NodeKey| rooms.of(*node).whole.max(0);
         let most = movable_pods.nodes.iter().map(free).max().unwrap_or(0);
@@ -184,8 +184,8 @@ impl Cycle<'_> {
         (!elsewhere).then(|| vec![Item::Whole; missing])
     }
 
-    /// Some card takes it as it is, on a node that nobody leaves by the node's own rules,
-    /// on the others by its size.
+    /// Some card takes it as it is: by the node's own rules on a node that no pod leaves, and by
+    /// its size on the others.
     fn has_place(
         &self,
         spec: SpecKey,
@@ -222,7 +222,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// These jobs, as they stand.
+    /// These jobs, as they are now.
     pub(super) fn movable_pods(&self, jobs: &[JobKey]) -> Movable {
         let mut movable_pods = Movable::default();
         let mut gone: Vec<(CardKey, CardSums)> = Vec::new();
@@ -247,7 +247,7 @@ impl Cycle<'_> {
             movable_pods.counted |= row.whole > 0 && cell.holds().is_empty();
             let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
             if !is_as_asked || row.depends_on_others() {
-                // Where it stands it takes something else than elsewhere, or what it gives back
+                // On its current node it takes something else than elsewhere, or what it gives back
                 // makes places on other nodes.
                 movable_pods.perhaps = true;
                 return movable_pods;
@@ -322,7 +322,7 @@ fn is_as_asked(asks: &[ContainerAsk], holds: &[Hold]) -> bool {
     asks.iter().all(as_asked) && holds.iter().all(asks_for)
 }
 
-/// What it asks for, where that is one share of one card and nothing else of GPUs.
+/// Its request, if that is one share of one card and no other GPU.
 pub(super) fn one_share(row: &SpecRow) -> Option<Amount> {
     if row.whole > 0 || row.mig_nano > 0 {
         return None;

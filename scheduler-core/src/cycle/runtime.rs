@@ -69,8 +69,9 @@ impl Cycle<'_> {
         protected
     }
 
-    /// No protected victim falls below its minimum. Who leaves already stands no more; KAI
-    /// counts it until it is gone, so that there a second job may take what the first has left.
+    /// No protected victim falls below its minimum. A pod that is already leaving does not count as
+    /// active; KAI counts it until it has ended, so that there a second job may take what the first
+    /// has left.
     pub(super) fn keeps_protected(
         &mut self,
         kind: RuntimeRule,

@@ -58,7 +58,7 @@ impl Scenario {
     }
 }
 
-/// As KAI builds its table: what came first stands first.
+/// In the order in which KAI builds its table: what came first is first.
 fn by_job<'a>(units: impl Iterator<Item = &'a EvictionUnit>) -> Vec<EvictionUnit> {
     let mut jobs: Vec<EvictionUnit> = Vec::new();
     let mut at: FxHashMap<JobKey, usize> = FxHashMap::default();
@@ -94,7 +94,7 @@ impl TakenVictims {
         }
     }
 
-    /// One unit more, whose pods stand on these nodes.
+    /// One unit more, whose pods are on these nodes.
     pub(super) fn push(&mut self, unit: EvictionUnit, nodes: impl Iterator<Item = NodeKey>) {
         let index = self.all.potential.len();
         for node in nodes {
@@ -139,8 +139,8 @@ impl Generator {
     pub(super) const ALL: [Self; 2] = [Self::NodeLocal, Self::MultiNode];
 }
 
-/// What a probe's generator looks at: GPUs only, as KAI does, and those of claims left aside, of
-/// which it is not known in sum what is free. Nano-GPU.
+/// What a probe's generator considers: GPUs only, as in KAI, without those of claims, whose free
+/// sum is not known. Nano-GPU.
 #[derive(Debug)]
 pub(super) struct ProbeDemand {
     /// Of all pods of this probe.
@@ -153,8 +153,8 @@ pub(super) struct ProbeDemand {
     /// many pods there are, that number, and for how many the feasible nodes have them
     /// whose own rules let such pods in.
     whole: Option<(i64, i64, i64)>,
-    /// What the first pod asks for, where it has no place beside those who are there: it has
-    /// to sit where somebody leaves.
+    /// The first pod's request, if it has no place beside the existing pods: it needs a node that a
+    /// pod leaves.
     first: Option<SpecKey>,
 }
 
@@ -192,8 +192,8 @@ impl Cycle<'_> {
     fn first_without_place(&self, tasks: &[TaskKey], slots: Option<i64>) -> Option<SpecKey> {
         let key = self.state.tasks.get(*tasks.first()?)?.spec;
         let row = self.state.specs.get(key)?;
-        // Who leaves elsewhere may make its place: a volume that other nodes can use, a pod that
-        // it avoids.
+        // A pod that leaves elsewhere may make its place: by a volume that other nodes can use, or
+        // by anti-affinity.
         if row.depends_on_others() {
             return None;
         }
@@ -393,7 +393,7 @@ impl Cycle<'_> {
         for unit in &whole.recorded {
             freed(&unit.tasks, &mut held_by);
         }
-        // Units by the nodes that they stand on, nodes in the order in which they came up.
+        // Units by the nodes of their pods, nodes in the order in which they came up.
         let mut bearing: Vec<(NodeKey, Vec<usize>)> = Vec::new();
         let mut bears_at: FxHashMap<NodeKey, usize> = FxHashMap::default();
         let recorded: BTreeMap<NodeKey, u128> = held_by.clone();
@@ -471,7 +471,7 @@ fn sorted(units: &[EvictionUnit]) -> Vec<TaskKey> {
     tasks
 }
 
-/// How many of the nodes cover what is missing; `None`: all of them do not.
+/// How many of the nodes cover the missing amount; `None`: all of them together do not.
 fn covering(
     bearing: &[(NodeKey, Vec<usize>)],
     missing: u128,

@@ -17,14 +17,14 @@ use crate::units::Duration;
 
 /// Steps of a job's first search: less than a second.
 const FIRST: u64 = 400_000;
-/// A decision that has taken so many begins no further search.
+/// A decision that has used this many steps begins no further search.
 const DECISION: u64 = 400_000;
-/// A search rests so long for each [`FIRST`] that it took,
+/// A search backs off for this time for each [`FIRST`] that it used,
 const PAUSE: Duration = Duration::seconds(5);
-/// and at most so long.
+/// and at most for this time.
 const LONGEST: Duration = Duration::seconds(60);
 
-/// As many steps more as a node with cards takes that is looked at for a share.
+/// Additional steps for a node with cards that is checked for a share.
 const CARDS: u64 = 7;
 
 /// How a search went.
@@ -33,7 +33,7 @@ pub(super) enum SearchOutcome {
     Room,
     /// There is none.
     Nothing,
-    /// It was not looked everywhere.
+    /// Not everything was searched.
     CutShort,
 }
 
@@ -92,7 +92,7 @@ impl Cycle<'_> {
         SearchOutcome::CutShort
     }
 
-    /// Counts nodes that were looked at for a pod. For a share it is each of their cards.
+    /// Counts nodes that were checked for a pod. For a share, each of their cards counts.
     pub(super) fn looked_at(&mut self, nodes: u64, shared: bool) {
         self.decision.steps += nodes;
         if shared {
@@ -105,7 +105,7 @@ impl Cycle<'_> {
         self.decision.steps + self.pondered
     }
 
-    /// Counts; true when the search that goes on has had its allowance.
+    /// Counts; true when the current search has used its allowance.
     pub(super) fn charge(&mut self, pieces: u64) -> bool {
         self.pondered += pieces;
         self.search_cut |= self.taken() >= self.search_until;

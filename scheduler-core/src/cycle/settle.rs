@@ -44,9 +44,9 @@ impl Cycle<'_> {
             );
         }
         self.failures.remove(&job);
-        // Where bindings were dropped and no other pod has to leave, there is nothing
-        // to wait for. To promise it all would give the next decision the same state to
-        // find the same in, for ever.
+        // Where bindings were dropped and no other pod has to leave, there is nothing to wait for.
+        // To promise it all would give the next decision the same state to find the same in,
+        // without end.
         let free = !leaves && self.plan.displaced() > displaced;
         if free && self.bind_promised(&promised) {
             return;
@@ -82,9 +82,9 @@ impl Cycle<'_> {
         }
     }
 
-    /// One search may have evicted a pod and dropped bindings for that, and a
-    /// later one may have found that no pod needs to leave: then all promises wait for
-    /// nothing, and the next decision would find the same state again, for ever.
+    /// One search may have evicted a pod and dropped bindings for that, and a later one may have
+    /// found that no pod needs to leave: then all promises wait for nothing, and the next decision
+    /// would find the same state again, without end.
     pub(super) fn bind_where_nobody_leaves(&mut self) {
         if self.plan.evicts() {
             return;

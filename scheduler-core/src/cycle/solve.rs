@@ -28,7 +28,7 @@ pub(super) trait ActionRules {
     fn candidates(&self, cycle: &Cycle) -> Vec<JobKey>;
     /// Whether one of them may lose anything now.
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool;
-    /// Whether these victims, as they stand after the simulation, are allowed.
+    /// Whether these victims are allowed after the simulation.
     fn allows(
         &self,
         cycle: &mut Cycle,
@@ -44,7 +44,7 @@ pub(super) trait ActionRules {
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
 }
 
-/// A job that room is made for, and what is looked at for it.
+/// A job for which room is made, and the scope of its search.
 pub(super) struct VictimSearch<'a> {
     pub job: JobKey,
     pub gang: &'a Gang,
@@ -65,8 +65,8 @@ pub(super) struct VictimSearch<'a> {
     pub line: OnceCell<Arc<Line>>,
 }
 
-/// What a search looks at of a job that has no pod placed: two jobs of one queue that
-/// stand next to each other there and agree in this find the same.
+/// What a search depends on, for a job without placed pods: two adjacent jobs of one queue that
+/// agree in this find the same.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct JobClass {
     cause: EvictCause,
@@ -76,12 +76,12 @@ pub(super) struct JobClass {
     specs: Vec<SpecKey>,
 }
 
-/// What did not help: so many pods of the job, and these victims in this order.
+/// A failed attempt: the number of pods of the job, and these victims in this order.
 type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
-    /// Makes room for a job. True when it was found; the state then holds it. `may_find`:
-    /// what is known of it before.
+    /// Makes room for a job. True if room was found; the state then contains the result.
+    /// `may_find`: what is known in advance.
     pub(super) fn make_room(
         &mut self,
         job: JobKey,
@@ -117,14 +117,14 @@ impl Cycle<'_> {
         found == SearchOutcome::Room
     }
 
-    /// Who comes next stands beside this one, not beside who came before.
+    /// Drop the result: the next job is adjacent to this one, not to the job before it.
     pub(super) fn forget_job_class(&mut self, job: JobKey) {
         if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
             self.infeasible.remove(&queue);
         }
     }
 
-    /// With `verify`, the search is made all the same: what is known before must be true.
+    /// With `verify`, the search is run nevertheless: what is known in advance must be true.
     fn compare_search(&mut self, job: JobKey, rules: &dyn ActionRules, what: &str) {
         if !self.config.verify {
             return;
@@ -152,10 +152,10 @@ impl Cycle<'_> {
         }
     }
 
-    /// What other jobs of the same queue can be compared by. `None`: it is like no other:
-    /// somebody of its own queue and its own priority who may be moved comes after it, so
-    /// that its age decides who of them goes first; it has pods placed, or a tree; or jobs
-    /// that are not served now, which stand in line too, may stand between.
+    /// The key by which jobs of one queue can be compared. `None`: the job is like no other. Either
+    /// a job of its queue and priority that may be moved comes after it, so that its age decides
+    /// the order of victims; or it has placed pods, or a tree; or jobs that are not served now, but
+    /// are in the queue too, may be in between.
     fn job_class(&mut self, job: JobKey, rules: &dyn ActionRules) -> Option<(QueueKey, JobClass)> {
         let cause = rules.cause();
         let queue = self.state.jobs.get(job)?.queue?;
@@ -177,7 +177,7 @@ impl Cycle<'_> {
         for (task, status) in &set.tasks {
             let task = self.state.tasks.get(*task)?;
             let plain = *status == Status::Pending && task.rare.avoid.is_empty() && !task.gated;
-            // Who else comes near one decides where it may go, which its signature does not say.
+            // Affinity of other pods decides where it may be placed, and is not in its signature.
             let spec = self.state.specs.get(task.spec)?;
             let is_apart = spec.spec.others.is_none() && !self.state.may_be_matched(task);
             if !plain || !is_apart || task.rare.pause.is_some() {
@@ -198,7 +198,7 @@ impl Cycle<'_> {
     fn search_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
         let gang = self.gang_of(job);
         let tasks = self.next_tasks(job);
-        // Who came before it in this action may have taken what it had.
+        // Jobs before it in this action may have taken what it had.
         if tasks.is_empty() || !gang.is_ready(&|task| self.is_gated(task)) {
             return false;
         }
@@ -314,8 +314,8 @@ impl Cycle<'_> {
         victims
     }
 
-    /// A binding under way is settled first: its pod cannot be told to go and to come at
-    /// once. One of this decision can be taken back.
+    /// A binding under way is settled first: its pod cannot be evicted and bound at once. One of
+    /// this decision can be taken back.
     fn is_being_bound(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             row.tasks.iter().any(|task| {
@@ -382,7 +382,7 @@ impl Cycle<'_> {
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
         let mut taken = TakenVictims::new(recorded);
-        // Who is moved has to find a place, and so has the first pod.
+        // Moved pods need a place, and so does the first pod.
         let moves_for = match search.rules.cause() {
             EvictCause::Consolidation => search
                 .tasks

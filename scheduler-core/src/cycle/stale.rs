@@ -70,7 +70,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// Of groups that were not looked at none is below its minimum, or marked so.
+    /// No group that was not checked is below its minimum, or marked so.
     fn verify_steady(&mut self) {
         let is_wrong = |job: JobKey| {
             let row = self.state.jobs.get(job);

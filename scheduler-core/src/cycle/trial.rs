@@ -52,8 +52,8 @@ impl Cycle<'_> {
         None
     }
 
-    /// Whoever was placed is still spread as it asks: who came after it may have come to its
-    /// own domain.
+    /// The placed pods still satisfy their own spread constraints: a later pod may have been placed
+    /// in the domain of an earlier one.
     fn are_spread(&mut self, tasks: impl Iterator<Item = TaskKey>) -> bool {
         for task in tasks {
             let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {
@@ -127,7 +127,7 @@ impl Cycle<'_> {
         let mut skip = losers.clone();
         skip.insert(job);
         let mut queue = JobQueue::new(false);
-        // Jobs after these are not looked at.
+        // Later jobs are not tried.
         let mut left = entries.len();
         queue.fill_beside(self.state, &self.shares, entries, line, skip);
         let part = as_alone(gang, tasks);

@@ -20,9 +20,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Up to so many jobs are put into their places in a queue one by one; more are sorted in.
+/// Up to this many jobs are inserted into a queue one by one; more are sorted in.
 const FEW: usize = 4;
-/// Jobs of so many pods are kept as they stand.
+/// Jobs with this many pods are cached.
 const MANY: usize = 8;
 
 /// What follows from where the pods of a job are.
@@ -52,7 +52,7 @@ pub(super) struct PodClass {
 }
 
 impl PodClass {
-    /// Of a job as it stands in that queue. `None`: it is no such pod, or hindered.
+    /// The entry of a job in that queue. `None`: it is not a single pod, or it is hindered.
     pub(super) fn of(queue: Option<QueueKey>, entry: &Entry) -> Option<Self> {
         let alone = entry.alone?;
         Some(Self {
@@ -70,7 +70,7 @@ pub(super) struct PodClassJobs {
     pub jobs: BTreeSet<JobKey>,
     /// Why they wait, by this decision.
     pub why: Option<Arc<WaitReason>>,
-    /// What all of them were told, but for the untold.
+    /// The last reason of all of them, except for unreported ones.
     pub told: Option<Arc<WaitReason>>,
     pub unreported_starts: Vec<JobKey>,
 }
@@ -87,10 +87,9 @@ struct WaitingJob {
 /// All that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// [`State::hindered`], and what GPU memory counts for, by which it was looked at;
-    /// `None`: nothing is known.
+    /// [`State::hindered`], and the value of GPU memory, at the last check; `None`: unknown.
     at: Option<(u64, u128)>,
-    /// [`State::settled`] when it was looked at last.
+    /// [`State::settled`] at the last check.
     settled: Option<u64>,
     known: FxHashMap<JobKey, JobProgress>,
     listed: FxHashMap<JobKey, WaitingJob>,
@@ -101,14 +100,14 @@ pub(crate) struct Waiting {
     pub(super) others: BTreeSet<JobKey>,
     /// How many wait in a queue that are not ready.
     unready: FxHashMap<QueueKey, u32>,
-    /// Jobs of which a pod has moved, until their pods were told why they wait.
+    /// Jobs with a changed pod, until the reasons of their pods have been reported.
     pub(super) fresh: Vec<JobKey>,
     /// All lines in order of the queues' names, while nothing has moved.
     line: Option<Arc<Line>>,
 }
 
 impl Waiting {
-    /// Takes a job out. `Some`: where it stands in its queue's line.
+    /// Removes a job. `Some`: its position in its queue.
     fn unlist(&mut self, job: JobKey) -> Option<(QueueKey, JobRank)> {
         let was = self.listed.remove(&job)?;
         if let Some(kind) = was.kind {
@@ -162,7 +161,7 @@ impl Waiting {
     /// What the next decision needs no more is let go.
     pub(super) fn keep(&mut self) {
         let (known, listed) = (&mut self.known, &self.listed);
-        // Jobs that are gone, or have all they want, are not asked for again.
+        // Deleted jobs, and jobs without demand, are not checked again.
         if known.len() > 2 * listed.len() + 64 {
             known.retain(|job, _| listed.contains_key(job));
         }
@@ -187,7 +186,7 @@ fn waits(state: &State, job: JobKey) -> bool {
 }
 
 impl Cycle<'_> {
-    /// Brings up to date who waits. Not inside a trial.
+    /// Updates the pending jobs. Not inside a trial.
     pub(super) fn refresh_waiting(&mut self) {
         let at = Some((self.state.hindered, self.shares.smallest_card));
         if self.waiting.at != at {
@@ -209,7 +208,7 @@ impl Cycle<'_> {
         debug_assert_eq!(self.recomputed(), self.seen(), "who waits is out of date");
     }
 
-    /// Looks at these jobs again.
+    /// Checks these jobs again.
     fn list(&mut self, jobs: impl IntoIterator<Item = JobKey>) {
         type Change = (Vec<(JobKey, JobRank)>, Vec<Entry>);
         let mut changes: FxHashMap<QueueKey, Change> = FxHashMap::default();
@@ -305,12 +304,12 @@ impl Cycle<'_> {
         jobs
     }
 
-    /// What the pods of a job are of together, by what was known when it was looked at.
+    /// The common kind of a job's pods, by the data of the last check.
     pub(super) fn kind(&self, job: JobKey) -> Option<PodClass> {
         self.waiting.listed.get(&job)?.kind
     }
 
-    /// A job as it stands in the queue of those that want something.
+    /// A job in the queue of jobs with demand.
     pub(super) fn entry(&mut self, job: JobKey) -> Entry {
         self.known(job).entry.clone()
     }
@@ -331,7 +330,7 @@ impl Cycle<'_> {
         &self.waiting.known[&job]
     }
 
-    /// The job as it stands, which is not put together anew for each look at a large one.
+    /// The job, cached so that a large one is not rebuilt for each use.
     pub(super) fn gang_of(&mut self, job: JobKey) -> Arc<Gang> {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
         if pods < MANY {
@@ -409,7 +408,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// Who waits where, in order, and of what kind.
+    /// The pending jobs of each queue, in order, with their kinds.
     fn seen(&self) -> Seen {
         let mut seen = Seen::default();
         for (queue, line) in &self.waiting.lines {
@@ -454,7 +453,7 @@ impl Cycle<'_> {
     }
 }
 
-/// All that is known of who waits, to be compared.
+/// All data about pending jobs, for comparison.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     lines: BTreeMap<QueueKey, Vec<Entry>>,

@@ -31,7 +31,7 @@ fn taken(capacity: &Capacity, asked: Option<Quantity>) -> Quantity {
         .unwrap_or(asked)
 }
 
-/// Whole numbers; what is none is no step.
+/// Whole numbers; a value that is not a whole number is no step.
 fn steps(step: Option<Quantity>) -> Option<i128> {
     step.map(Quantity::rounded_up).filter(|step| *step > 0)
 }
@@ -62,7 +62,7 @@ pub(super) fn of(device: &Device, ask: &Alternative) -> Amounts {
     .collect()
 }
 
-/// Whether the device has so much beside what is taken of it.
+/// Whether the device has this much free.
 pub(super) fn fits(device: &Device, ask: &Alternative, used: &Amounts) -> Result<(), DeviceReason> {
     let mut asked = ask.capacity.keys();
     if let Some(lacks) = asked.find(|name| !device.capacity.contains_key(*name)) {
@@ -95,7 +95,7 @@ mod tests {
         Quantity::whole(amount)
     }
 
-    /// What is taken for that request, and whether the policy lets it be.
+    /// The amount consumed by that request, and whether the policy allows it.
     fn takes(capacity: &Capacity, asked: Option<i64>) -> (Quantity, bool) {
         let taken = taken(capacity, asked.map(whole));
         (taken, !is_refused(capacity, taken))

@@ -1,8 +1,8 @@
 //! Which devices of a node claims get: Kubernetes' structured parameters
 //! (`k8s.io/dynamic-resource-allocation/structured`), with the answers of selectors as facts.
 //!
-//! In: the pools, what is in use, a node, what claims want. Out: devices for each claim, or why
-//! there are none. Changes nothing; deciding and explaining ask the same functions.
+//! In: the pools, the devices in use, a node, the claims' requests. Out: devices for each claim, or
+//! why there are none. Changes nothing; decisions and explanations use the same functions.
 //! - here: the devices of a node, and whether one will do for a request.
 //! - [`amount`]: how much a request takes of a device that is shared.
 //! - [`search`]: which of them together.
@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 pub(crate) enum Free {
     /// Everything allocated, terminating pods included, and promises.
     Now,
-    /// The same once terminating pods are gone.
+    /// The same once terminating pods have ended.
     Later,
     /// Nothing: a ceiling over every set of victims.
     Whatever,
@@ -131,8 +131,8 @@ pub(crate) fn counters_suffice<'a>(
     left.values().all(|left| left.0 >= 0)
 }
 
-/// A card has one front at a time, and a pod has one for all cards: what is granted by annotation
-/// keeps claims away.
+/// A card has one front at a time, and a pod has one for all cards: grants by annotation exclude
+/// claims.
 fn other_front(
     state: &State,
     card: &GpuUuid,

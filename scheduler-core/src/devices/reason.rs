@@ -66,7 +66,7 @@ pub(crate) enum DeviceReason {
     InUse,
     /// It has no such capacity.
     NoCapacity(Arc<str>),
-    /// Its request policy does not let so much be asked for.
+    /// Its request policy does not allow this amount.
     Policy(Arc<str>),
     Capacity {
         name: Arc<str>,

@@ -11,8 +11,8 @@ use crate::state::State;
 use crate::state::rows::NodeKey;
 use std::sync::Arc;
 
-/// Devices that are looked at for one pod on one node: some milliseconds. Kubernetes' scheduler
-/// gives up after ten seconds.
+/// Devices that are checked for one pod on one node: some milliseconds. Kubernetes' scheduler gives
+/// up after ten seconds.
 const STEPS: u32 = 10_000;
 
 /// What a pod wants of a node's devices.
@@ -137,7 +137,7 @@ fn way<'a>(
         Count::Exactly(count) => usize::try_from(count).unwrap_or(usize::MAX),
     };
     let enough = count <= DeviceWants::MOST && matching.len() >= count;
-    // Too many for a claim is said as such.
+    // Too many for a claim has a reason of its own.
     let enough = enough || count > DeviceWants::MOST;
     Ok(enough.then_some(Ask {
         what,
@@ -154,7 +154,7 @@ struct Taken {
     alternative: usize,
     candidate: usize,
     device: AllocatedDevice,
-    /// What it takes of a shared device.
+    /// The amount that it consumes of a shared device.
     amounts: Amounts,
     /// It takes of what its pool's devices share.
     consumes: bool,
@@ -212,7 +212,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// With so many devices of this request taken, and the others from there on.
+    /// With this many devices of this request allocated, and the others from there on.
     fn fill(&mut self, at: At, have: usize, from: usize) -> bool {
         let asks: &'a [Vec<Vec<Ask<'a>>>] = self.asks;
         let ask = asks

@@ -29,7 +29,7 @@ struct Remaining {
     cards: Vec<CardSums>,
 }
 
-/// False: not as long as those stay who may not go.
+/// False: it does not fit as long as the pods stay that may not be evicted.
 pub(crate) fn could_fit(
     state: &State,
     spec: &SpecRow,
@@ -96,7 +96,7 @@ pub(crate) fn could_fit(
         })
 }
 
-/// What the node's MIG strategy lets in; who holds slices may go.
+/// What the node's MIG strategy allows; holders of slices may be evicted.
 fn mig(row: &NodeRow, spec: &SpecRow) -> bool {
     let wants_profile = spec.mig_nano > 0;
     !spec.wants_gpus()

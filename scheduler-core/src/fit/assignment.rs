@@ -38,7 +38,7 @@ pub(crate) struct Assignment {
 pub(crate) struct WholeCount {
     /// Idle ones, less those that this trial has taken.
     pub now: i64,
-    /// The same with those that are leaving, less what is promised.
+    /// The same including leaving pods' resources, less promises.
     pub later: i64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn count_whole(state: &State, key: NodeKey) -> WholeCount {
     let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
     let mut idle = 0;
     let mut open = 0;
-    // The kubelet refuses a pod for good when its node does not list the count (yet).
+    // The kubelet rejects a pod permanently when its node does not list the count (yet).
     let listed = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
     if row.node.as_ref().is_some_and(|node| node.managed) {
         if row.agent.is_none() {
@@ -140,7 +140,7 @@ pub(crate) fn free_gpus(state: &State, key: NodeKey, count: WholeCount) -> (u128
     (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 
-/// What is tentatively taken while the containers of one pod are seated in turn.
+/// Tentative allocations while the containers of one pod are assigned in turn.
 #[derive(Default)]
 struct Tentative {
     cards: BTreeMap<CardKey, CardUse>,
@@ -304,7 +304,7 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
             let used = state.card_use.get(*key).copied().unwrap_or_default();
             let taken = card::whole_taken(used);
             let no = match card::whole_usable(state, card) {
-                // Who is on it says more than what follows from it.
+                // Its holders are a better reason than what follows from them.
                 Err(CardReason::PoolShared) => taken.unwrap_or(CardReason::PoolShared),
                 Err(no) => no,
                 Ok(()) => taken?,
@@ -345,7 +345,7 @@ fn candidate(
     let after = used.after();
     let offer_later = card::share(state, row, after, share, mode)?;
     let strong = card::fence(row, after, offer_later.top(), mode) > Fence::ClientLimit;
-    // The kubelet refuses a pod for good whose tokens it does not show (yet).
+    // The kubelet permanently rejects a pod whose tokens it does not show (yet).
     let shown = row
         .card
         .as_ref()
@@ -359,8 +359,8 @@ fn candidate(
     let whole = card::whole_usable(state, row).is_ok();
     let cap = card::memory(row).cap;
     let total = u128::from(card::memory(row).total.0).max(1);
-    // The fullest first, what is on its way out counted in, as KAI does.
-    // Of equally full ones the one that stays fuller when all who leave have left.
+    // The fullest first, with leaving pods counted, as KAI does. Of equally full ones the one that
+    // is fuller after all leaving pods have ended.
     let full = |limits: u128| limits.saturating_mul(1_000_000) / total;
     let fullness = (full(used.held.limits + used.promised.limits) << 64)
         + full(after.limits).min(u64::MAX.into());
@@ -482,7 +482,7 @@ fn assign_share(
     let now = assignment.allocatable && whole_left(count.now) + free + joinable >= wanted;
     assignment.allocatable &= now;
     if promise || !now {
-        // A promise opens what is leaving before what is idle.
+        // A promise uses resources that are being released before idle ones.
         let packs = config.cards() == Placement::Binpack;
         candidates.sort_by_key(|candidate| {
             let last = candidate.opens == packs;

@@ -22,7 +22,7 @@ pub(crate) fn memory(row: &CardRow) -> CardMemory {
         })
 }
 
-/// Whether what is granted on a card is within what it has.
+/// Whether the grants on a card are within its memory.
 pub(crate) fn within(row: &CardRow, used: CardUse) -> bool {
     let sums = used.held;
     sums.modes[0] <= 1
@@ -87,7 +87,7 @@ pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
     )
 }
 
-/// Why a card is not free for whole use: who stays on it.
+/// Why a card is not free for whole use: the pods that stay on it.
 pub(crate) fn whole_taken(used: CardUse) -> Option<CardReason> {
     let after = used.after();
     if after.modes[0] > 0 {

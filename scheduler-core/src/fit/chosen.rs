@@ -30,7 +30,7 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
             })
         })
         .collect();
-    // Cards with a promise last: their promise is made anew next time.
+    // Cards with a promise last: their promise is made again next time.
     let (mut clear, promised): (Vec<CardKey>, Vec<CardKey>) = free.into_iter().partition(|key| {
         state
             .card_use

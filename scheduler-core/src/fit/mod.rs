@@ -9,8 +9,8 @@
 //! - [`assignment`]: which cards of the node.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
-//! Each answer covers two moments: an assignment may be free `now`, or only once terminating pods are
-//! gone, less what is already promised.
+//! Each answer covers two moments: an assignment may be free `now`, or only once terminating pods
+//! have ended, less existing promises.
 
 mod after_evictions;
 pub(crate) mod assignment;
@@ -250,7 +250,7 @@ pub(crate) fn selects(rules: &NodeRules, node: &Node) -> bool {
             .is_none_or(|terms| terms.iter().any(|term| term.matches(node)))
 }
 
-/// One countable resource: what there is, what is taken, leaving and promised.
+/// One countable resource: total, allocated, being released and promised.
 fn has_room(room: &mut Room, has: u64, [used, leaving, promised]: [u128; 3], wanted: u64) -> bool {
     let (has, wanted) = (u128::from(has), u128::from(wanted));
     if wanted == 0 {
@@ -289,7 +289,7 @@ fn attachments(state: &State, spec: &SpecRow, key: NodeKey, node: &Node, room: &
     })
 }
 
-/// What a share asks of the kubelet beside its card's memory.
+/// What a share requests from the kubelet besides its card's memory.
 const SHARE_TOKEN: &str = "aliquot.dev/gpu-share";
 
 /// How many of them there will be is what the node's cards say, once they are free.

@@ -110,8 +110,8 @@ pub(super) fn ports(state: &State, spec: &SpecRow, key: NodeKey, room: &mut Room
     })
 }
 
-/// Under what is counted who has the port already: on all addresses anybody, on one of them who
-/// has it there or on all.
+/// The keys under which holders of the port are counted: for a port on all addresses, any holder;
+/// for one address, holders of that address or of all.
 fn taken_by(port: &HostPort) -> impl Iterator<Item = crate::ids::ResourceName> {
     let [own, any] = port.counted_as();
     let on_all = HostPort {
@@ -128,9 +128,8 @@ fn taken_by(port: &HostPort) -> impl Iterator<Item = crate::ids::ResourceName> {
 }
 
 /// What pods near the node are worth to it, and it to them: the weights of its preferred terms,
-/// each as often as there are such pods, and of theirs that speak of it (kube-scheduler's raw
-/// score with the arguments that KAI gives: required terms count nothing, and it does not
-/// normalize).
+/// each as often as there are such pods, and of theirs that match it (kube-scheduler's raw score
+/// with the arguments that KAI gives: required terms count nothing, and it does not normalize).
 pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey, node: &Node) -> i64 {
     let may_prefer = |row: &SpecRow| {
         let others = row.spec.others.as_ref();

@@ -108,7 +108,7 @@ fn uses(state: &State) -> BTreeMap<DeviceId, DeviceUse> {
     uses
 }
 
-/// Devices that this decision gave to claims are within what they have.
+/// Devices that this decision allocated to claims are within their capacity.
 pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<String>) {
     let binds = || {
         decision.actions.iter().filter_map(|action| match action {

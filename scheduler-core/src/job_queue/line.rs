@@ -23,21 +23,21 @@ pub(crate) struct JobRank {
 pub(crate) struct Entry {
     pub job: JobKey,
     pub rank: JobRank,
-    /// What it wants next; nothing for a victim.
+    /// Its next request; nothing for a victim.
     pub wanted: QueueAmounts,
-    /// What it holds, where it is a victim.
+    /// Its allocation, if it is a victim.
     pub held: QueueAmounts,
-    /// The pods it stands for; `None`: all.
+    /// The pods that it represents; `None`: all.
     pub part: Option<Arc<[TaskKey]>>,
-    /// It may be served; else it only stands in line.
+    /// It may be served; else it is only in the queue.
     pub ready: bool,
     /// It is one pod of its own that waits and may be placed.
     pub alone: Option<SingletonClass>,
 }
 
 impl Entry {
-    /// A job as it stands in the queue of victims, by what its allocated pods hold. `part`:
-    /// those of its pods that are left.
+    /// A job in the queue of victims, by what its allocated pods hold. `part`: those of its pods
+    /// that are left.
     pub(crate) fn victim(
         job: JobKey,
         rank: JobRank,
@@ -68,7 +68,7 @@ pub(crate) struct SingletonClass {
 #[derive(Debug, Default)]
 pub(crate) struct QueueLine {
     entries: Vec<Entry>,
-    /// For each job, the first of those next to it that want the same; made when it is asked.
+    /// For each job, the first of the adjacent ones that want the same; computed on demand.
     runs: OnceLock<Box<[u32]>>,
 }
 
@@ -83,7 +83,7 @@ impl QueueLine {
         &mut self.entries
     }
 
-    /// The first of those that stand next to this one, one beside the other, and want the same.
+    /// The first of the adjacent jobs before this one that want the same.
     pub(super) fn run(&self, at: usize) -> usize {
         let runs = self.runs.get_or_init(|| {
             let mut first = 0;

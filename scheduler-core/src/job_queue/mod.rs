@@ -29,9 +29,9 @@ struct Node {
     children: Vec<QueueKey>,
     /// What the victims popped so far held.
     popped: QueueAmounts,
-    /// What it was last compared by.
+    /// The key of its last comparison.
     basis: Option<KeyInputs>,
-    /// Where it stands among its siblings, by that.
+    /// Its position among its siblings, by that.
     at: Option<queue_order::Key>,
 }
 
@@ -103,9 +103,9 @@ impl Skip {
     }
 }
 
-/// The tree. Between two calls every level is a heap under the keys that its queues have by
-/// the state, but for the queue of the job that was taken last: what the caller has done with
-/// that job is looked at when the next one is taken.
+/// The tree. Between two calls every level is a heap under the keys that its queues have by the
+/// state, but for the queue of the job that was taken last: the effect on that queue is computed
+/// when the next job is taken.
 #[derive(Debug)]
 pub(crate) struct JobQueue {
     victims: bool,
@@ -149,8 +149,8 @@ impl JobQueue {
         self.arrange(state, shares);
     }
 
-    /// The same with a line of waiting jobs, less those in `skip`. Only for the order of
-    /// `entries`: trees of queues with none of these are left out, who have no say in it.
+    /// The same with a line of waiting jobs, less those in `skip`. Only for the order of `entries`:
+    /// trees of queues with none of these are left out, which do not affect it.
     pub(crate) fn fill_beside(
         &mut self,
         state: &State,
@@ -206,7 +206,7 @@ impl JobQueue {
         self.rekey(state, shares, queue);
     }
 
-    /// A new leaf and what is missing above it, not in their places yet.
+    /// A new leaf and its missing ancestors, not in their places yet.
     fn link(
         &mut self,
         state: &State,
@@ -217,7 +217,7 @@ impl JobQueue {
         let Some(row) = state.queues.get(queue) else {
             return;
         };
-        // Only leaf queues hold jobs; a queue that is not there, or goes round, none.
+        // Only leaf queues hold jobs; a missing queue, or one in a cycle of parents, holds none.
         if !row.children.is_empty() || row.chain.is_empty() {
             return;
         }
@@ -290,7 +290,7 @@ impl JobQueue {
         }
     }
 
-    /// Computes the key of a queue. False where it stands as it stood.
+    /// Computes the key of a queue. False if it has not changed.
     fn refresh_key(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
         let basis = self.basis(state, queue);
         let known = self.nodes.get(&queue).and_then(|node| node.basis);
@@ -310,9 +310,9 @@ impl JobQueue {
         true
     }
 
-    /// What a queue has, and what the best job below it wants or loses: by what its best child
-    /// was compared by, which was looked at before it. To look for that job anew from each level
-    /// would take the depth of the tree squared.
+    /// A queue's allocation, and what the best job below it wants or loses: by the key of its best
+    /// child, which was computed before it. A new search for that job from each level would cost
+    /// the depth of the tree squared.
     fn basis(&self, state: &State, queue: QueueKey) -> KeyInputs {
         let mut basis = KeyInputs {
             has: state

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-/// Queues in two departments, one of which has a quota for so many GPUs, and below one of
-/// them a third.
+/// Queues in two departments, one of which has a quota for this many GPUs, and below one of them a
+/// third.
 fn cluster(quota: u64, pods: usize) -> Core {
     let mut lines = format!(
         "node n1 cpu=8000 memory=8589934592 pods=10 gpus=8\n\
@@ -49,7 +49,7 @@ const QUEUES: [(&str, &str); 7] = [
     ("c2", "c"),
 ];
 
-/// Who takes the next job out.
+/// Which consumer takes the next job.
 #[derive(Clone, Copy)]
 enum By {
     /// The tree, which knows what it has compared before.
@@ -105,7 +105,7 @@ fn best_of<'a>(
     best.map(|(_, _, found)| found)
 }
 
-/// Takes all out; who finds a place is counted in its queue, who does not is left out.
+/// Takes all; a job with a place is counted in its queue, a job without is left out.
 fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
     let state = core.state_for_tests();
     state.refresh_queues();

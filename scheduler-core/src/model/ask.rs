@@ -1,11 +1,11 @@
-//! What containers ask of cards, and what they get.
+//! Requests of containers to cards, and their assignments.
 
 use super::Mode;
 use crate::ids::{ContainerName, GpuUuid};
 use crate::units::{Mib, NanoGpu, Percent};
 use std::sync::Arc;
 
-/// What one container asks of cards.
+/// One container's request to cards.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerAsk {
     /// Which container.
@@ -43,8 +43,8 @@ pub enum Ask {
 pub struct Share {
     /// Of each card.
     pub amount: Amount,
-    /// The most that it may use of each card, where that is more: what is above
-    /// [`Self::amount`] is not reserved.
+    /// The most that it may use of each card, if that is more: the part above [`Self::amount`] is
+    /// not reserved.
     pub burst: Option<Amount>,
     /// How many cards, all different, all on one node. 0 is a bad request.
     pub devices: u32,
@@ -71,7 +71,7 @@ impl Share {
 /// How much of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Amount {
-    /// Exactly so many MiB.
+    /// Exactly this many MiB.
     Memory(Mib),
     /// Billionths of a card, 1 to 1,000,000,000.
     Fraction(NanoGpu),

@@ -121,7 +121,7 @@ impl NodeCards {
 /// One physical card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// The name that everything else uses.
+    /// Identifies the card everywhere else.
     pub uuid: GpuUuid,
     /// NVML's order on the node.
     pub index: u32,
@@ -152,7 +152,7 @@ pub struct Card {
     /// MPS clients that the card takes, and how many shares may therefore be on it at
     /// once in the MPS modes. 0: not limited.
     pub client_slots: u32,
-    /// NUMA node where the driver says one.
+    /// NUMA node, if the driver reports one.
     pub numa: Option<u32>,
     /// UUIDs of cards with a direct link; empty where none.
     pub nvlink_peers: Vec<GpuUuid>,
@@ -162,7 +162,7 @@ pub struct Card {
     pub allowance: Mib,
     /// Where the kubelet shows it.
     pub pool: Pool,
-    /// No share goes onto it that would have, or leave another with, less than that.
+    /// No share is placed on it that would have, or leave another with, a weaker fence.
     pub minimum_fence: Option<Fence>,
     /// Its driver limits the memory of a container by itself: every share has that fence.
     pub driver_limits: bool,
@@ -201,7 +201,7 @@ impl Card {
 /// In which of the kubelet's resources a card is seen allocatable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pool {
-    /// The agent has not said (yet): nothing is derived from it.
+    /// The agent has not reported it (yet): nothing is derived from it.
     #[default]
     Unknown,
     /// As a whole GPU. Shares may open it too: their tokens are offered all along.

@@ -22,7 +22,7 @@ pub struct DevicePool {
     pub counters: BTreeMap<Arc<str>, Amounts>,
 }
 
-/// What is wrong with a pool.
+/// An error in a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolFault {
     /// Some of its slices are missing: its driver is about to write them.
@@ -40,7 +40,7 @@ pub struct Device {
     pub nodes: DeviceNodes,
     /// `allowMultipleAllocations`: several claims may hold parts of it (KEP-5075).
     pub shared: bool,
-    /// What claims can ask of it.
+    /// What claims can request of it.
     pub capacity: BTreeMap<Arc<str>, Capacity>,
     /// By full name, `<domain>/<name>`: what constraints compare.
     pub attributes: BTreeMap<Arc<str>, Attribute>,
@@ -89,12 +89,12 @@ impl DeviceNodes {
     }
 }
 
-/// How much there is of one thing, and what may be asked for.
+/// The capacity of one resource, and the valid requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// In all.
     pub has: Quantity,
-    /// What is taken where nothing is asked for. `None`: all of it.
+    /// The default amount. `None`: all of it.
     pub default: Option<Quantity>,
     /// A request is rounded up to one of these, in ascending order.
     pub values: Vec<Quantity>,
@@ -178,7 +178,7 @@ pub struct Allocation {
     pub nodes: Option<Arc<[NodeTerm]>>,
     /// How many of the pods in `reservedFor` exist.
     pub consumers: u32,
-    /// All pods in `reservedFor` are gone: Kubernetes' controller is about to take the devices
+    /// All pods in `reservedFor` have ended: Kubernetes' controller is about to take the devices
     /// from it.
     pub leaving: bool,
 }

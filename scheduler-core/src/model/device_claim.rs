@@ -14,7 +14,7 @@ pub struct DeviceClaim {
     /// Made for this pod alone, and without devices as long as the pod waits. Pods that differ in
     /// nothing but such claims are alike.
     pub own: bool,
-    /// What it wants.
+    /// Its request.
     pub wants: Arc<DeviceWants>,
 }
 
@@ -63,7 +63,7 @@ pub struct Alternative {
 /// How many devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Count {
-    /// So many.
+    /// This number.
     Exactly(u64),
     /// All that the filter selects on the node, at least one.
     All,
@@ -81,7 +81,7 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// Whether it speaks of devices of that alternative of that request.
+    /// Whether it applies to devices of that alternative of that request.
     pub(crate) fn concerns(&self, request: &DeviceRequest, alternative: &Alternative) -> bool {
         let named = |name: &Arc<str>| {
             *name == request.name

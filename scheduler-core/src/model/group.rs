@@ -14,7 +14,7 @@ pub struct PodGroup {
     pub uid: Arc<str>,
     /// A leaf queue.
     pub queue: QueueName,
-    /// Of the priority class; higher goes first.
+    /// Of the priority class; higher is placed first.
     pub priority: i32,
     /// Whether it may be a victim and may go over quota.
     pub preemptible: bool,
@@ -24,8 +24,8 @@ pub struct PodGroup {
     pub root: SubGroup,
     /// Whether the shell writes `PodScheduled=False` for its pods.
     pub mark_unschedulable: bool,
-    /// KAI's `schedulingBackoff: 1`, and it was tried in this node pool in vain: what its pods
-    /// are told. None of its pods is tried until its object says otherwise.
+    /// KAI's `schedulingBackoff: 1`, and it was tried in this node pool without success: the reason
+    /// of its pods. None of its pods is tried until its object changes that.
     pub parked: Option<Arc<str>>,
     /// When the group last went from nothing to something, for min-runtime.
     pub last_start: Option<Time>,
@@ -33,11 +33,11 @@ pub struct PodGroup {
     pub stale_since: Option<Time>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
     pub staleness_grace: Option<Grace>,
-    /// Pending for so long before it may evict others.
+    /// Time that it must be pending before it may evict others.
     pub preemption_delay: Duration,
 }
 
-/// How long what is left of a gang below its minimum may stay.
+/// How long a gang may stay below its minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
     /// It is never evicted for that.
@@ -127,7 +127,7 @@ pub struct TopologyRule {
     pub topology: TopologyName,
     /// All in one domain of this level.
     pub required: Option<Arc<str>>,
-    /// In one domain of this level where that is possible.
+    /// In one domain of this level, if possible.
     pub preferred: Option<Arc<str>>,
 }
 

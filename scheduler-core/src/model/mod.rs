@@ -4,9 +4,9 @@
 //! always means "less is allowed", never more.
 //! - [`Node`], [`NodeCards`] with its [`Card`]s, [`Volume`], [`DevicePool`] with its [`Device`]s:
 //!   what there is.
-//! - [`Queue`], [`PodGroup`], [`Topology`]: who shares it, and what belongs together.
+//! - [`Queue`], [`PodGroup`], [`Topology`]: the tenants, and what belongs together.
 //! - [`Pod`] with its [`ContainerAsk`]s, [`Claim`]s, [`DeviceClaim`]s, [`NodeRules`] and
-//!   [`PodRules`]: who wants something of it.
+//!   [`PodRules`]: the requests.
 
 mod ask;
 mod card;

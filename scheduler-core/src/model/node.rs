@@ -31,11 +31,11 @@ pub struct Node {
     /// Other `status.allocatable` entries in whole numbers, tokens and MIG profiles too,
     /// ephemeral storage in bytes; *not* `nvidia.com/gpu` and not the opaque amounts.
     pub extended: BTreeMap<ResourceName, u64>,
-    /// `nvidia.com/gpu` in allocatable: what the kubelet would admit now. On a managed
-    /// node the cards say which, and what is still to come.
+    /// `nvidia.com/gpu` in allocatable: what the kubelet would admit now. On a managed node the
+    /// cards say which ones, and which will follow.
     pub gpus: u32,
-    /// True when a `GpuNode` of that name exists: its agent answers for the cards, and
-    /// until it is heard ([`crate::Event::Cards`]) no pod with GPUs is placed here.
+    /// True when a `GpuNode` of that name exists: its agent reports the cards, and before its first
+    /// report ([`crate::Event::Cards`]) no pod with GPUs is placed here.
     pub managed: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct Taint {
 }
 
 /// How an unsupported rule ([`super::Pod::unsupported`]) is named that KAI took for MIG slices
-/// before profiles were resources: a node on which such a pod stands takes no profiles.
+/// before profiles were resources: a node with such a pod takes no profiles.
 pub const LEGACY_MIG: &str = "legacy MIG annotation";
 
 /// What a taint does.

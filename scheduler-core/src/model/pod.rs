@@ -9,7 +9,7 @@ use crate::units::{Bytes, CpuMilli, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where a pod stands among the pods of its job: smaller goes first.
+/// A pod's rank among the pods of its job: smaller is placed first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskOrder {
     /// What its operator's labels say.
@@ -39,7 +39,7 @@ pub struct Pod {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// False for a pod of another scheduler: it is only counted where it stands.
+    /// False for a pod of another scheduler: it only counts on its node.
     pub ours: bool,
     /// The queue, as its label says or the shell defaults it. A pod in a group follows
     /// the group's.
@@ -56,7 +56,7 @@ pub struct Pod {
     pub created: Time,
     /// Order inside its group before age: smaller goes first.
     pub task_order: TaskOrder,
-    /// `metadata.labels`, which other pods' rules may speak of.
+    /// `metadata.labels`, which other pods' rules may match.
     pub labels: Labels,
     /// CPU by the kubelet's formula (init containers, sidecars, overhead).
     pub cpu: CpuMilli,
@@ -65,7 +65,7 @@ pub struct Pod {
     /// Other resources by the same formula, share tokens and MIG profiles too; *not*
     /// `nvidia.com/gpu` and not the opaque amounts.
     pub extended: BTreeMap<ResourceName, u64>,
-    /// What its containers ask of cards, in the pod's order.
+    /// Its containers' requests to cards, in the pod's order.
     pub gpus: Vec<ContainerAsk>,
     /// Its claims that are bound where it goes, and those that one pod uses at a time, each
     /// once. Where the volume of a bound claim can be used is a rule of [`Self::nodes`].
@@ -141,9 +141,9 @@ pub enum Phase {
     /// Being deleted, still holding what it has. With `Some`: bound; with `None`: it was
     /// never bound and holds nothing.
     Releasing(Option<Placement>),
-    /// Running, but its termination is so overdue that its resources are not counted on (KAI's
-    /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it
-    /// holds what it has, and nothing is promised of that.
+    /// Running, but its termination is so overdue that their release is not expected (KAI's
+    /// `stuck-in-releasing-threshold`, two minutes after its deletion timestamp): it holds what it
+    /// has, and nothing is promised of that.
     Stuck(Placement),
     /// Succeeded: holds nothing.
     Succeeded,
@@ -151,7 +151,7 @@ pub enum Phase {
     Failed,
 }
 
-/// What a pod holds where it stands.
+/// What a pod holds on its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// `spec.nodeName`.

@@ -40,7 +40,7 @@ impl PodSelector {
         labels.map(|one| &one.key).collect()
     }
 
-    /// Whether it speaks of pods of a namespace of that name and with those labels.
+    /// Whether it applies to pods of a namespace of that name and with those labels.
     pub(crate) fn takes_namespace(&self, name: &str, labels: Option<&Labels>) -> bool {
         let none = Labels::new();
         let labels = labels.unwrap_or(&none);
@@ -48,8 +48,8 @@ impl PodSelector {
         self.namespaces.contains(name) || self.namespace_labels.as_ref().is_some_and(all_hold)
     }
 
-    /// Whether it speaks of pods with these labels, where it speaks of their namespace.
-    /// `label`: the value of a label, where it has it.
+    /// Whether it matches pods with these labels, if it applies to their namespace. `label`: the
+    /// value of a label, if the pod has it.
     pub(crate) fn takes_labels<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         let all_hold = |all: &Vec<Requirement>| all.iter().all(|one| one.holds(label(&one.key)));
         self.labels.as_ref().is_some_and(all_hold)
@@ -96,7 +96,8 @@ pub struct PreferredTerm {
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodRules {
-    /// Near such a pod, by each term. The first pod that all terms speak of may go anywhere.
+    /// Near such a pod, by each term. The first pod that matches all its own terms may be placed
+    /// anywhere.
     pub affinity: Vec<PodTerm>,
     /// Not near such a pod, by any term; nor does such a pod come near this one.
     pub anti_affinity: Vec<PodTerm>,
@@ -149,7 +150,7 @@ impl HostPort {
         ]
     }
 
-    /// Two pods with these cannot stand on one node.
+    /// Two pods with these cannot be on one node.
     pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         let same = self.protocol == other.protocol && self.port == other.port;
         same && (self.address == other.address || self.is_on_all() || other.is_on_all())

@@ -1,4 +1,4 @@
-//! Queues and what they get.
+//! Queues and their resources.
 
 use crate::ids::QueueName;
 use crate::units::{Bound, Duration, Time};
@@ -80,7 +80,7 @@ pub struct QueueResource {
     pub quota: Bound,
     /// Never more than.
     pub limit: Bound,
-    /// In the division of what is left over.
+    /// In the division of the surplus.
     pub weight: Weight,
     /// Past use as a part of the cluster, in billionths, for time-aware fairness.
     pub usage: u64,

@@ -137,7 +137,7 @@ impl Requirement {
 pub enum Operator {
     /// The label is there and has one of these.
     In(Vec<Arc<str>>),
-    /// The label is not there, or has none of these.
+    /// The label is missing, or has none of these values.
     NotIn(Vec<Arc<str>>),
     /// The label is there.
     Exists,

@@ -30,7 +30,7 @@ pub struct NodeTemplate {
     pub node: Node,
     /// Its cards, as its agent will show them. Their UUIDs mean nothing.
     pub cards: Vec<Card>,
-    /// The mode of cards for which nothing else is said.
+    /// The default mode of cards.
     pub default_mode: Mode,
     /// Most nodes that the group may have, those that are there included.
     pub most: u32,
@@ -38,7 +38,7 @@ pub struct NodeTemplate {
     pub known_by: Labels,
 }
 
-/// How groups of nodes are told apart.
+/// What identifies a group of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
     /// Keys of labels whose values name a group: nodes of it are alike.
@@ -82,7 +82,7 @@ pub struct Shortage {
     pub without_cards: Vec<Node>,
     /// The last node, by name, of each group without a template, as an idle node.
     pub seen: Vec<NodeTemplate>,
-    /// How many nodes each described group has, by what it is known by.
+    /// How many nodes each described group has, by its key.
     pub there: BTreeMap<Labels, u32>,
 }
 

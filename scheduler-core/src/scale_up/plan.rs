@@ -11,14 +11,14 @@ use crate::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Names of nodes that are not there begin so; those of Kubernetes have no slash.
+/// Prefix of names of planned nodes; Kubernetes' names have no slash.
 const NEW: &str = "new/";
 /// A multiple of every usual fraction: such a card is as good as any other for fractions.
 const UNKNOWN_CARD: Mib = Mib(1_000_000);
-/// Decisions in which all pods have had a turn: where one is cut short, the next goes on.
+/// Largest number of decisions until all pods were tried: if one is cut short, the next continues.
 const DECISIONS: u64 = 64;
 
-/// One node that is asked for.
+/// One requested node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewNode {
     /// Which of the templates. `None`: of a group that nothing is known of; the rules of the
@@ -26,9 +26,9 @@ pub struct NewNode {
     pub template: Option<usize>,
     /// Cards that are needed of it, at most those of the template.
     pub cards: u32,
-    /// What its pods ask of CPU.
+    /// CPU request of its pods.
     pub cpu: CpuMilli,
-    /// What its pods ask of memory.
+    /// Memory request of its pods.
     pub memory: Bytes,
     /// The pods that it is for, in the order in which they were placed.
     pub pods: Vec<PodUid>,
@@ -167,8 +167,7 @@ pub struct Unknown {
 }
 
 impl Unknown {
-    /// Each has so many cards as the largest of these pods needs; one without cards is for one
-    /// pod.
+    /// Each has as many cards as the largest of these pods needs; one without cards is for one pod.
     fn plan(
         self,
         shortage: &Shortage,
@@ -330,7 +329,7 @@ impl Site {
         node.managed = true;
         node.gpus = u32::try_from(template.cards.len()).unwrap_or(u32::MAX);
         let name = node.name.clone();
-        // Rules about the host's name speak of this node.
+        // Rules about the host's name apply to this node.
         let host = "kubernetes.io/hostname";
         let named = node.labels.iter().filter(|(key, _)| &***key != host);
         let mut labels: Vec<_> = named.map(|(k, v)| (k.clone(), v.clone())).collect();

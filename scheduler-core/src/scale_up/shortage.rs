@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 /// The queue of all pods of a shortage.
 const QUEUE: &str = "scale-up";
-/// Most nodes with GPUs left that are looked at for gangs which need only a part of their room
-/// anew. Where pods wait for GPUs, few nodes have some left.
+/// Most nodes with GPUs left that are checked for gangs of which only a part needs new room. Where
+/// pods wait for GPUs, few nodes have some left.
 const SPARE: usize = 64;
 
 /// Pods for which the last decision found no room, as long as their queues are within their
@@ -137,7 +137,7 @@ fn template(
     cards: Vec<Card>,
     default_mode: Mode,
 ) -> NodeTemplate {
-    // Kubernetes' own taints and those of autoscalers tell how this one fares.
+    // Kubernetes' own taints and those of autoscalers describe the state of this node.
     let passing = |taint: &&Taint| {
         let key = &*taint.key;
         let theirs = ["node.kubernetes.io/", "karpenter.sh/"];
@@ -171,7 +171,7 @@ fn idle(card: &Card) -> Card {
     }
 }
 
-/// The job of a pod that was told that it fits nowhere. `None`: it waits for something else.
+/// The job of a pod with the reason that it fits nowhere. `None`: it waits for something else.
 fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let row = state.tasks.get(task)?;
     let why = row.said.as_ref()?;
@@ -224,7 +224,7 @@ fn wanted(state: &State, tasks: &[TaskKey], card: Mib) -> QueueAmounts {
     sum
 }
 
-/// The largest pod of the job decides where it stands: large ones leave room for small ones.
+/// The job's largest pod decides its order: large ones leave room for small ones.
 fn size(state: &State, tasks: &[TaskKey], card: Mib) -> (u128, QueueAmounts) {
     let each = tasks.iter().map(|task| wanted(state, &[*task], card));
     let largest = each.max().unwrap_or_default();
@@ -257,7 +257,7 @@ fn ask(
         };
         row.queue.as_ref().is_some_and(|row| {
             let sum = plus(used.allocated, with(queue, asked));
-            // What is not asked for may be over quota already.
+            // A resource without a request may already be over quota.
             let sum = [0, 1, 2].map(|index| if wanted[index] == 0 { 0 } else { sum[index] });
             within(sum, row.bound3(|resource| resource.quota))
         })
@@ -313,7 +313,7 @@ fn node(state: &State, key: NodeKey, events: &mut Vec<Event>) {
     events.extend(cards.map(Event::Cards));
 }
 
-/// The pods of a node, bound. Those of other jobs are there for what they hold alone.
+/// The pods of a node, bound. Those of other jobs are only there for the resources that they hold.
 fn standing(state: &State, key: NodeKey, jobs: &BTreeSet<JobKey>, events: &mut Vec<Event>) {
     for task in state.on_node.get(key).into_iter().flatten() {
         let Some(row) = state.tasks.get(*task) else {

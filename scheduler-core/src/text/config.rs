@@ -1,5 +1,5 @@
-//! Settings ↔ text: `config gpu=spread without=minruntime`. What is left out has its default;
-//! what is the process's is not written.
+//! Settings ↔ text: `config gpu=spread without=minruntime`. Omitted settings have their defaults;
+//! values of the process are not written.
 
 use super::line::Line;
 use super::read::{Read, list};

@@ -1,4 +1,4 @@
-//! Lines of text ↔ words, pairs and what is indented below.
+//! Lines of text ↔ words, pairs and indented lines.
 
 use std::fmt;
 
@@ -104,7 +104,7 @@ fn words(body: &str) -> Result<Vec<Word>, String> {
                 other => value.as_mut().unwrap_or(&mut key).push(other),
             }
         }
-        // An empty name stands in quotes.
+        // An empty name is quoted.
         if quoted || !key.is_empty() || value.is_some() {
             words.push(Word {
                 key,
@@ -189,7 +189,7 @@ impl Line {
         })
     }
 
-    /// All values of a key that may stand several times.
+    /// All values of a key that may occur several times.
     pub(super) fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.words.iter().filter_map(move |word| {
             let value = word.value.as_deref().filter(|_| word.key == key)?;

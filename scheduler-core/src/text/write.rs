@@ -22,7 +22,7 @@ pub fn write(events: &[Event]) -> String {
     out.0
 }
 
-/// A decision as people read it: what is done, and what is said to those who wait.
+/// A decision as text for people: the actions, and the reasons of pending pods.
 pub fn decision(decision: &Decision) -> String {
     let mut out = Text::default();
     for action in &decision.actions {
@@ -396,7 +396,7 @@ impl Text {
         self.sub_group(root, 1);
     }
 
-    /// Ends the line of the group, then writes what is below.
+    /// Ends the line of the group, then writes the indented lines.
     fn sub_group(&mut self, group: &SubGroup, depth: usize) {
         self.some("min-children", group.min_children);
         self.rule(group.topology.as_ref());

@@ -3,8 +3,8 @@
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
 
-/// Few, or as many as `PROPTEST_CASES` says; the same ones each time, so that a change is
-/// told by what it breaks, or those of `PROPTEST_RNG_SEED`.
+/// Few, or the number in `PROPTEST_CASES`. The same cases each time, so that a failure points to a
+/// change, or those of `PROPTEST_RNG_SEED`.
 pub(crate) fn tried(few: u32) -> ProptestConfig {
     let is_said = |variable| std::env::var_os(variable).is_some();
     // Has read both variables.

@@ -1,5 +1,5 @@
-//! What must hold for queues and gangs, whatever the work. A small world does what was
-//! decided, at once: who is evicted comes back as a new pod of its group and waits.
+//! What must hold for queues and gangs, whatever the work. A small world carries out each decision
+//! at once: an evicted pod comes back as a new pending pod of its group.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 #[path = "../cases/mod.rs"]
@@ -247,9 +247,9 @@ impl<'a> World<'a> {
         decision
     }
 
-    /// Who was evicted last, by KAI's order, was needed: had that victim stayed, the job in
-    /// whose favour it all was would have got less. What others are promised meanwhile is
-    /// not looked at: only decisions that favour one job by victims that get nothing else.
+    /// The last victim, by KAI's order, was needed: without its eviction, the beneficiary would
+    /// have got less. Promises to other jobs are not checked: only decisions that favour one job,
+    /// by victims that get nothing else.
     fn weigh(&self, before: &[Event], decision: &Decision) {
         let mut victims = Vec::new();
         let mut favoured = BTreeSet::new();
@@ -304,7 +304,7 @@ impl<'a> World<'a> {
             actions: vec![Step::Allocate],
             ..core.config().clone()
         })));
-        // Whoever was bound has his place before the order of queues is another.
+        // A bound pod has its place before the order of queues changes.
         for action in &decision.actions {
             if let Action::Bind(bind) = action
                 && !is_its(&bind.pod)
@@ -334,7 +334,7 @@ impl<'a> World<'a> {
         );
     }
 
-    /// The rules of who may be evicted, and for whom.
+    /// The rules for victims and beneficiaries.
     fn judge(&self, decision: &Decision) {
         let promised: BTreeSet<&PodUid> = decision.promises.iter().map(|one| &one.pod).collect();
         for action in &decision.actions {
@@ -472,8 +472,8 @@ proptest! {
         prop_assert!(false, "evictions go on for ever\n{}", world.log);
     }
 
-    /// What is placed on an empty cluster where it is alone is not held up for ever by
-    /// others that wait: somebody goes first.
+    /// A job that is placed on an empty cluster where it is alone is not delayed without end by
+    /// other pending jobs.
     #[test]
     fn an_idle_cluster_places_somebody_where_somebody_fits(case in case()) {
         let alone = (0..case.jobs.len()).any(|job| {

@@ -175,8 +175,8 @@ impl Tree {
         i128::from(amounts.sum::<u64>()) * i128::from(GRAINS[resource])
     }
 
-    /// Of every queue, by index; `None`: two have the same claim to the last unit, so that the
-    /// last digit of a floating-point number says who has it, in KAI as well.
+    /// Of every queue, by index; `None`: two have the same claim to the last unit, so that the last
+    /// digit of a floating-point number decides, in KAI as well.
     fn shares(&self, resource: usize) -> Option<BTreeMap<usize, i128>> {
         let ready = &self.nodes[usize::from(self.not_ready)..];
         let total = match resource {
@@ -204,7 +204,7 @@ impl Tree {
             let limit = self.lines[queue].limit(resource);
             limit.map_or(request, |limit| limit.min(request))
         };
-        // 1. Everybody's quota, as far as it is wanted.
+        // 1. Every queue's quota, up to its demand.
         let mut left = total;
         for &queue in &siblings {
             let quota = self.lines[queue].quota(resource).unwrap_or(total);
@@ -415,7 +415,7 @@ proptest! {
                     );
                 }
             }
-            // Who is on its way out counts for nothing.
+            // Leaving pods do not count.
             let decision = core.decide(Time(1000));
             if decision.actions.iter().any(|action| matches!(action, Action::Evict(_))) {
                 break;

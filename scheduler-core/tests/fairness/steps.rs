@@ -1,10 +1,10 @@
-//! A decision as it came about, judged apart from the core by KAI's rules of who may lose
-//! what to whom.
+//! The steps of a decision, judged independently of the core by KAI's rules for victims and
+//! beneficiaries.
 //!
-//! A core that makes room for nobody, for one job, for two and so on decides the same up to
-//! there. What everybody has before and after each of these steps gives who lost what,
-//! those among them whose binding was taken back, or whose promise, before anybody heard of
-//! it; and the sums by which a reclaim is judged are those before its step.
+//! A core that makes room for no job, for one job, for two and so on decides the same up to there.
+//! The allocations before and after each of these steps show which job lost what to which,
+//! including bindings and promises that were taken back before they became visible; the sums by
+//! which a reclaim is judged are those before its step.
 
 use super::{Case, Job, QUARTER, World};
 use scheduler_core::ids::PodUid;
@@ -64,8 +64,8 @@ impl World<'_> {
         assert_eq!(whole.as_ref(), Some(&decision.actions), "{}", self.log);
     }
 
-    /// Who has something after it. What is left of broken gangs goes at the end of every
-    /// decision, after all that is judged here.
+    /// The jobs with an allocation after it. What is left of broken gangs is evicted at the end of
+    /// every decision, after everything that is judged here.
     fn have(&self, decision: &Decision) -> BTreeSet<PodUid> {
         let goes = |uid: &PodUid| {
             let mut evictions = evictions(decision);
@@ -120,7 +120,7 @@ impl World<'_> {
         }
         let cause = causes.first();
         assert_ne!(cause, Some(&EvictCause::Consolidation), "{}", what());
-        // Where nobody is evicted for it, it is one that gained and did not lose.
+        // Without evictions, it is a job that gained and did not lose.
         let named: BTreeSet<_> = new
             .iter()
             .filter_map(|one| one.in_favour_of.as_ref())
@@ -155,7 +155,7 @@ impl World<'_> {
         if losers.iter().all(below) {
             return Ok(());
         }
-        Err("somebody has the same priority, or a higher one".into())
+        Err("a pod has the same priority, or a higher one".into())
     }
 
     /// Jobs with how many pods they lost, in the order in which they were taken. It is that
@@ -205,7 +205,7 @@ impl World<'_> {
             firm: self.sums(had, |job| !job.preemptible),
         };
         reclaim.may_at_all()?;
-        let mut why = Err("nobody lost anything".to_owned());
+        let mut why = Err("no pod lost anything".to_owned());
         for order in orders {
             why = reclaim.may_take(order);
             if why.is_ok() {
@@ -277,7 +277,9 @@ impl Reclaim<'_> {
         for queue in [own, above] {
             let firm = self.firm.get(&queue).copied().unwrap_or_default();
             if !self.job.preemptible && !self.within_quota(&queue, firm + self.wanted) {
-                return Err(format!("{queue} would have more than its quota for good"));
+                return Err(format!(
+                    "{queue} would have more than its quota permanently"
+                ));
             }
         }
         Ok(())
@@ -321,8 +323,7 @@ impl Reclaim<'_> {
         self.stays_less_saturated(&ours, &left)
     }
 
-    /// At no level is somebody who lost something less saturated than we are above our
-    /// fair share.
+    /// At no level is a queue that lost something less saturated than we are above our fair share.
     #[allow(clippy::cast_precision_loss)]
     fn stays_less_saturated(&self, ours: &[String; 2], left: &Sums) -> Result<(), String> {
         let saturation = |has: u128, queue: &str| match (has, self.fair(queue)) {

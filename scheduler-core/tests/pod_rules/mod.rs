@@ -82,7 +82,7 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
         1 => pod.pods.affinity.push(term(size)),
         2 => pod.pods.affinity.extend([term(size), term(size + 1)]),
         3 => pod.pods.anti_affinity.push(term(size)),
-        // The same may be said twice.
+        // Duplicates are allowed.
         4 => pod.pods.anti_affinity.extend([term(size), term(size)]),
         5 | 6 => pod.pods.spread.push(Spread {
             term: term(size),
@@ -132,8 +132,8 @@ pub(crate) fn placed(
     placed.into_iter().collect()
 }
 
-/// A pod that was bound where a filter of kube-scheduler would not have let it in. `told`: who
-/// was ever told to leave. `sequence`: the last that was given before.
+/// A pod that was bound where a filter of kube-scheduler would not have let it in. `told`: pods
+/// that were ever evicted. `sequence`: the last that was given before.
 pub(crate) fn breaks(
     nodes: &BTreeMap<NodeName, Node>,
     placed: Vec<(PodUid, NodeName)>,
@@ -145,10 +145,10 @@ pub(crate) fn breaks(
         .iter()
         .filter_map(|(pod, node)| Some((pods.get(pod)?, nodes.get(node)?)))
         .collect();
-    // Whom a later action of the same decision moved stood elsewhere when the others were
-    // placed: who goes beside one, or is spread among them, counted him there.
+    // A pod that a later action of the same decision moved was elsewhere when the others were
+    // placed: affinity and spread counted it there.
     let is_straight = decision.displaced == 0
-        // Who was told to leave counts no more for some rules; what came of it is not known here.
+        // An evicted pod no longer counts for some rules; the result is not known here.
         && !placed.iter().any(|(pod, _)| told.contains(pod));
     for action in &decision.actions {
         let Action::Bind(bind) = action else {
@@ -194,7 +194,7 @@ fn is_near(term: &PodTerm, node: &Node, other: &Node) -> bool {
     domain.is_some() && domain == other.labels.get(&term.topology_key)
 }
 
-/// Somebody is there beside whom it cannot be.
+/// There is a pod that it has anti-affinity to.
 fn keeps_away(there: &[(&Pod, &Node)], pod: &Pod, node: &Node) -> Option<&'static str> {
     let near = |term: &PodTerm, other: &Node| is_near(term, node, other);
     let mut others = there.iter();
@@ -227,7 +227,7 @@ fn keeps_away(there: &[(&Pod, &Node)], pod: &Pod, node: &Node) -> Option<&'stati
     taken.then_some("a port is taken").or_else(full)
 }
 
-/// Whom it needs is not there.
+/// A pod that it needs is missing.
 fn lacks(
     nodes: &BTreeMap<NodeName, Node>,
     there: &[(&Pod, &Node)],

@@ -14,27 +14,27 @@ use std::collections::BTreeMap;
 
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// A container of a dozen bytes becomes a struct of several hundred, and the API server asks
-/// before it has looked at the pod itself: more containers than anybody has are not read.
+/// A container of a dozen bytes becomes a struct of several hundred, and the API server calls
+/// before it has validated the pod: pods with more containers than any real pod are rejected.
 const MAX_CONTAINERS: usize = 1024;
 
 /// Why a pod is refused. The text is what the user reads.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum AmendError {
-    /// A contradiction in what is asked for.
+    /// A contradiction in the request.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The token by hand.
     #[error(
-        "container {0} asks for {name} itself, which gives nothing without a grant: ask with the annotation gpu-memory or gpu-fraction instead",
+        "container {0} asks for {name} itself, which has no effect without a grant: use the annotation gpu-memory or gpu-fraction instead",
         name = resource::SHARE
     )]
     Token(String),
     /// More than `MAX_CONTAINERS`.
-    #[error("the pod has {0} containers, no more than {MAX_CONTAINERS} are read")]
+    #[error("the pod has {0} containers, more than {MAX_CONTAINERS}")]
     Containers(usize),
     /// No pod.
-    #[error("the object is no pod: {0}")]
+    #[error("the object is not a pod: {0}")]
     Pod(String),
     /// Something that has no rule yet.
     #[error("{0}")]
@@ -46,9 +46,9 @@ pub enum AmendError {
 pub struct Amended {
     /// As it is to be.
     pub pod: Value,
-    /// What it says and is not followed, one sentence each.
+    /// Keys without an effect, one sentence each.
     pub warnings: Vec<String>,
-    /// What it asks for.
+    /// Its request.
     pub request: PodRequest,
 }
 
@@ -142,8 +142,8 @@ fn holds(container: &Value, name: &str) -> bool {
         .any(|list| container["resources"][list].get(name).is_some())
 }
 
-/// Charts that always print `nvidia.com/gpu: 0` meet a plugin that would be asked for
-/// nothing; what asks for nothing is left out.
+/// Removes `nvidia.com/gpu: 0`, which some charts always print: a plugin would be asked for zero
+/// devices.
 fn strip_zero(pod: &mut Value) {
     for list in ["initContainers", "containers"] {
         let containers = pod

@@ -1,9 +1,9 @@
-//! The webhook configurations: what is sent here, and whom the API server believes. Written by
-//! this process because only it knows its authority.
+//! The webhook configurations: the requests that are sent here, and the authority that the API
+//! server trusts. Written by this process because only it knows its authority.
 //!
-//! Pods are sent here by two webhooks. Who asks for a share is not made without its token, which
-//! nobody can add later: `Fail`. Everybody else needs nothing from here but a clear refusal of
-//! what contradicts itself: `Ignore`, so that such pods are made while no replica is ready.
+//! Two webhooks send pods here. A pod with a share must not be created without its token, which
+//! cannot be added later: `Fail`. All other pods only need a clear refusal of contradictions:
+//! `Ignore`, so that they are created while no replica is ready.
 
 use super::{OBJECTS, PODS, RESIZES, Settings};
 use base64::Engine as _;
@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks: two versions of us that want different things, during an upgrade,
-/// write no more often.
+/// Time between two checks: during an upgrade, two versions that want different things write no
+/// more often.
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
-/// The API server waits so long for an answer, seconds.
+/// The API server's timeout for a response, seconds.
 const TIMEOUT_S: i32 = 5;
-/// CEL: whether a pod asks for a share, and so must not be made without its token. A map reads
+/// CEL: whether a pod requests a share, and so must not be created without its token. A map reads
 /// `{"key":"value"}` as text; one that only looks so in a value is taken for a share as well.
 const SHARE: &str = "'gpu-memory' in object.metadata.?annotations.orValue({}) \
     || 'gpu-fraction' in object.metadata.?annotations.orValue({}) \

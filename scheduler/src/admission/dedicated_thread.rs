@@ -23,7 +23,7 @@ pub(super) async fn run(
         .name(name.to_owned())
         .spawn(move || {
             let _log = tracing::dispatcher::set_default(&log);
-            // Who does not wait for it any more has stopped it.
+            // A caller that no longer waits for it has stopped it.
             let _ = to.send(runtime.block_on(part));
         })?;
     match ended.await {

@@ -2,7 +2,7 @@
 //!
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - [`review`]: an `AdmissionReview` → its answer.
-//! - `validate`: pure: queues, pod groups and topologies that nobody can mean, or too large.
+//! - `validate`: pure: invalid or too large queues, pod groups and topologies.
 //! - `queues`: the queues that are there.
 //! - `resize`: whether a pod may be resized.
 //! - `configuration`: the two webhook configurations of `deploy/`, kept as they must be.
@@ -12,9 +12,9 @@
 //! resources stay as they were made, and no token can be given later. Other pods that name it,
 //! and the other kinds: `Ignore`, since the core copes with whatever they say.
 //!
-//! Whoever serves it does so from the moment that it has its certificate, leader or not. It needs no
-//! core but for resizes: as a process of its own (`--role=admission`) it goes on while no scheduler
-//! runs, and what it lets in waits.
+//! A process serves it as soon as it has its certificate, leader or not. Only resizes need the
+//! core: as a process of its own (`--role=admission`) it keeps working while no scheduler runs, and
+//! the pods that it admits stay pending.
 
 mod amend;
 mod configuration;
@@ -46,7 +46,7 @@ const PODS: &str = "/mutate-pods";
 const OBJECTS: &str = "/validate";
 /// Where resizes of pods are sent.
 const RESIZES: &str = "/validate-resize";
-/// Where the replica that acts is asked by those who do not.
+/// Where other replicas ask the leader.
 const RESIZES_PASSED_ON: &str = "/validate-resize/passed-on";
 /// An object as it was and as it is to be, of which the API server takes 3 MiB each: what is
 /// not read here is let through.
@@ -59,7 +59,7 @@ pub struct Settings {
     pub reach: Reach,
     /// Our namespace.
     pub namespace: String,
-    /// Pods that name this scheduler are ours.
+    /// The `schedulerName` of the pods that this scheduler places.
     pub scheduler_name: String,
     /// Namespaces that are left alone, beside `kube-system` and ours.
     pub exempt_namespaces: Vec<String>,
@@ -76,7 +76,7 @@ pub struct Rules {
     pub over_subscription: OverSubscription,
     /// How far above its request a share may be held.
     pub bursts: Bursts,
-    /// Who judges resizes.
+    /// What decides on resizes.
     pub core: Core,
 }
 
@@ -128,7 +128,7 @@ pub async fn run(
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();
     let serving = {
-        // Who stops this part ends its thread as well.
+        // Stopping this part ends its thread as well.
         let stop = end.clone();
         let port = matches!(endpoint, Endpoint::Port(_));
         let serve = async move {
@@ -152,7 +152,7 @@ pub async fn run(
     }
 }
 
-/// Serves who passes resizes on, where admission is another process's, until `stop`.
+/// Serves processes that pass resizes on, where admission is another process, until `stop`.
 ///
 /// # Errors
 /// The listener broke.

@@ -25,7 +25,7 @@ type Quotas = [f64; 3];
 const NAMES: [&str; 3] = ["GPU", "CPU", "Memory"];
 const UNLIMITED: f64 = -1.0;
 
-/// Who is below whom.
+/// Which queue is below which.
 #[derive(Clone, Debug, Default)]
 pub struct QueueTree {
     parents: BTreeMap<String, Option<String>>,
@@ -126,7 +126,7 @@ impl QueueTree {
 
     /// Where the quotas of a parent do not cover those of its children, were this queue as it is
     /// here: in KAI's words (`queue_validator.go`), which sums up GPUs and memory only where the
-    /// parent is written. A parent that is not there yet is not asked.
+    /// parent is written. A missing parent is not checked.
     pub(super) fn over_subscribed(&self, queue: &Queue) -> Vec<String> {
         let (name, own) = (queue.name_any(), quotas(queue));
         let mut over = Vec::new();
@@ -209,7 +209,7 @@ impl QueueTree {
     /// Whether the other one is this one or among its ancestors.
     pub(super) fn is_below(&self, name: &str, other: &str) -> bool {
         let mut at = Some(name);
-        // A chain longer than all queues goes round.
+        // A chain longer than the number of queues is a cycle.
         for _ in 0..=self.len() {
             match at {
                 Some(queue) if queue == other => return true,
@@ -221,7 +221,7 @@ impl QueueTree {
     }
 
     /// Levels of the tree down to the lowest queue below this one, if it had this parent; those
-    /// beyond `most` are not all counted. A parent that is not there yet counts as one level.
+    /// beyond `most` are not all counted. A missing parent counts as one level.
     pub(super) fn depth(&self, name: &str, parent: Option<&str>, most: usize) -> usize {
         let mut depth = 1;
         let mut above = parent;

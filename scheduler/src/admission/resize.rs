@@ -1,12 +1,12 @@
 //! A resize of a pod (its subresource `resize`): refused where its queue may not have so much.
 //!
-//! As KAI has it (`pod_resize_validator.go`): what is asked for beyond what the pod takes now,
-//! of a resource whose request changes, counts on top of what each queue above the pod holds.
-//! KAI reads that from the status of queues, which is a moment old; here the core is asked,
-//! which counts it, and what was let through before and is not stored yet.
+//! As in KAI (`pod_resize_validator.go`): the increase over what the pod takes now, of a resource
+//! whose request changes, counts on top of what each queue above the pod holds. KAI reads that from
+//! the status of queues, which is slightly old; here the core is queried, which also counts resizes
+//! that were admitted before and are not stored yet.
 //!
-//! One core answers for all: that of the replica which acts. Everybody else passes a resize on to
-//! it, at the address in the lease.
+//! Only the leader's core decides. All other processes pass a resize on to it, at the address in
+//! the lease.
 
 use super::review::{self, Review};
 use crate::convert::resources;
@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// The core answers between two decisions; the API server waits five seconds.
 const ANSWER: Duration = Duration::from_secs(4);
 
-/// Where the core of the replica that acts is asked.
+/// How the leader's core is queried.
 #[derive(Clone, Debug)]
 pub struct Core {
     /// This process's own, and whether it acts; `None`: it has none.
@@ -42,7 +42,7 @@ pub struct Core {
 /// Why the replica that acts was not asked.
 #[derive(Debug, thiserror::Error)]
 enum PassOnError {
-    #[error("lease {0} names no replica that holds it and its address")]
+    #[error("lease {0} has no holder with an address")]
     NobodyActs(String),
     #[error("the address in the lease: {0}")]
     Address(#[from] http::uri::InvalidUri),
@@ -61,7 +61,7 @@ impl Core {
         if let Some((questions, _)) = own {
             return judge_here(sent, Some(questions)).await;
         }
-        // Where no request changes nobody need be asked.
+        // If no request changes, no decision is needed.
         let unasked = judge_here(sent.clone(), None).await;
         if unasked["response"]["allowed"] == true {
             return unasked;
@@ -69,14 +69,14 @@ impl Core {
         match tokio::time::timeout(ANSWER, self.pass_on(&sent, certificates)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "a resize is not passed on to the replica that acts");
+                tracing::warn!(%error, "a resize is not passed on to the leader");
                 unasked
             }
             Err(_) => unasked,
         }
     }
 
-    /// The same for whoever passed it on: it is not passed on again.
+    /// The same for a process that passed it on: it is not passed on again.
     pub(super) async fn judge_passed_on(&self, sent: Value) -> Value {
         let own = self.own.as_ref().filter(|(_, acts)| *acts.borrow());
         judge_here(sent, own.map(|(questions, _)| questions)).await
@@ -101,7 +101,7 @@ impl Core {
     }
 }
 
-/// By this core; `None`: nobody is there to be asked.
+/// By this core; `None`: there is no core.
 async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> Value {
     match serde_json::from_value::<Review>(sent) {
         Ok(review) => review::resizes(review, questions).await,
@@ -109,7 +109,7 @@ async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> 
     }
 }
 
-/// What is against it, as one sentence. `lasts`: it is no dry run.
+/// The reason for a rejection, as one sentence. `lasts`: it is no dry run.
 pub(super) async fn against(
     old: &Pod,
     new: &Pod,
@@ -140,11 +140,11 @@ pub(super) async fn against(
         // The core does not know the pod: it has just been bound, or is another scheduler's.
         Ok(Some(None | Some(Ok(())))) => None,
         Ok(Some(Some(Err(why)))) => Some(format!(
-            "{}: {why}. Ask for less, or have what its queue may have raised",
+            "{}: {why}. Request less, or have the queue's limit or quota raised",
             who()
         )),
         Ok(None) | Err(_) => Some(format!(
-            "{}: the scheduler did not say in time whether its queue may have so much. Try again",
+            "{}: the scheduler did not decide in time whether the queue has room for it. Try again",
             who()
         )),
     }
@@ -213,7 +213,7 @@ mod tests {
         let (why, asked) = said(pod("500m", "3Gi"), &full).await;
         assert_eq!(
             why.unwrap(),
-            "pod ns/p is not resized: team is full. Ask for less, or have what its queue may have raised"
+            "pod ns/p is not resized: team is full. Request less, or have the queue's limit or quota raised"
         );
         let both = Request {
             cpu: Some(CpuMilli(500)),
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(said(pod("1000m", "1024Mi"), &[]).await, (None, None));
         assert_eq!(said(pod("2", "1Gi"), &[None]).await.0, None);
         let why = said(pod("2", "1Gi"), &[]).await.0.unwrap();
-        assert!(why.ends_with("may have so much. Try again"), "{why}");
+        assert!(why.ends_with("room for it. Try again"), "{why}");
     }
 
     #[tokio::test(start_paused = true)]

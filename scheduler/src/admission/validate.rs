@@ -1,7 +1,7 @@
-//! Queues, pod groups and topologies that nobody can mean → one sentence. Pure.
+//! Invalid queues, pod groups and topologies → one sentence. Pure.
 //!
-//! What slips through while the webhook is away does no harm: the core copes with it and
-//! says so. So these are refused as a service to whoever wrote them.
+//! An invalid object that is created while the webhook is down does no harm: the core handles it
+//! and reports it. Rejecting it here only helps its author.
 
 use super::queues::{self, QueueTree};
 use crate::limits::Limits;
@@ -20,9 +20,9 @@ pub(super) enum Invalid {
     QueueParent(String),
     #[error("spec.parentQueue: queue {0} would be its own ancestor")]
     QueueCycle(String),
-    #[error("spec.subGroups: the name {0} is there twice")]
+    #[error("spec.subGroups: the name {0} is used twice")]
     SubGroupTwice(String),
-    #[error("spec.subGroups: the parent {parent} of {name} is not among them")]
+    #[error("spec.subGroups: the parent {parent} of {name} does not exist")]
     SubGroupParent { name: String, parent: String },
     #[error("spec.subGroups: {0} is its own ancestor")]
     SubGroupCycle(String),
@@ -36,10 +36,10 @@ pub(super) enum Invalid {
         "spec.parentQueue: with queue {name} the tree of queues is more than {most} levels deep (--max-queue-depth)"
     )]
     QueueDepth { name: String, most: u32 },
-    #[error("there are {there} queues, and no more than {most} are admitted (--max-queues)")]
+    #[error("there are {there} queues, and at most {most} are allowed (--max-queues)")]
     Queues { there: usize, most: u32 },
     #[error(
-        "spec.resources.{0}.lendingLimit: no KAI release has a rule for it: remove it, or bound what others borrow by their limit"
+        "spec.resources.{0}.lendingLimit: no KAI release implements it: remove it, or set limits on the queues that borrow"
     )]
     LendingLimit(&'static str),
     /// KAI's words.
@@ -47,7 +47,7 @@ pub(super) enum Invalid {
     OverSubscription(String),
     #[error("spec.preemptibility: {0}")]
     Preemptibility(&'static str),
-    #[error("spec.minNonPreemptible: no KAI release has a rule for it: remove it")]
+    #[error("spec.minNonPreemptible: no KAI release implements it: remove it")]
     MinNonPreemptible,
     #[error("minMember and minSubGroup are mutually exclusive: set one of them")]
     GroupMinimum,
@@ -63,9 +63,9 @@ pub(super) enum Invalid {
         "subgroup {0:?}: minMember cannot be set on a mid-level SubGroup (has child SubGroups); use minSubGroup instead"
     )]
     ParentMinimum(String),
-    #[error("spec.levels: the label {0} is there twice")]
+    #[error("spec.levels: the label {0} is used twice")]
     LevelTwice(String),
-    #[error("spec.levels: the alias {0} is there twice, or is a node label of the topology")]
+    #[error("spec.levels: the alias {0} is used twice, or is a node label of the topology")]
     AliasTwice(String),
     #[error("spec.levels: a level without a node label")]
     LevelEmpty,
@@ -73,8 +73,8 @@ pub(super) enum Invalid {
     NoLevels,
 }
 
-/// `old`: as it was. What was admitted once may be changed in everything else: a limit may be
-/// lower now.
+/// `old`: the previous object. An object that was admitted once may be changed in everything else:
+/// a limit may be lower now.
 pub(super) fn queue(
     queue: &Queue,
     old: Option<&Queue>,
@@ -118,10 +118,10 @@ pub(super) fn queue(
     Ok(())
 }
 
-/// What is let pass with a word to whoever writes it, as KAI lets it pass.
+/// Admitted with a warning, as in KAI.
 pub(super) type Warnings = Vec<String>;
 
-/// `changes`: the group is there already.
+/// `changes`: the group exists.
 pub(super) fn pod_group(
     group: &PodGroup,
     changes: bool,
@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(add("d", ""), Ok(()));
         assert_eq!(
             add("e", ""),
-            Err("there are 4 queues, and no more than 4 are admitted (--max-queues)".to_owned())
+            Err("there are 4 queues, and at most 4 are allowed (--max-queues)".to_owned())
         );
         // A queue that is there moves below another one, with those below it.
         let moved = |to: &str| {

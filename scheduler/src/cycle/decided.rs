@@ -1,4 +1,4 @@
-//! What becomes of a decision: it is counted, and handed on as [`Work`].
+//! The path of a decision: it is counted, and passed on as [`Work`].
 
 use super::Cycle;
 use crate::act::Work;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 /// Reasons of one decision that get a line per card; the others are answered on demand.
 const DETAILS: usize = 64;
-/// A reason has a line for so many cards at most.
+/// Largest number of cards in a reason.
 const CARD_LINES: usize = 64;
 
 impl Cycle {
-    /// Who is bound how long after it was made, and who is told to leave.
+    /// The times from creation to binding, and evicted pods.
     pub(super) fn count(&self, decision: &Decision, now: Time) {
         let meters = &self.outputs.meters;
         for action in &decision.actions {
@@ -53,15 +53,14 @@ impl Cycle {
         })
     }
 
-    /// To those who carry it out and to those who tell of it. The bindings come before the
-    /// reasons.
+    /// To the tasks that act and to those that report. The bindings come before the reasons.
     pub(super) fn hand_on(&mut self, decision: Decision) {
         let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
         for action in decision.actions {
             match action {
                 Action::Bind(bind) => bindings.push(bind),
                 Action::Evict(mut evict) => {
-                    // Who goes for nobody else goes alone.
+                    // A pod that is evicted for no other job is evicted alone.
                     let set = match &evict.in_favour_of {
                         Some(group) => (Some(group.clone()), None),
                         None => (None, Some(evict.decision)),
@@ -78,7 +77,7 @@ impl Cycle {
             let terms = self.world.claim_terms(&bind);
             self.send(Work::Bind(Box::new(bind), terms));
         }
-        // After what is done: explaining takes a while.
+        // After the actions: explaining takes some time.
         for (at, mut reason) in decision.reasons.into_iter().enumerate() {
             if let Some(line) = self.world.volumes_against(&reason.pod) {
                 reason.line = line.into();

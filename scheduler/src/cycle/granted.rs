@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// As long as an API server works on one request (`--request-timeout`): what was let through is
+/// As long as an API server works on one request (`--request-timeout`): an admitted resize is
 /// stored by then, or never.
 const LASTS: Duration = Duration::from_mins(1);
 
@@ -17,8 +17,8 @@ const LASTS: Duration = Duration::from_mins(1);
 pub(super) struct Granted(Vec<(PodUid, Request, Instant)>);
 
 impl Granted {
-    /// Whether a pod may have so much beside them; where it may, and what is asked for is to be
-    /// (`lasts`, no dry run), it is one of them.
+    /// Whether a pod may have this much beside them; if so, and if the resize is real (`lasts`, no
+    /// dry run), it is added to them.
     pub(super) fn may_have(
         &mut self,
         core: &mut Core,
@@ -71,7 +71,7 @@ mod tests {
         assert!(may(&mut core, "a", 3000, false));
         assert!(may(&mut core, "b", 3000, true));
         assert!(!may(&mut core, "a", 1001, true));
-        // It asks again, for less: that counts, and what it asked for before does not.
+        // A new request, for less: it counts, and the earlier one does not.
         assert!(may(&mut core, "b", 2000, true));
         assert!(may(&mut core, "a", 2000, true));
         assert!(!may(&mut core, "b", 2001, true));

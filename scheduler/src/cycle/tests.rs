@@ -1,4 +1,4 @@
-//! What is said of problems, and when.
+//! How problems are reported, and when.
 
 use super::*;
 use prometheus_client::registry::Registry;

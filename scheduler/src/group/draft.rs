@@ -65,8 +65,8 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// A group of one pod at least for `top`. `owners` are asked for class and the like, in
-    /// this order, then the pod.
+    /// A group of one pod at least for `top`. Class and similar values come from `owners`, in this
+    /// order, then the pod.
     pub(super) fn of(
         top: &Object,
         owners: &[&Object],

@@ -1,5 +1,5 @@
-//! Tells people why a pod has no group: with KAI's event, and with the condition that
-//! `kubectl describe` shows. Best effort.
+//! Reports why a pod has no group: with KAI's event, and with the condition that `kubectl describe`
+//! shows. Best effort.
 
 use super::object::Object;
 use crate::act::answer;
@@ -62,7 +62,7 @@ impl FailureReporter {
     }
 }
 
-/// The reporter, and the future that sends what it is told.
+/// The reporter, and the future that sends its events.
 pub(super) fn channel(
     client: Client,
     controller: String,

@@ -37,7 +37,7 @@ const GROUP_AFTER: Duration = Duration::from_millis(200);
 const POD_AFTER: Duration = Duration::from_secs(1);
 /// Missing groups that are created at the same time.
 const MENDS: usize = 16;
-/// People are told from the second failure on: the first is often an owner that is not ready.
+/// Failures are reported from the second on: the first is often an owner that is not ready.
 const SAID_FROM: u32 = 2;
 
 /// Settings of this part.
@@ -80,7 +80,7 @@ struct Grouper {
     at_work: HashMap<Id, (String, Lane)>,
 }
 
-/// Groups the pods that the relay tells it of, while `leading`, until `stop`.
+/// Groups the pods that the relay passes on, while `leading`, until `stop`.
 pub async fn run(
     settings: Settings,
     client: Client,
@@ -324,7 +324,7 @@ impl Grouper {
         self.line_up(uid, now);
     }
 
-    /// Tells the relay that the pod is a member of the group that was decided for it.
+    /// Informs the relay that the pod is a member of the group that was decided for it.
     fn tell(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid).filter(|entry| entry.waits) else {
             return;

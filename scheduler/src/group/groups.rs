@@ -32,7 +32,7 @@ pub(super) enum GroupError {
     Unwritten {
         /// Of the group.
         name: String,
-        /// What the API server said.
+        /// The API server's answer.
         why: String,
     },
 }

@@ -1,5 +1,5 @@
-//! What the watch says of the groups that are there, so that nobody has to ask: their UIDs, and
-//! which of `JobSet`s were made by the rule before, without sub-groups.
+//! Existing groups by the watch, so that no request is needed: their UIDs, and which of the groups
+//! of `JobSet`s follow the former rule, without sub-groups.
 
 use super::groups::Key;
 use crate::lock::locked;

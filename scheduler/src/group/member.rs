@@ -46,7 +46,7 @@ impl Membership {
         }
     }
 
-    /// Adds the membership to the pod as if its annotations said it. A pod that names a group
+    /// Adds the membership to the pod as if it were in its annotations. A pod that names a group
     /// itself stays in that group.
     pub(super) fn lay_over(&self, pod: &mut Pod) {
         let group = pod.annotations().get(kai::POD_GROUP);

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - `need`: which pods need a group, and which of them must not be placed before they have one.
-//! - `relay`: reads the facts on their way to the cycle, tells the grouper what concerns groups, and
-//!   adds the grouper's decisions to the facts; [`FactRelay`].
+//! - `relay`: reads the facts on their way to the cycle, passes those about groups to the grouper,
+//!   and adds the grouper's decisions to the facts; [`FactRelay`].
 //! - `member`: the groups of pods whose own annotations do not name them yet. `shared`: what the
 //!   binder needs of all this.
 //! - `grouper`: works on many pods at once and retries what failed; [`run`]. `entry`: the state of one
@@ -19,7 +19,7 @@
 //!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `native`: pods
 //!   in a `PodGroup` of Kubernetes. `types`: defaults of types of workloads. `known`: what the watch says of groups.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
-//!   groups. `failures`: tells people why a pod has no group.
+//!   groups. `failures`: reports why a pod has no group.
 //!
 //! A pod is placed as a member of its group as soon as its group is decided. Its Binding carries
 //! the group's name, and the group is created in the meantime. Only the first group of its kind

@@ -1,8 +1,8 @@
 //! Pods that name a `PodGroup` of Kubernetes itself (`spec.schedulingGroup`, KEP-4671).
 //!
 //! The group is one of KAI's with the same pods: as many as its policy `gang` says must be placed
-//! at once. Queue, class and the like are the workload's, as its own rule has them; what the
-//! object says itself goes first. KAI has this as a design only
+//! at once. Queue, class and similar values are the workload's, by its own rule; values of the
+//! object itself have precedence. KAI has this as a design only
 //! (`docs/developer/designs/k8s-workload-api`).
 
 use super::draft::{Classes, Draft, constraint_of, group_name};
@@ -21,7 +21,7 @@ pub(super) fn named(pod: &Object) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
-/// The object with what it takes from the workload that the pods are of.
+/// The object, with the values that it takes from the pods' workload.
 pub(super) fn with_workload(group: &Object, top: &Object) -> Object {
     let mut both = group.clone();
     both.inherit(top);

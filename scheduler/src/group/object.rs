@@ -201,7 +201,7 @@ impl Object {
     }
 }
 
-/// What lies at a path of fields.
+/// The value at a path of fields.
 pub(super) fn at<'a>(value: &'a Value, path: &[&str]) -> Option<&'a Value> {
     path.iter().try_fold(value, |value, field| value.get(field))
 }

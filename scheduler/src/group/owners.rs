@@ -36,9 +36,9 @@ pub(super) enum OwnerError {
     /// There was no answer, or an unusable one. A later request may succeed.
     #[error("{what} cannot be read: {why}")]
     Unread {
-        /// What was asked for.
+        /// The requested object.
         what: String,
-        /// What the API server said.
+        /// The API server's answer.
         why: String,
     },
 }

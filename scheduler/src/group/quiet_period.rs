@@ -77,7 +77,7 @@ mod tests {
         many.send_replace(true);
         quiet_period.changed().await;
         assert_eq!(quiet_period.at(), begin + TURN);
-        // A gap that is over before anybody looks is no quiet period.
+        // A gap that is over before it is checked is no quiet period.
         tokio::time::advance(REST).await;
         many.send_replace(false);
         many.send_replace(true);

@@ -1,4 +1,4 @@
-//! Tells the grouper what the facts say about groups, and tells the cycle what the grouper decided.
+//! Passes facts about groups to the grouper, and the grouper's decisions to the cycle.
 //!
 //! A group that is decided counts as existing, and a pod as its member, until the watch shows them.
 //! What the watch shows of them before is older than the decision.
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What the grouper is told.
+/// Messages to the grouper.
 #[derive(Clone, Debug)]
 pub(super) enum GrouperEvent {
     /// A pod needs a group.
@@ -50,7 +50,7 @@ pub(super) struct GroupDecision {
     pub(super) is_written: bool,
 }
 
-/// Passes facts on in order, and tells the grouper what concerns groups.
+/// Passes facts on in order, and those about groups to the grouper.
 #[derive(Debug)]
 pub struct FactRelay {
     scheduler: String,
@@ -122,7 +122,7 @@ impl Waiting {
     }
 }
 
-/// The grouper's end of the relay: what it is told, and where its decisions go.
+/// The grouper's end of the relay: its input, and where its decisions go.
 #[derive(Debug)]
 pub struct GrouperChannels {
     pub(super) news: mpsc::UnboundedReceiver<GrouperEvent>,
@@ -209,7 +209,7 @@ impl FactRelay {
         (relay, facts_out, told)
     }
 
-    /// Runs until there are no more facts, or nobody receives them.
+    /// Runs until there are no more facts, or their receiver is gone.
     pub async fn run(mut self) {
         loop {
             let passed = tokio::select! {
@@ -229,7 +229,7 @@ impl FactRelay {
         }
     }
 
-    /// `None`: nobody receives it any more.
+    /// `None`: the receiver is gone.
     fn pass(&self, fact: Fact) -> Option<()> {
         self.onward.send(fact).ok()
     }
@@ -343,9 +343,9 @@ impl FactRelay {
         }
     }
 
-    /// Tells the grouper of groups that do not exist: they were deleted before this process started
-    /// or while a watch was interrupted, or the replica that bound their pods never created them.
-    /// If only the watch of groups is late, the grouper finds the group, which is harmless.
+    /// Informs the grouper of groups that do not exist: they were deleted before this process
+    /// started or while a watch was interrupted, or the replica that bound their pods never created
+    /// them. If only the watch of groups is late, the grouper finds the group, which is harmless.
     fn say_missing(&mut self) {
         if !self.are_listed {
             return;
@@ -364,8 +364,8 @@ impl FactRelay {
         }
     }
 
-    /// A pod no longer waits in that group. If the group does not exist and other pods wait in
-    /// it, the grouper is told again: it may know of that one pod only.
+    /// A pod no longer waits in that group. If the group does not exist and other pods wait in it,
+    /// the grouper is informed again: it may know of that one pod only.
     fn say_left(&self, group: Key) {
         let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
         if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {

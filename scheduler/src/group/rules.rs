@@ -1,7 +1,7 @@
 //! Which rule groups the pods of which kind of owner. Pure.
 //!
 //! Follows KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
-//! nearest to the top, and what else a rule needs. Out: a [`Draft`], or what is wrong.
+//! nearest to the top, and what else a rule needs. Out: a [`Draft`], or an error.
 
 use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
 use super::object::{Object, Reference};
@@ -23,7 +23,7 @@ pub(super) enum RuleError {
     Says {
         /// Who.
         owner: Reference,
-        /// What is wrong, or missing.
+        /// The error.
         what: String,
     },
 }
@@ -64,7 +64,7 @@ pub(super) enum Lookup {
     Flat { owner: String },
 }
 
-/// What was found.
+/// The objects found.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum LookupResult {
     Object(Box<Object>),
@@ -92,7 +92,7 @@ enum Rule {
     Knative,
     Grove,
     Aml,
-    /// As if it were not there.
+    /// As if it did not exist.
     Skip,
 }
 
@@ -162,7 +162,7 @@ fn deciding(context: RuleContext<'_>) -> (Object, Vec<&Object>, Rule) {
     let mut inner = below.last().unwrap_or(context.pod).clone();
     inner.inherit(top);
     let rule = match rule(&inner.reference()) {
-        // A skipped owner under another one stands for itself.
+        // A skipped owner under another one counts as itself.
         Rule::Skip => Rule::Owner(TRAIN),
         rule => rule,
     };
@@ -228,7 +228,7 @@ pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
     let of_top = |class: &str| Draft::of(&top, &[&top], pod, context.classes, class);
     match rule {
         Rule::Owner(class) => {
-            // The one that inherited stands for the one that did not.
+            // The key that inherited replaces the one that did not.
             let owners: Vec<&Object> = owners
                 .into_iter()
                 .map(|owner| {

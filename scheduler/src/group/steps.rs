@@ -68,7 +68,7 @@ impl Steps {
             // The pod was deleted: the watch will say so.
             Answer::Refused(404, _) => Ok(()),
             // This includes a conflict. Either another pod has the name now, and the watch will
-            // say so; or others updated the pod too often, which no event tells.
+            // show it; or others updated the pod too often, for which there is no event.
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
                 Err(GroupingError::Pod(why))
             }
@@ -96,7 +96,7 @@ impl Steps {
         }
         let pod = Object::of_pod(&pod);
         let draft = match self.draft(&pod, classes, Instant::now()).await {
-            // Whoever names the group makes it.
+            // The program that names the group creates it.
             Err(GroupingError::Skipped(_)) => return Ok(()),
             draft => draft?,
         };
@@ -143,7 +143,7 @@ impl Steps {
     }
 }
 
-/// Somebody else groups the pod that this is, or owns.
+/// Another program groups this pod, or the pods that this object owns.
 fn skipped(object: &Object) -> Result<(), GroupingError> {
     if object.annotation(kai::SKIP_GROUPER) == Some("true") {
         return Err(GroupingError::Skipped(object.reference()));

@@ -3,8 +3,8 @@
 //!
 //! As KAI's pod grouper reads them (`--default-priorities-configmap-name`,
 //! `plugins/defaultgrouper`): the key `types` holds a list in JSON, in which a type is named by its
-//! kind, or by kind and API group. Followed while the process runs; groups that are there keep
-//! what they have until another pod of theirs comes.
+//! kind, or by kind and API group. Followed while the process runs; existing groups keep their
+//! values until another pod of theirs is created.
 
 use super::object::Reference;
 use futures::StreamExt as _;
@@ -29,7 +29,7 @@ pub struct TypesAt {
     pub name: String,
 }
 
-/// By `Kind.group`, or by kind where no group is said.
+/// By `Kind.group`, or by kind without a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Types(BTreeMap<String, OfType>);
 
@@ -79,7 +79,7 @@ fn key(kind: &str, group: &str) -> String {
     }
 }
 
-/// Follows the config map for ever. `told`: `None` until it was looked for.
+/// Follows the config map without end. `told`: `None` until it was looked up.
 pub(super) async fn follow(client: Client, at: TypesAt, told: &watch::Sender<Option<Arc<Types>>>) {
     let api: Api<ConfigMap> = Api::namespaced(client, &at.namespace);
     let only = watcher::Config::default().fields(&format!("metadata.name={}", at.name));
@@ -108,7 +108,7 @@ pub(super) async fn follow(client: Client, at: TypesAt, told: &watch::Sender<Opt
             }
             Ok(Event::InitDone) if is_there => continue,
             Ok(Event::InitDone | Event::Delete(_)) => Err("it is not there".to_owned()),
-            // What was read last stays.
+            // The last state stays.
             Err(error) => {
                 say(&error.to_string());
                 continue;

@@ -14,12 +14,12 @@ const FINE: u64 = 120;
 const COARSE: u64 = 288;
 /// Fine ones in a coarse one.
 const TEN: u64 = 10;
-/// Cards that are remembered at most, those that are gone included: 128 MB.
+/// Largest number of cards in the history, removed ones included: 128 MB.
 const MOST: usize = 100_000;
 /// A card's memory, in a coarse column.
 const WHOLE: u64 = 250;
 
-/// A card of which its agent is heard.
+/// A card whose agent is connected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CardNow<'a> {
     pub(crate) uuid: &'a str,
@@ -27,9 +27,9 @@ pub(crate) struct CardNow<'a> {
     pub(crate) total: u64,
     /// The most that may be kept for shares.
     pub(crate) grantable: u64,
-    /// What is kept for them.
+    /// What is kept for shares.
     pub(crate) granted: u64,
-    /// What is in use.
+    /// Memory in use.
     pub(crate) used: u64,
 }
 
@@ -84,7 +84,7 @@ impl Default for Cards {
 }
 
 impl Cards {
-    /// Takes in all cards.
+    /// Adds a sample of all cards.
     pub(super) fn sample(&mut self, now: Time, cards: &[CardNow<'_>]) {
         let slot = self.fine.slot(now);
         if slot <= self.fine.newest() {
@@ -321,7 +321,7 @@ mod tests {
                 used: 2000
             })
         );
-        // Its agent is not heard for an hour: it is in no column.
+        // Its agent is disconnected for an hour: it is in no column.
         cards.sample(Time(1120 * PERIOD.0), &[]);
         let now = Time(1121 * PERIOD.0);
         let hour = cards.points("GPU-1", Span::Hour, now);

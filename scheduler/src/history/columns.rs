@@ -1,8 +1,7 @@
 //! Values of many things by time: a column for each period, a place in it for each thing. Pure.
 //!
-//! Of the last so many periods; a period in which nothing was seen has an empty column. Things
-//! are known by their place, which their owner gives out. So a value costs its own size and
-//! nothing beside it.
+//! Values of the most recent periods; a period without a sample has an empty column. Objects are
+//! identified by a slot that their owner assigns, so a value costs only its own size.
 
 use scheduler_core::units::{Duration, Time};
 use std::collections::{BTreeMap, VecDeque};
@@ -84,7 +83,7 @@ impl<V: Copy> Columns<V> {
         (until + 1).saturating_sub(self.slots)..=until
     }
 
-    /// What it takes, in bytes.
+    /// Its size in bytes.
     pub(super) fn bytes(&self) -> usize {
         let held: usize = self.kept.iter().map(|of| size_of_val(&**of)).sum();
         held + self.kept.capacity() * size_of::<Box<[V]>>()
@@ -147,7 +146,7 @@ impl Places {
         self.given
     }
 
-    /// What it takes, in bytes.
+    /// Its size in bytes.
     pub(super) fn bytes(&self) -> usize {
         // A tree's nodes are at least half full, of eleven entries.
         let entry = 2 * (size_of::<Box<str>>() + size_of::<Place>());

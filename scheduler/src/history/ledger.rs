@@ -1,8 +1,9 @@
 //! What each tenant was granted and did not use, by the hour, for 14 days. Pure.
 //!
-//! A tenant is a queue, a namespace and a workload, with a product of cards. An hour has an entry for each tenant that
-//! held something in it. Where that would be too much, the oldest hours no longer tell workloads
-//! apart, then namespaces, then queues; no hour is lost before 14 days are over.
+//! A tenant is a queue, a namespace and a workload, with a product of cards. An hour has an entry
+//! for each tenant that held something in it. If that would be too much, the oldest hours lose the
+//! breakdown by workload, then by namespace, then by queue; no hour is lost before 14 days are
+//! over.
 
 use super::cards::CardNow;
 use super::columns::Long;
@@ -17,7 +18,7 @@ const MOST: usize = 40_000;
 /// Tenants that are known by name: 1.2 MB with names of fifty letters.
 const MOST_TENANTS: usize = 6000;
 
-/// Who holds a share.
+/// The holder of a share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tenant {
     /// Empty: in no queue of this scheduler.
@@ -43,7 +44,7 @@ pub(crate) struct Held<'a> {
     pub(crate) part: u64,
 }
 
-/// What was held in some time. Sums over shares and cards, to one part in a hundred million.
+/// Amounts held in a period. Sums over shares and cards, to one part in a hundred million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Used {
     /// Milli-GPU times seconds.
@@ -90,7 +91,7 @@ impl Entry {
     }
 }
 
-/// What there was and what of it was not granted. Of cards that were heard.
+/// The capacity, and the part of it that was not granted; only cards whose agent was connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Idle {
     /// Milli-GPU times seconds of all cards.
@@ -101,7 +102,7 @@ pub(crate) struct Idle {
     pub(crate) grantable: u64,
     /// Of it, what was not granted.
     pub(crate) free: u64,
-    /// Seconds that were looked at.
+    /// Seconds with samples.
     pub(crate) seconds: u64,
 }
 
@@ -120,7 +121,7 @@ impl Idle {
 pub(crate) struct Hours {
     /// When the first of its hours begins; `None`: it has none.
     pub(crate) from: Option<Time>,
-    /// Before that time workloads are not told apart; `None`: they always are.
+    /// Before that time there is no breakdown by workload; `None`: there always is.
     pub(crate) owners_from: Option<Time>,
     pub(crate) tenants: BTreeMap<Tenant, Used>,
     pub(crate) idle: Idle,
@@ -133,7 +134,7 @@ struct Hour {
     /// In order of the tenants' numbers.
     entries: Box<[Entry]>,
     idle: Idle,
-    /// What is no longer told apart: 1 workloads, 2 namespaces too, 3 queues too.
+    /// The lost breakdown: 1 workloads, 2 namespaces too, 3 queues too.
     folded: u8,
 }
 
@@ -222,7 +223,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Takes in what was so for that long until now.
+    /// Adds a state that lasted for that time until now.
     pub(super) fn sample(
         &mut self,
         now: Time,
@@ -310,7 +311,7 @@ impl Ledger {
         }
     }
 
-    /// An hour tells less apart from now on.
+    /// This hour has a coarser breakdown from now on.
     fn fold(&mut self, at: usize, level: u8) {
         let hour = &mut self.hours[at];
         if hour.folded >= level {

@@ -9,19 +9,19 @@ use std::sync::Arc;
 /// Marks that are kept: 400 kB with the longest words.
 const MOST: usize = 1000;
 const REACH: Duration = Duration::seconds(14 * 24 * 3600);
-/// Bytes of what is said of one.
+/// Longest text of a mark, in bytes.
 const WORDS: usize = 160;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
-    /// The scheduler told a pod to leave.
+    /// The scheduler evicted a pod.
     Evicted,
     /// A card failed.
     Fault,
     /// It works again.
     Recovered,
-    /// A container ran into its limit, or something else befell it on its card.
+    /// A container exceeded its limit, or had another problem on its card.
     Limit,
     /// A node did not honour a grant.
     Refused,

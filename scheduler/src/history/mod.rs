@@ -6,9 +6,9 @@
 //! - [`ledger`]: what each tenant was granted and did not use, by the hour for 14 days.
 //! - [`marks`]: evictions and faults. No pod is remembered.
 //!
-//! In: what the agents and the API server said, as a [`Sample`]; nothing comes from the core.
-//! All amounts are integers, and the same samples give the same answers. A restart loses
-//! everything; each replica remembers what it saw itself, so a change of leader loses nothing.
+//! In: data from the agents and the API server, as a [`Sample`]; nothing comes from the core. All
+//! amounts are integers, and the same samples give the same answers. A restart loses everything;
+//! each replica has its own records, so a change of leader loses nothing.
 
 mod cards;
 mod columns;
@@ -30,7 +30,7 @@ use scheduler_core::units::{Duration, Time};
 /// Between two samples.
 pub(crate) const PERIOD: Duration = Duration::seconds(30);
 
-/// How far back is asked, and how fine the answer is.
+/// The range of a query, and its resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Span {
     /// The last hour, as fine as it is known.
@@ -59,10 +59,10 @@ impl Span {
     }
 }
 
-/// What is there at one moment.
+/// The state at one moment.
 #[derive(Debug)]
 pub(crate) struct Sample<'a> {
-    /// Every card of which an agent is heard.
+    /// Every card whose agent is connected.
     pub(crate) cards: Vec<CardNow<'a>>,
     /// Every queue.
     pub(crate) queues: Vec<QueueNow<'a>>,
@@ -105,12 +105,12 @@ impl History {
             .is_none_or(|last| now.0 / PERIOD.0 > last.0 / PERIOD.0)
     }
 
-    /// Takes in a sample. One that is not due, and one from before the last, is passed over.
+    /// Adds a sample. A sample that is not due, or older than the last, is ignored.
     pub(crate) fn sample(&mut self, now: Time, sample: &Sample<'_>) {
         if !self.is_due(now) {
             return;
         }
-        // What was not looked at counts neither as use nor as idle.
+        // Time without samples counts neither as use nor as idle.
         let passed = self.last.map_or(0, |last| now.since(last).0);
         let passed = if passed > 2 * PERIOD.0 { 0 } else { passed };
         self.last = Some(now);
@@ -120,7 +120,7 @@ impl History {
             .sample(now, Duration(passed), &sample.cards, &sample.shares);
     }
 
-    /// What it takes, in bytes, names included.
+    /// Its size in bytes, names included.
     pub(crate) fn bytes(&self) -> usize {
         self.cards.bytes() + self.queues.bytes() + self.ledger.bytes() + self.marks.bytes()
     }

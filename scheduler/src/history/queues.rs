@@ -11,7 +11,7 @@ pub(super) const MINUTE: Duration = Duration::seconds(60);
 pub(super) const HOUR: Duration = Duration::seconds(3600);
 const MINUTES: u64 = 60;
 const HOURS: u64 = 14 * 24;
-/// Queues that are remembered at most, those that are gone included: 32 MB.
+/// Largest number of queues in the history, deleted ones included: 32 MB.
 const MOST: usize = 20_000;
 /// Nano-GPU of a thousandth.
 const MILLI: u128 = 1_000_000;
@@ -73,7 +73,7 @@ impl Default for Queues {
 }
 
 impl Queues {
-    /// Takes in all queues; the first look of each minute counts.
+    /// Adds a sample of all queues; the first of each minute counts.
     pub(super) fn sample(&mut self, now: Time, queues: &[QueueNow<'_>]) {
         let minute = self.minutes.slot(now);
         if minute <= self.minutes.newest() {

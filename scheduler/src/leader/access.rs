@@ -3,7 +3,7 @@
 use super::{Leadership, connection};
 use kube::{Client, Config};
 
-/// The API server, and as whom.
+/// The API server and the account.
 #[derive(Clone)]
 pub enum ApiAccess {
     /// Over connections of our own.
@@ -13,7 +13,7 @@ pub enum ApiAccess {
 }
 
 impl ApiAccess {
-    /// For whatever may be asked by any replica.
+    /// For requests that any replica may send.
     pub(crate) fn client(&self) -> kube::Result<Client> {
         match self {
             Self::Network(config) => Client::try_from(config.as_ref().clone()),

@@ -1,8 +1,8 @@
 //! Connections on which bytes are sent only while this replica holds the lease.
 //!
-//! A write that was allowed to begin may wait for its connection, and the process may be
-//! stopped meanwhile (SIGSTOP, a paused machine). So each write to the socket asks again.
-//! What is left between the look and the system call is a few instructions.
+//! A write that was allowed to begin may wait for its connection, and the process may be stopped
+//! meanwhile (SIGSTOP, a paused machine). So each write to the socket checks the lease again. Only
+//! a few instructions remain between the check and the system call.
 
 use super::Leadership;
 use hyper::rt::{Read, ReadBufCursor, Write};

@@ -1,10 +1,10 @@
 //! A client whose writes are sent only while this replica holds the lease.
 //!
-//! Bindings, evictions, conditions, statuses, groups and events go through [`client`]; reads
-//! pass. The lease is asked for twice: before a write begins, so that its caller hears
-//! [`NotLeading`], and in `connection`, before each write to a socket. The second look is
-//! for a process that stands still in between, while a connection is made for instance: it
-//! sends nothing of what it had decided before.
+//! Bindings, evictions, conditions, statuses, groups and events go through [`client`]; reads pass.
+//! The lease is checked twice: before a write begins, so that its caller gets [`NotLeading`], and
+//! in `connection`, before each write to a socket. The second check is for a process that is
+//! suspended in between, while a connection is made for instance: it sends nothing of what it had
+//! decided before.
 
 mod access;
 mod connection;
@@ -28,7 +28,7 @@ pub enum NotLeading {
     /// It never left this process.
     #[error("not sent: this replica does not hold the lease")]
     NotSent,
-    /// It was under way when the lease ran out: nobody knows whether it was taken.
+    /// It was in flight when the lease ran out: whether it was applied is unknown.
     #[error("given up: the lease ran out")]
     GivenUp,
 }
@@ -168,7 +168,7 @@ mod tests {
                 .unwrap(),
             7
         );
-        // The process stands still for longer than the lease lasts.
+        // The process is suspended for longer than the lease lasts.
         tokio::time::advance(Duration::from_secs(9)).await;
         let sent = std::cell::Cell::new(false);
         let late = leadership.send(async {

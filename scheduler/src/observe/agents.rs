@@ -1,4 +1,4 @@
-//! What an agent wrote, as if it had said it by stream. Pure.
+//! What an agent wrote, as if it had sent it on a stream. Pure.
 //!
 //! Two things are not in there: how many MPS clients a card takes follows from the driver's
 //! version, and which cards the kubelet shows as whole is taken as unknown, which hinders

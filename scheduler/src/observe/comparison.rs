@@ -1,4 +1,4 @@
-//! What would be done here, what was done there, where the two differ. Pure.
+//! Aliquot's decisions, the other scheduler's actions, and the differences. Pure.
 
 use jiff::Timestamp;
 use scheduler_core::ids::{GpuUuid, NodeName, PodUid};
@@ -7,9 +7,9 @@ use scheduler_core::{Action, Decision};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A place that was seen here, and for so long not taken there, is a difference.
+/// A place that was found here, and not used there for this time, is a difference.
 const PATIENCE_MS: u64 = 5_000;
-/// So many differences that are over are kept, the newest.
+/// Number of ended differences that are kept, the newest.
 const KEPT: usize = 1_000;
 
 /// In what the two differ.
@@ -55,7 +55,7 @@ pub struct Difference {
     pub kind: Kind,
     /// What would be done here.
     pub here: String,
-    /// What was done there.
+    /// The other scheduler's actions.
     pub there: String,
     /// Why not the same.
     pub why: String,
@@ -69,7 +69,7 @@ pub struct Counts {
     pub same: u64,
     /// Bound there otherwise.
     pub other: u64,
-    /// Bound there before it was looked at here.
+    /// Bound there before a decision here.
     pub unseen: u64,
 }
 
@@ -90,7 +90,7 @@ pub struct Report {
 /// What would be done with a pod that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OwnDecision {
-    /// It was not looked at yet.
+    /// There was no decision yet.
     Unknown,
     Bind(NodeName, Vec<GpuUuid>),
     /// A place, as soon as others have left.
@@ -134,7 +134,7 @@ pub(super) struct Comparison {
     scheduler: String,
     waiting: BTreeMap<PodUid, Entry>,
     evictions: BTreeMap<PodUid, Eviction>,
-    /// Evicted there; until they are gone.
+    /// Evicted there; until they have ended.
     evicted: BTreeSet<PodUid>,
     bound: Counts,
     over: VecDeque<Difference>,
@@ -168,7 +168,7 @@ impl Comparison {
         self.waiting.contains_key(pod)
     }
 
-    /// Whether it would stand somewhere here.
+    /// Whether Aliquot would have placed it.
     pub(super) fn has_place(&self, pod: &PodUid) -> bool {
         let entry = self.waiting.get(pod);
         entry.is_some_and(|entry| {
@@ -176,7 +176,7 @@ impl Comparison {
         })
     }
 
-    /// Bound there, before anybody could judge.
+    /// Bound there, before it could be decided here.
     pub(super) fn unseen(&mut self, pod: &PodUid) {
         if self.waiting.remove(pod).is_some() {
             self.bound.unseen += 1;
@@ -190,7 +190,7 @@ impl Comparison {
         }
     }
 
-    /// Bound there. `why`: what a node has against the pod, before it stands there.
+    /// Bound there. `why`: why the node does not fit the pod, before it is placed there.
     pub(super) fn bound(
         &mut self,
         pod: &PodUid,
@@ -212,7 +212,7 @@ impl Comparison {
                 return None;
             }
             OwnDecision::Bind(here, ours) if here == node => {
-                // Who names no cards leaves them to the node.
+                // A decision without cards leaves them to the node.
                 if cards.is_empty() || ours.is_empty() || cards == ours.as_slice() {
                     self.bound.same += 1;
                     return None;
@@ -245,7 +245,7 @@ impl Comparison {
         Some(self.keep(difference))
     }
 
-    /// Evicted there; told once.
+    /// Evicted there; reported once.
     pub(super) fn evicted(
         &mut self,
         pod: &PodUid,
@@ -262,7 +262,7 @@ impl Comparison {
             kind: Kind::EvictedThere,
             here: "runs on".to_owned(),
             there: format!("evicted: {message}"),
-            why: "nobody who waits would get its room here, or others would give theirs".to_owned(),
+            why: "no pending pod would get its room here, or others would be evicted".to_owned(),
         };
         Some(self.keep(difference))
     }
@@ -274,7 +274,7 @@ impl Comparison {
         self.evicted.remove(pod);
     }
 
-    /// What would be decided on the cluster as it is; what is news of it.
+    /// The decisions for the cluster as it is; returns the new differences.
     pub(super) fn decided(&mut self, decision: &Decision, now: Time) -> Vec<Difference> {
         let mut here: BTreeMap<PodUid, OwnDecision> = BTreeMap::new();
         let mut evictions = BTreeMap::new();
@@ -323,7 +323,7 @@ impl Comparison {
         self.news(now)
     }
 
-    /// Lasting differences that were not told yet.
+    /// Lasting differences that were not reported yet.
     fn news(&mut self, now: Time) -> Vec<Difference> {
         let mut news = Vec::new();
         for entry in self.waiting.values_mut() {

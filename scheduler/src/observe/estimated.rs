@@ -1,9 +1,9 @@
 //! Cards of nodes that have no agent, as an agent would show them: from the labels of GPU
 //! feature discovery. Pure.
 //!
-//! Which card a pod of another scheduler holds is not written anywhere; sharers of one of
-//! KAI's groups are on one card, everybody else on a card of his own. So the number of cards
-//! and what is free on each is right, and their names are made up.
+//! The card of another scheduler's pod is not recorded anywhere. The pods of one of KAI's GPU
+//! groups are on one card, and every other pod is on a card of its own. So the number of cards and
+//! the free memory of each are right, and their names are invented.
 
 use proto::names::{grant, resource};
 use scheduler_core::Event;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 const COUNT: &str = "nvidia.com/gpu.count";
 const MEMORY: &str = "nvidia.com/gpu.memory";
 const PRODUCT: &str = "nvidia.com/gpu.product";
-/// Where KAI's reservation pods are: each stands for a card that its group shares.
+/// Where KAI's reservation pods are: each represents a card that its group shares.
 const RESERVATIONS: &str = "kai-resource-reservation";
 /// Tokens that an agent would show for each card.
 const TOKENS: u64 = 48;
@@ -33,7 +33,7 @@ struct NodeHardware {
     product: Arc<str>,
 }
 
-/// Who holds which of a node's cards.
+/// The holders of a node's cards.
 #[derive(Debug, Default)]
 struct Table {
     hardware: Option<NodeHardware>,
@@ -51,7 +51,7 @@ pub(super) struct EstimatedCards {
 }
 
 impl EstimatedCards {
-    /// What the core is to take in instead.
+    /// The event for the core in its place.
     pub(super) fn take(&mut self, event: Event) -> Vec<Event> {
         match event {
             Event::Node(node) => self.node(node),
@@ -198,7 +198,7 @@ impl Table {
         grants
     }
 
-    /// The first card that nobody holds.
+    /// The first free card.
     fn free(&self, hardware: &NodeHardware, held: &[u32]) -> Option<u32> {
         let taken: BTreeSet<u32> = self
             .whole

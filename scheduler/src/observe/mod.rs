@@ -1,13 +1,13 @@
 //! What this scheduler would do where another one decides.
 //!
-//! - `comparison`: pure: what would be done here, what was done there, where the two differ.
+//! - `comparison`: pure: Aliquot's decisions, the other scheduler's actions, and the differences.
 //! - `estimated`: cards of nodes without an agent, from their labels.
-//! - `agents`: what an agent wrote, as if it had said it: an observer hears none.
+//! - `agents`: what an agent wrote, as if it had sent it: agents do not connect to an observer.
 //!
-//! In: every event before the core takes it in, and the core. Out: a [`Report`], and a log
-//! line for each difference. Each decision is taken on a core of its own, rebuilt from what
-//! is known of the cluster, and dropped with it: nothing that was not done is believed.
-//! Must never write, nor hold anything that could.
+//! In: every event before the core applies it, and the core. Out: a [`Report`], and a log line for
+//! each difference. Each decision is made on a core of its own, rebuilt from the known state of the
+//! cluster, and discarded with it, so no decision assumes the effects of another. Must never write,
+//! nor hold anything that could.
 
 mod agents;
 mod comparison;
@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 
 pub use agents::said;
 
-/// A look out of turn at most every so many times as long as the last one took.
+/// Shortest interval of extra decisions, as a multiple of the time that the last one took.
 const SPARED: u32 = 4;
 /// Between two decisions at least.
 const PAUSE: Duration = Duration::from_millis(100);
-/// And so many times as long as the last one took.
+/// And at least this multiple of the time that the last one took.
 const REST: u32 = 10;
 
 /// Watches another scheduler at work.
@@ -71,7 +71,7 @@ impl Observer {
         self.pause
     }
 
-    /// What the other one said of its pods.
+    /// The other scheduler's conditions on its pods.
     pub fn hear(&mut self, fact: &Fact, now: Time) {
         let Fact::Pod(Seen::There(pod)) = fact else {
             return;
@@ -89,7 +89,7 @@ impl Observer {
         }
     }
 
-    /// An event, before the core takes it in; what the core is to take in instead.
+    /// An event, before the core applies it; returns the events for the core in its place.
     pub fn take(&mut self, core: &Core, event: Event, now: Time) -> Vec<Event> {
         match &event {
             Event::Pod(pod) if pod.ours => match &pod.phase {
@@ -99,8 +99,8 @@ impl Observer {
                 }
                 Phase::Bound(place) | Phase::Running(place) => {
                     if self.comparison.is_open(&pod.uid) {
-                        // Who is said to wait, and does not, is looked at again: perhaps what
-                        // it waited for has come.
+                        // A pod that is reported as waiting, and does not wait, is checked again:
+                        // perhaps what it waited for has come.
                         let mut judged = true;
                         if self.stale && !self.comparison.has_place(&pod.uid) {
                             judged = self.looked.elapsed() >= self.took * SPARED;
@@ -171,12 +171,12 @@ impl Observer {
             here = difference.here,
             there = difference.there,
             why = difference.why,
-            "would differ"
+            "differs"
         );
     }
 }
 
-/// The message of a condition, where it stands at that status.
+/// The message of a condition that has that status.
 fn condition<'a>(pod: &'a KubePod, kind: &str, status: &str) -> Option<&'a str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions

@@ -1,7 +1,7 @@
 //! A token → what its owner may see, judged by the API server.
 //!
-//! One `TokenReview` says who it is, one `SubjectAccessReview` per kind what he may list;
-//! the verdict holds for half a minute. Of pods, who may not list all is asked for by
+//! One `TokenReview` returns the account, one `SubjectAccessReview` per kind what it may list; the
+//! result is cached for half a minute. An account that may not list all pods is checked by
 //! namespace.
 
 use super::answer::{Pods, Rights};
@@ -18,15 +18,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// A verdict holds so long: who loses a right sees so long what he had.
+/// How long a result is cached: an account that loses a right keeps it for this time.
 const HOLDS: Duration = Duration::from_secs(30);
 /// Verdicts that are remembered.
 const REMEMBERED: usize = 1000;
 /// Questions to the API server at once, over all readers.
 const AT_ONCE: usize = 8;
-/// Namespaces of one reader that are asked for.
+/// Largest number of namespaces that are checked for one account.
 const NAMESPACES: usize = 100;
-/// The API server has so long for one answer.
+/// Timeout for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why nothing is shown.
@@ -35,8 +35,8 @@ pub(super) enum CallerError {
     /// No token, or none that is accepted.
     #[error("{0}")]
     Unknown(String),
-    /// The API server could not be asked.
-    #[error("the API server cannot be asked who you are: {0}")]
+    /// The API server did not answer.
+    #[error("the API server did not review your token: {0}")]
     Unavailable(String),
 }
 
@@ -93,8 +93,7 @@ impl Callers {
     /// Whose token it is, and what he may see of cards and queues; of pods nothing but
     /// whether he may see all, see [`Callers::namespaces`].
     ///
-    /// # Errors
-    /// The token is not accepted, or nobody could be asked.
+    /// # Errors The token is not accepted, or the API server did not answer.
     pub(super) async fn rights(&self, token: &str) -> Result<(Digested, Rights), CallerError> {
         let digest = digest(token);
         let known = self.recall(&digest);
@@ -122,8 +121,7 @@ impl Callers {
 
     /// Those of `wanted` whose pods the owner of the token may list.
     ///
-    /// # Errors
-    /// Nobody could be asked.
+    /// # Errors The API server did not answer.
     pub(super) async fn namespaces(
         &self,
         Digested(digest): Digested,
@@ -171,8 +169,7 @@ impl Callers {
 
     /// Whether the owner of the token may list the events of this namespace.
     ///
-    /// # Errors
-    /// The API server could not be asked.
+    /// # Errors The API server did not answer.
     pub(super) async fn events(
         &self,
         Digested(digest): Digested,
@@ -202,8 +199,8 @@ impl Callers {
     }
 
     async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
-        // A token for the page alone is good for nothing else, even if it leaks here; one for
-        // the API server is taken too, as browsers and `kubectl` have no other.
+        // A token for the page alone has no other use, even if it leaks here; one for the API
+        // server is taken too, as browsers and `kubectl` have no other.
         let mut user = Err("it is not known".to_owned());
         for audiences in [Some(vec![page::AUDIENCE.to_owned()]), None] {
             user = self.user(token, audiences).await?;

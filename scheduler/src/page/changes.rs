@@ -1,16 +1,15 @@
-//! Which nodes changed since somebody looked last. Pure.
+//! Which nodes changed since the last read. Pure.
 //!
-//! Each change has a number; a reader names the last one that it has, and gets what is newer.
-//! Numbers of another process, and such as are older than what is remembered of nodes that are
-//! gone, mean: everything.
+//! Each change has a number; a reader names the last one that it has, and gets what is newer. A
+//! number of another process, or one older than the record of removed nodes, means: everything.
 
 use super::row::Live;
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Nodes that are gone and remembered.
+/// Number of removed nodes that are remembered.
 const GONE: usize = 1000;
-/// Use is shown to one part in so many of a card.
+/// Resolution of the memory in use, as a fraction of a card.
 const PARTS: u64 = 64;
 
 /// See the module.

@@ -2,15 +2,16 @@
 //! with a browser and a Kubernetes token.
 //!
 //! - `relay`: takes notes of facts and of agents' words on their way to the cycle.
-//! - `row`: pure: an object → what is shown of it; `row_store`: rows that are there.
+//! - `row`: pure: an object → its row; `row_store`: the current rows.
 //! - `rows`: the only owner of the rows and of the history; `changes`: pure: what changed since.
 //! - `answer`: pure: rows, a query, rights → JSON.
 //! - `timeline`: pure: a pod, its events → its way in steps; `range`: what Prometheus remembers.
 //! - `caller`: a token → what its owner may see, judged by the API server.
 //! - `http`: HTTP around them, and the files of the page itself.
 //!
-//! Observes, never changes anything. The page's files are in this program, and the browser is
-//! sent to no other host. The relay passes everything on before it looks at it: slow queries delay nobody.
+//! Observes, never changes anything. The page's files are in this program, and the browser is sent
+//! to no other host. The relay passes everything on before it processes it, so slow queries delay
+//! no decision.
 
 mod answer;
 mod caller;
@@ -63,12 +64,12 @@ pub struct Sources {
     pub wall: Wall,
 }
 
-/// Who may read, and over what.
+/// Which clients may read, and how.
 #[allow(missing_debug_implementations, reason = "a client has none")]
 pub enum Access {
-    /// Whoever shows a Kubernetes token, as far as its owner may read; over TLS.
+    /// Clients with a Kubernetes token, as far as its account may read; over TLS.
     Tokens(Trust, kube::Client),
-    /// Whoever reaches the listener, everything, in the clear: for the demo on loopback.
+    /// Every client, everything, in plain text: for the demo on loopback.
     Anybody(kube::Client),
 }
 
@@ -87,11 +88,10 @@ pub fn channel() -> (PageClient, PendingQueries) {
 }
 
 impl PageClient {
-    /// What was granted and not used, by `queue`, `namespace` or `owner`, in the last so many
-    /// hours; as the page has it, with everything. `None`: the page has ended.
+    /// What was granted and not used, by `queue`, `namespace` or `owner`, in that number of hours;
+    /// as on the page, without restrictions. `None`: the page has ended.
     ///
-    /// # Errors
-    /// There is nothing else that it can be told apart by.
+    /// # Errors Another key.
     pub async fn report(&self, by: &str, hours: u64) -> Result<Option<Value>, String> {
         let by = serde_json::from_value(Value::from(by))
             .map_err(|_| format!("{by} is none of queue, namespace and owner"))?;
@@ -121,10 +121,10 @@ pub struct Flows {
     pub heard: AgentEventReceiver,
 }
 
-/// A task of the page; ends at the stop, or when it cannot go on.
+/// A task of the page; ends at the stop, or when it cannot continue.
 pub type Part = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
-/// The page's tasks, and the flows as they go on.
+/// The page's tasks, and the streams behind it.
 pub fn start(
     scheduler: &str,
     listener: TcpListener,

@@ -1,6 +1,6 @@
 //! Ranges of time that this process does not remember, from Prometheus.
 //!
-//! The queries are written here: a reader chooses what of, never how it is asked.
+//! The queries are written here: a user chooses the object, never the query.
 
 use super::answer::Series;
 use crate::prometheus::{Run, client};
@@ -15,7 +15,7 @@ const POINTS: u64 = 300;
 const LEAST: u64 = 15_000;
 /// A range at most.
 const LONGEST: u64 = 366 * 24 * 3_600_000;
-/// So long an answer is waited for.
+/// Timeout for an answer.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
 /// Queues of which the waiting pods are shown.
 const QUEUES: u32 = 8;
@@ -83,7 +83,7 @@ fn queries(of: &Of) -> Vec<Asked> {
         )],
         Of::Pod(namespace, name) => {
             let of = format!("namespace={},pod={}", quoted(namespace), quoted(name));
-            // What of a share is used is said once for each of its cards.
+            // The memory in use of a share is reported once for each of its cards.
             vec![
                 (
                     "granted",

@@ -25,7 +25,7 @@ pub(super) enum RowEvent {
     Node(Change<Box<GpuNode>>),
     /// Values of priority classes, by name.
     Class(Change<Rank>),
-    /// Who holds what a pod was granted.
+    /// The holders of a pod's grant.
     Tenant(Change<Tenant, Uid>),
     /// Labels of nodes, by name.
     Labels(Change<Vec<(String, String)>>),
@@ -33,9 +33,9 @@ pub(super) enum RowEvent {
     Topology(Change<Vec<String>>),
     /// Something happened; the mark's queue is that of this pod.
     Mark(Mark, Uid),
-    /// An agent is heard.
+    /// An agent is connected.
     Live(String, Live),
-    /// It is heard no more.
+    /// It is disconnected.
     Silent(String),
     /// It does not honour a grant.
     Refusal(String, Refusal),
@@ -94,7 +94,7 @@ impl FactRelay {
         (relay, onward, told)
     }
 
-    /// Until one of the flows ends, or nobody takes them.
+    /// Until one of the streams ends, or their receiver is gone.
     pub(super) async fn run(mut self) {
         loop {
             tokio::select! {
@@ -149,7 +149,7 @@ impl FactRelay {
         }
     }
 
-    /// Who holds what, and who is told to leave.
+    /// Holders, and evicted pods.
     fn holder(&mut self, seen: &Seen<Pod>) {
         let pod = match seen {
             Seen::Listing => return self.say(RowEvent::Tenant(Change::Begin)),
@@ -223,7 +223,7 @@ impl FactRelay {
     }
 
     fn say(&self, note: RowEvent) {
-        // The rows' owner is gone only when everything ends.
+        // The rows' owner ends only when everything ends.
         let _ = self.notes.send(note);
     }
 }

@@ -1,4 +1,4 @@
-//! An object as the API server or an agent has it → what is shown of it.
+//! An object of the API server or an agent → its row.
 
 use crate::history::Tenant;
 use api::request::{Amount, GpuRequest};
@@ -20,7 +20,7 @@ pub(super) struct PodRow {
     pub(super) queue: String,
     /// The group whose place in the queue it shares; its own UID where it has none.
     pub(super) group: String,
-    /// What it asks for, as text.
+    /// Its request, as text.
     pub(super) asks: String,
     /// Name of its priority class; empty: the default.
     pub(super) class: String,
@@ -28,11 +28,11 @@ pub(super) struct PodRow {
     pub(super) created: i64,
     /// Where it is bound to; `None`: it waits to be placed.
     pub(super) node: Option<String>,
-    /// Why it waits, as the scheduler or the kubelet said; lines after the first go into detail.
+    /// Why it waits, by the scheduler or the kubelet; lines after the first give details.
     pub(super) why: String,
 }
 
-/// What is said of a pod of this scheduler that does not run yet; `None`: nothing.
+/// The state of a pod of this scheduler that does not run yet; `None`: nothing.
 pub(super) fn pod(pod: &Pod, scheduler: &str) -> Option<PodRow> {
     let spec = pod.spec.as_ref()?;
     let status = pod.status.as_ref();
@@ -161,7 +161,7 @@ impl Uid {
     }
 }
 
-/// Who holds what a pod was granted; `None`: it was granted nothing, or has ended.
+/// The holders of a pod's grant; `None`: it has no grant, or has ended.
 pub(super) fn tenant(pod: &Pod) -> Option<Tenant> {
     let phase = pod
         .status
@@ -199,7 +199,7 @@ fn workload(pod: &Pod, owner: &OwnerReference) -> String {
     }
 }
 
-/// An eviction, as the scheduler writes it on the pod: when, and its words.
+/// An eviction, as the scheduler writes it on the pod: time and message.
 pub(super) fn evicted(pod: &Pod) -> Option<(Time, &str)> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let told = conditions.iter().find(|condition| {
@@ -221,7 +221,7 @@ pub(super) fn labels(node: &Node) -> Vec<(String, String)> {
     node.labels().iter().filter_map(shared).collect()
 }
 
-/// What changes too fast for a `GpuNode`, as an agent said it last.
+/// What changes too fast for a `GpuNode`, as the agent last reported it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Live {
     /// By UUID.
@@ -249,10 +249,10 @@ pub(super) struct LiveShare {
     pub(super) cards: Vec<String>,
     pub(super) namespace: String,
     pub(super) phase: String,
-    /// What is held against it or befell it; empty: nothing.
+    /// Its complaint; empty: none.
     pub(super) complaint: String,
     pub(super) alloc: String,
-    /// When it was first heard to be prepared, and to run; `None`: it was so from the start.
+    /// When it was first reported as prepared, and as running; `None`: it was so from the start.
     pub(super) prepared: Option<Time>,
     pub(super) running: Option<Time>,
 }

@@ -1,4 +1,4 @@
-//! Rows that are there, by key; after a new listing, those that it did not name are gone.
+//! Rows by key; after a new listing, rows that it did not name are removed.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ impl<V, K> Default for RowStore<V, K> {
 /// A change of one row, or of the listing.
 #[derive(Clone, Debug)]
 pub(super) enum Change<V, K = String> {
-    /// Everything is named anew.
+    /// All names are new.
     Begin,
     /// There, as it is now.
     Put(K, V),

@@ -25,9 +25,9 @@ use tokio::time::MissedTickBehavior;
 
 /// Value of a workload's priority where no class says one: KAI's `train`.
 const DEFAULT_PRIORITY: i32 = 50;
-/// Notes taken before the next query is looked at.
+/// Notes that are processed before the next query.
 const BATCH: usize = 1024;
-/// Between two looks at the clock for the next sample of the history.
+/// Time between two checks whether the next sample of the history is due.
 const TICK: Duration = Duration::from_millis(100);
 /// Holds a share that no pod of this scheduler was granted.
 const UNKNOWN: &str = "";
@@ -53,7 +53,7 @@ pub(super) struct Rows {
     tenants: RowStore<Tenant, Uid>,
     words: BTreeSet<Arc<str>>,
     classes: RowStore<Rank>,
-    /// Place of each waiting pod in its queue, by UID, from 1; `None`: to be counted anew.
+    /// Position of each pending pod in its queue, by UID, from 1; `None`: must be counted again.
     places: Option<HashMap<String, u32>>,
     /// The latest of the cycle.
     pub(super) queues: Vec<QueueView>,
@@ -152,7 +152,7 @@ impl Rows {
         }
     }
 
-    /// An agent's word, and what is new in it.
+    /// An agent's report; returns the changes.
     fn hear(&mut self, node: String, mut live: Live) {
         let mut marks = Vec::new();
         let before = self.live.get(&node);
@@ -249,7 +249,7 @@ impl Rows {
             held: view.held[0],
             waiting: view.waiting,
         });
-        // By namespace, who holds what no pod of this scheduler was granted.
+        // By namespace, holders that have no grant of this scheduler.
         let mut others: BTreeMap<&str, Tenant> = BTreeMap::new();
         for (_, _, grant) in grants(nodes) {
             let namespace = namespace(grant);
@@ -259,7 +259,7 @@ impl Rows {
             });
         }
         let shares = grants(nodes).filter_map(|(node, gpu, grant)| {
-            // Of a node that is not heard nothing is known.
+            // A node whose agent is disconnected has no values.
             let live = live.get(node)?;
             let tenant = tenants.get(&Uid::of(&grant.pod_uid));
             let kept = grant.request_mib.unwrap_or(grant.memory_mib).0;
@@ -301,8 +301,8 @@ impl Rows {
             .unwrap_or(0)
     }
 
-    /// Counts places, where something changed: a group stands where its oldest pod does,
-    /// the higher priority first, then the older.
+    /// Computes positions, if something changed: a group is at the position of its oldest pod;
+    /// higher priority first, then age.
     pub(super) fn settle(&mut self) {
         if self.places.is_some() {
             return;
@@ -361,7 +361,8 @@ fn namespace(grant: &GrantStatus) -> &str {
         .map_or("", |(namespace, _)| namespace)
 }
 
-/// Since when a share is prepared, and runs: as first heard. `known`: its node was heard before.
+/// Since when a share is prepared, and runs: as first reported. `known`: its node has reported
+/// before.
 fn since(share: &mut LiveShare, old: Option<&LiveShare>, known: bool, now: Time) {
     (share.prepared, share.running) = old.map_or((None, None), |old| (old.prepared, old.running));
     let was = |phases: &[&str]| old.is_some_and(|old| phases.contains(&old.phase.as_str()));
@@ -386,7 +387,7 @@ pub(super) struct RowSources {
     pub(super) wall: Wall,
 }
 
-/// Until nobody asks any more, or the relay has ended.
+/// Until no client is left, or the relay has ended.
 pub(super) async fn run(mut sources: RowSources) {
     let now = |wall: &Wall| Time(u64::try_from(wall.now().as_millisecond()).unwrap_or_default());
     let mut rows = Rows::new(now(&sources.wall));

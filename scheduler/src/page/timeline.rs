@@ -1,7 +1,7 @@
-//! A pod's way from its request to its end, as steps in order of time. Pure.
+//! A pod's timeline from its request to its end, as steps in chronological order. Pure.
 //!
-//! In: the pod as it is, if it is there; what the scheduler said of it in events; what its agent
-//! says. Out: JSON. A step that nobody saw is missing, never guessed.
+//! In: the pod, if it exists; the scheduler's events on it; its agent's reports. Out: JSON. A step
+//! that was not seen is missing, never guessed.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -20,7 +20,7 @@ struct Step {
     until: Option<i64>,
     kind: &'static str,
     words: String,
-    /// How often it was said.
+    /// How often it was reported.
     count: i64,
 }
 
@@ -36,11 +36,11 @@ impl Step {
     }
 }
 
-/// What is known of it.
+/// The known facts about it.
 #[derive(Debug)]
 pub(super) struct Known<'a> {
     pub(super) uid: &'a str,
-    /// `None`: it is not there any more.
+    /// `None`: it has been deleted.
     pub(super) pod: Option<&'a Pod>,
     /// `None`: the reader may not list events, or they cannot be had.
     pub(super) events: Option<&'a [Event]>,
@@ -112,7 +112,7 @@ pub(super) fn tell(known: &Known<'_>) -> Value {
     })
 }
 
-/// Steps that happen once: whoever says so, it is one.
+/// Steps that happen once, whatever the number of sources.
 fn once(kind: &str) -> bool {
     matches!(kind, "asked" | "bound" | "prepared" | "running" | "ended")
 }
@@ -212,7 +212,7 @@ fn containers(pod: &Pod, steps: &mut Vec<Step>) {
     }
 }
 
-/// What the scheduler, or the kubelet, said.
+/// Events of the scheduler or the kubelet.
 fn of_event(event: &Event) -> Option<Step> {
     let millis = |at: &Timestamp| at.as_millisecond();
     let series = event.series.as_ref();
@@ -244,7 +244,7 @@ fn of_event(event: &Event) -> Option<Step> {
     })
 }
 
-/// What its agent was heard to say while this process listened.
+/// Reports of its agent since this process started.
 fn agent(live: &Value, steps: &mut Vec<Step>) {
     for share in live["shares"].as_array().into_iter().flatten() {
         let container = share["container"].as_str().unwrap_or_default();

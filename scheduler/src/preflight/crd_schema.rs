@@ -1,8 +1,8 @@
 //! Definitions as they are in the cluster, against the types that we read and write.
 //!
-//! A definition that lacks a field is an older one: the field is dropped by the API server,
-//! which is told once. One that gives a field another type, or does not serve our version,
-//! is another thing under the same name.
+//! A CRD that lacks a field is an older one: the API server drops the field, which is logged once.
+//! A CRD that gives a field another type, or does not serve our version, is another kind under the
+//! same name.
 
 use super::PreflightError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -24,14 +24,14 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
             Ok(Some(found)) => found,
             // Not installed: there is none of it.
             Ok(None) => continue,
-            // Who may not look goes on: the watch says what it cannot read.
+            // Without the right to read it, continue: the watch reports what it cannot read.
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                tracing::warn!(name, "may not look at the definition");
+                tracing::warn!(name, "not allowed to read the CRD");
                 continue;
             }
             Err(source) => {
                 return Err(PreflightError::Api {
-                    what: "read a definition",
+                    what: "read a CRD",
                     source: Box::new(source),
                 });
             }
@@ -48,7 +48,7 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
             tracing::warn!(
                 name,
                 fields = missing.join(", "),
-                "an older definition: these fields are not kept"
+                "an older CRD: the API server drops these fields"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Who else is there: what must be known before anything is started.
+//! Other schedulers in the cluster, which must be known before anything starts.
 //!
 //! - `kai`: a KAI Scheduler that takes the pods that we would take.
 //! - `crd_schema`: definitions whose objects are not those that we read and write.
@@ -37,7 +37,7 @@ pub enum PreflightError {
     Shape {
         /// Its name.
         definition: String,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
     /// The API server refuses to say.
@@ -51,8 +51,7 @@ pub enum PreflightError {
     },
 }
 
-/// Looks whether there is room for a scheduler of this territory. Waits for an API server
-/// that does not answer.
+/// Checks that no other scheduler has this scheduler name and node pool.
 ///
 /// # Errors
 /// There is none, or the API server refuses to say.
@@ -61,7 +60,7 @@ pub async fn clear(client: &Client, territory: &PodSelection) -> Result<(), Pref
     shapes(client).await
 }
 
-/// Looks for a KAI Scheduler of the same territory alone.
+/// Checks only for a KAI Scheduler of the same name and node pool.
 ///
 /// # Errors
 /// As [`clear`].
@@ -69,7 +68,7 @@ pub async fn alone(client: &Client, territory: &PodSelection) -> Result<(), Pref
     until_answered(|| kai::look(client, territory)).await
 }
 
-/// Looks at the definitions alone.
+/// Checks only the CRDs.
 ///
 /// # Errors
 /// As [`clear`].

@@ -13,7 +13,7 @@ pub(super) fn list([gpu, cpu, memory]: [u128; 3]) -> Value {
     Value::Object(list)
 }
 
-/// Nano-GPU, rounded up to thousandths: what is held is never shown as nothing.
+/// Nano-GPU, rounded up to thousandths: an allocation is never shown as zero.
 fn gpus(nano: u128) -> String {
     milli(nano.div_ceil(1_000_000))
 }

@@ -1,5 +1,5 @@
-//! KAI's events about pod groups that wait: `NotReady` and `Unschedulable`, once where the reason
-//! is another than was said last. Best effort: the group's condition and its pods' say the same.
+//! KAI's events about pod groups that wait: `NotReady` and `Unschedulable`, once for each change of
+//! the reason. Best effort: the group's condition and its pods' say the same.
 
 use crate::act::event::{self, Annotations, KubeEvent};
 use crate::group::KnownGroups;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// urgent.
 const AT_ONCE: usize = 16;
 
-/// What was said of each group.
+/// The last event of each group.
 pub(crate) struct GroupEvents {
     client: Client,
     reporter: Reporter,
@@ -23,7 +23,7 @@ pub(crate) struct GroupEvents {
 }
 
 impl GroupEvents {
-    /// Nothing was said yet. `controller`, `instance`: who says it.
+    /// No events yet. `controller`, `instance`: their source.
     pub(crate) fn new(
         client: Client,
         known: KnownGroups,
@@ -41,7 +41,7 @@ impl GroupEvents {
         }
     }
 
-    /// Says what is new; whether that was all. Who waits no longer is forgotten.
+    /// Sends new events; returns whether all were sent. Groups that no longer wait are forgotten.
     pub(super) async fn tell(&mut self, groups: &[(Arc<str>, Arc<[GroupView]>)]) -> bool {
         let before = std::mem::take(&mut self.said);
         let mut told = 0;
@@ -53,7 +53,7 @@ impl GroupEvents {
                 continue;
             };
             if before.get(&view.group) != Some(kind) {
-                // A group that the watch does not show yet is told of later.
+                // A group that the watch does not show yet gets its event later.
                 let parts = view.group.as_str().split_once('/');
                 let about = parts.and_then(|(space, name)| self.known.reference(space, name));
                 let Some(about) = about else {

@@ -42,7 +42,7 @@ struct Resource {
 
 type Series = Family<QueueLabels, Gauge<f64, AtomicU64>>;
 
-/// By queue: fair share, what is held and wanted, quota and limit.
+/// By queue: fair share, allocation, demand, quota and limit.
 #[derive(Debug, Default)]
 pub struct QueueMeters {
     info: Series,
@@ -103,28 +103,24 @@ impl QueueMeters {
         let kai = registry.sub_registry_with_prefix("kai");
         kai.register("queue_info", "1 for each queue", meters.info.clone());
         let sets = [
-            (&meters.fair, FAIR, "What the queue deserves now"),
-            (&meters.held, HELD, "What the queue's pods hold"),
-            (&meters.fixed, FIXED, "Of it, what cannot be preempted"),
+            (&meters.fair, FAIR, "Fair share of the queue"),
+            (&meters.held, HELD, "Allocated to the queue's pods"),
+            (
+                &meters.fixed,
+                FIXED,
+                "Allocated to the queue's non-preemptible pods",
+            ),
             (
                 &meters.requested,
                 REQUESTED,
-                "What the queue's pods hold and wait for",
+                "Allocated to the queue's running pods and requested by its pending ones",
             ),
-            (
-                &meters.quota,
-                QUOTA,
-                "What the queue is guaranteed; -1: without end",
-            ),
-            (
-                &meters.limit,
-                LIMIT,
-                "What the queue never has more than; -1: without end",
-            ),
+            (&meters.quota, QUOTA, "Quota of the queue; -1: unlimited"),
+            (&meters.limit, LIMIT, "Limit of the queue; -1: unlimited"),
             (
                 &meters.usage,
                 USAGE,
-                "Past use that counts in fair share, as a part of what the cluster had; 0 where none counts",
+                "Past use that counts in fair share, as a fraction of the cluster's capacity; 0 if none counts",
             ),
         ];
         for (series, names, help) in sets {
@@ -140,7 +136,7 @@ impl QueueMeters {
         );
         ours.register(
             "capacity",
-            "What all nodes have together, by resource, with kube-state-metrics' names and units: GPUs, cores, bytes",
+            "Capacity of all nodes, by resource, with kube-state-metrics' names and units: GPUs, cores, bytes",
             meters.capacity.clone(),
         );
         meters
@@ -170,7 +166,7 @@ impl QueueMeters {
             .chain([&self.info, &self.waiting])
     }
 
-    /// Sets all of them; queues that are gone are shown no more.
+    /// Sets all of them; deleted queues are removed.
     pub fn set(&self, views: &[QueueView]) {
         let names: BTreeSet<QueueLabels> = views.iter().map(QueueLabels::queue).collect();
         let mut known = locked(&self.known);

@@ -4,11 +4,10 @@
 //! - `patch`: pure: a view → the status that an object is to have.
 //! - [`QueueMeters`]: gauges by queue. `group_events`: events about pod groups that wait.
 //!
-//! In: [`Views`], the latest alone. Out: one patch for each object whose status is another
-//! than was written last. A patch without an answer is made again, and once more when the
-//! first one cannot be carried out any more: it may come after its successor. So may one of
-//! the leader before: everything is written once more when none of those can come. Decides
-//! nothing.
+//! In: the latest [`Views`]. Out: one patch for each object whose status differs from the last
+//! written one. A patch without an answer is sent again, and once more when the first one can no
+//! longer arrive, because it may arrive after its successor. The same holds for a patch of the
+//! previous leader: everything is written once more when none of those can arrive. Decides nothing.
 
 mod amounts;
 mod group_events;
@@ -37,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Writes at once.
 const AT_ONCE: usize = 8;
 
-/// What is reported.
+/// The reports.
 #[derive(Clone, Debug, Default)]
 pub struct Views {
     /// Every queue.
@@ -56,7 +55,7 @@ enum Object {
     Group(GroupName),
 }
 
-/// What was written since this replica leads.
+/// The statuses written since this replica leads.
 #[derive(Debug)]
 struct Written {
     /// Last of each object, as a digest of 64 bits: it only says whether something is
@@ -82,8 +81,7 @@ impl Written {
         self.unknown.values().copied().chain(self.before).min()
     }
 
-    /// Objects are written once more of which a write that nobody here knows to have ended can
-    /// no longer come.
+    /// Objects are written once more when a write whose end was not observed can no longer arrive.
     fn settle(&mut self, now: Instant) {
         if self.before.take_if(|until| *until <= now).is_some() {
             self.digests.clear();
@@ -101,7 +99,7 @@ impl Written {
     }
 }
 
-/// Reports until `stop`, or until nobody has anything to report.
+/// Reports until `stop`, or until the channel of views closes.
 pub(crate) async fn run(
     client: kube::Client,
     meters: Arc<QueueMeters>,
@@ -209,7 +207,7 @@ async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> b
     whole
 }
 
-/// What is to be written. Who is gone is forgotten.
+/// What is to be written. Deleted objects are forgotten.
 fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
     let mut known = std::mem::take(&mut written.digests);
     let mut is_new = |object: &Object, digest| {

@@ -30,8 +30,8 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
         (0, _) => "Pending",
         (_, _) => "Running",
     };
-    // Who is not complete yet, or has a place that is being freed, is no case for anybody who
-    // makes room or nodes, and was not tried in vain.
+    // A group that is incomplete, or has a place that is being freed, needs no room or nodes from
+    // others, and was not tried without success.
     let ready = |kind: &ReasonKind| {
         !matches!(
             kind,

@@ -1,4 +1,4 @@
-//! What is remembered between two plans.
+//! State between two plans.
 
 use super::Asked;
 use jiff::Timestamp;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An agent's node that offers no GPU after so long does not come: other nodes are asked for. The
-/// cluster autoscaler gives a node 15 minutes (`max-node-provision-time`), Karpenter as long.
+/// An agent's node that offers no GPU after this time counts as failed: other nodes are requested.
+/// The cluster autoscaler gives a node 15 minutes (`max-node-provision-time`), Karpenter as long.
 const STARTS_WITHIN: Duration = Duration::from_mins(15);
 
 /// Nodes that start, and pods that nodes were asked for.

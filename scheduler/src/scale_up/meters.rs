@@ -1,4 +1,4 @@
-//! Metrics about nodes that are asked for.
+//! Metrics about requested nodes.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -34,12 +34,12 @@ impl ScaleUpMeters {
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register(
             "scale_up_nodes",
-            "Nodes that autoscalers are asked for, by node pool and by group of nodes",
+            "Nodes requested from autoscalers, by node pool and group of nodes",
             meters.nodes.clone(),
         );
         registry.register(
             "scale_up_failures",
-            "Placeholder pods that the API server did not let be written",
+            "Placeholder pods that could not be written",
             meters.failures.clone(),
         );
         meters
@@ -49,7 +49,7 @@ impl ScaleUpMeters {
         self.failures.inc();
     }
 
-    /// So many nodes of each group are asked for, and of no other.
+    /// Sets the number of requested nodes of each group; other groups are removed.
     pub(super) fn asked<'a>(&self, nodepool: &str, groups: impl Iterator<Item = &'a str>) {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for group in groups {

@@ -30,15 +30,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Between two looks of a cycle at what it has no room for.
+/// Time between two checks of a cycle for pods without room.
 pub(crate) const PACE: std::time::Duration = std::time::Duration::from_secs(2);
-/// Pods that one look is about, the first in line. A plan for so many takes less than a second.
+/// Pods in one check, the first in the queue. A plan for this many
 pub(crate) const MOST_PODS: usize = 1_000;
 /// A card of a cluster without cards and without templates: requests for GPU memory count over
 /// it towards quotas. The largest card that is sold in numbers.
 const ANY_CARD: Mib = Mib(81_920);
 
-/// How new nodes are asked for.
+/// How new nodes are requested.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// What a person wrote of groups, in order of preference.
@@ -47,10 +47,9 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// `None`: new nodes are nobody's business here.
+    /// `None`: no nodes are requested.
     ///
-    /// # Errors
-    /// What is wrong with the file of templates.
+    /// # Errors The error in the file of templates.
     pub(crate) fn of(config: &Config) -> Result<Option<Self>, TemplateError> {
         if !config.cluster_autoscaling {
             return Ok(None);
@@ -69,7 +68,7 @@ impl Settings {
     }
 }
 
-/// Who asks for nodes, for every shard.
+/// The task that requests nodes, for every shard.
 pub(crate) struct ScaleUp {
     pub(crate) settings: Settings,
     /// Writes only while leading.
@@ -92,7 +91,7 @@ pub(crate) struct Look {
     pub(crate) config: scheduler_core::Config,
 }
 
-/// For whom nodes were asked for.
+/// The pods for which nodes were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked(pub(crate) BTreeMap<PodUid, Arc<str>>);
 

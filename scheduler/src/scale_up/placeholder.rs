@@ -43,7 +43,8 @@ impl Rules {
         }
     }
 
-    /// The nodes that the pod may go to. Rules about other pods speak of pods, and are left out.
+    /// The nodes that the pod may go to. Rules about other pods do not restrict nodes, and are left
+    /// out.
     pub(super) fn like(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else {
             return Self::default();
@@ -99,7 +100,7 @@ pub(super) struct Need {
     pub(super) size: Size,
 }
 
-/// What is to be written.
+/// The writes.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Change {
     pub(super) create: Vec<Pod>,

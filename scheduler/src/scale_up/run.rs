@@ -14,14 +14,14 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// What was listed is believed so long: a person or a node's controller may delete placeholders.
+/// How long a listing is used: a person or a node's controller may delete placeholders.
 const LIST_AGAIN: Duration = Duration::from_mins(1);
 /// After the first failure; doubled up to [`LIST_AGAIN`].
 const RETRY: Duration = Duration::from_secs(2);
 /// Of a group of which nothing is known.
 const NO_GROUP: &str = "no known group";
 
-/// Plans until `stop`, or until the cycle is gone.
+/// Plans until `stop`, or until the cycle has ended.
 pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
     let mut planner = Planner {
         book: Book::default(),
@@ -65,7 +65,7 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
             }
             Err(error) => {
                 links.meters.failed();
-                tracing::warn!("asking for nodes: {error}");
+                tracing::warn!("requesting nodes: {error}");
                 // What of it was written is seen in a listing.
                 planner.there = None;
                 let pause = planner.retry;
@@ -85,7 +85,7 @@ struct Planner {
 }
 
 impl Planner {
-    /// One plan, and the writes that it needs. True where nodes are asked for.
+    /// One plan, and the writes that it needs. True if nodes are requested.
     async fn pass(&mut self, links: &mut Links, look: Look) -> Result<bool, String> {
         let Look { shortage, config } = look;
         links.known.see(shortage.seen.clone());
@@ -155,8 +155,8 @@ impl Planner {
         Ok(found.filter(same).map(|pod| Rules::like(&pod)))
     }
 
-    /// Writes what is lacking: two writes for each node that is asked for, one when it is not any
-    /// more.
+    /// Makes the missing writes: two for each node that is requested, one when it is no longer
+    /// needed.
     async fn reconcile(&mut self, pool: &str, needs: &[Need]) -> Result<(), String> {
         let is_old = |at: &Instant| at.elapsed() >= LIST_AGAIN;
         let (mut there, at) = match self.there.take() {
@@ -182,7 +182,7 @@ impl Planner {
         for name in mark {
             let status = json!({"status": {"conditions": [{
                 "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": "stands for a node that pods of the scheduler wait for",
+                "message": "represents a node that pending pods of the scheduler need",
             }]}});
             let params = PatchParams::default();
             let patch = Patch::Strategic(&status);
@@ -209,7 +209,7 @@ fn group<'a>(node: &NewNode, templates: &'a [NodeTemplate]) -> &'a str {
     template.map_or(NO_GROUP, |template| &*template.name)
 }
 
-/// Somebody else may have deleted it.
+/// Another client may have deleted it.
 fn gone(result: kube::Result<()>) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

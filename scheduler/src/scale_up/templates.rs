@@ -38,7 +38,7 @@ const TOKENS: u64 = 48;
 /// Why the file is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// It is not there.
+    /// It does not exist.
     #[error("{path} cannot be read: {source}", path = path.display())]
     Read {
         /// Which file.
@@ -62,7 +62,7 @@ pub enum TemplateError {
         path: PathBuf,
         /// Which template.
         name: String,
-        /// Which field, and what it may be.
+        /// The field, and its valid values.
         why: String,
     },
 }
@@ -111,8 +111,7 @@ fn pods() -> u64 {
 
 /// All templates of the file.
 ///
-/// # Errors
-/// Which file, which template, which field, and what it may be.
+/// # Errors The file, the template, the field, and its valid values.
 pub(super) fn read(path: &Path) -> Result<Vec<NodeTemplate>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read {
         path: path.to_owned(),
@@ -201,7 +200,7 @@ fn template(written: Written) -> Result<NodeTemplate, String> {
     })
 }
 
-/// What is known of groups: what a person described, before what was seen.
+/// Known groups: described ones come before observed ones.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     described: Vec<NodeTemplate>,

@@ -1,8 +1,8 @@
 //! What an expression may cost at most, before it is evaluated.
 //!
 //! The API server refuses an expression whose estimated cost is above
-//! `CELSelectorExpressionMaxCost`. One that was written under other rules, or past the API
-//! server, must not hold up the scheduler either: each step counts, and what is repeated counts
+//! `CELSelectorExpressionMaxCost`. An expression that was written under other rules, or bypassed
+//! the API server, must not delay the scheduler either: each step counts, and repeated parts count
 //! as often as the longest list or map that an expression can have without being longer itself.
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr};
@@ -11,7 +11,7 @@ use cel::common::ast::{EntryExpr, Expr, IdedExpr};
 const MOST: u64 = 1_000_000;
 /// Attributes or capacities of a device, and characters of the longest of their values.
 const LONGEST: u64 = 64;
-/// Nested deeper than that, an expression is nobody's meaning.
+/// No sensible expression is nested deeper than this.
 const DEEPEST: u32 = 200;
 
 pub(super) fn check(expression: &IdedExpr) -> Result<(), String> {

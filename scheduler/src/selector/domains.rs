@@ -1,8 +1,8 @@
 //! Attributes and capacities of a device, by domain and then by name.
 //!
 //! A domain that the device lacks is an empty map where it is looked up, so that
-//! `has(device.attributes["dra.example.com"].name)` needs no test before it; it is not there
-//! where it is asked for with `in`.
+//! `has(device.attributes["dra.example.com"].name)` needs no test before it; with `in` it is
+//! missing.
 
 use cel::ExecutionError;
 use cel::common::traits::{Container, Indexer, Iterable, Iterator as CelIterator, Sizer};

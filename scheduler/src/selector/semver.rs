@@ -16,7 +16,7 @@ pub(super) struct Version {
     pre: Vec<Identifier>,
 }
 
-/// A part of what stands behind the numbers: numbers before words.
+/// An identifier after the numbers: numeric ones sort before words.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Identifier {
     Number(u64),

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 /// Why the file is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is not there.
+    /// It does not exist.
     #[error("{path} cannot be read: {source}", path = path.display())]
     Read {
         /// Which file.
@@ -43,7 +43,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// Counted from 1.
         line: u64,
-        /// What is wrong there.
+        /// The error.
         why: String,
     },
 }
@@ -57,7 +57,7 @@ pub(super) struct Remark {
     pub(super) why: String,
 }
 
-/// One core and what it is about.
+/// One core and its scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Its name, for people, and of the live object over it.
@@ -72,7 +72,7 @@ pub struct Shard {
     pub usage: Option<crate::usage::Settings>,
 }
 
-/// What is started.
+/// The cores to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Key of the label that names a workload's queue.
@@ -305,7 +305,7 @@ pub(super) fn remark_at(field: &str, why: impl Into<String>) -> Remark {
     }
 }
 
-/// Each document at the lines at which it stands; empty ones left out.
+/// Each document with its lines; empty ones left out.
 fn documents(text: &str) -> Vec<String> {
     let mut documents = vec![String::new()];
     for (at, line) in text.lines().enumerate() {

@@ -1,5 +1,4 @@
-//! Several cores as one: what comes in goes to the right one, what they show is shown
-//! as one.
+//! Several cores as one: inputs go to the right core, and their outputs are merged.
 
 use crate::cycle::Question;
 use crate::report::Views;
@@ -20,11 +19,11 @@ pub struct CoreChannels {
     pub epoch: u64,
     /// How its actions ended.
     pub outcomes: mpsc::UnboundedSender<Outcome>,
-    /// What people ask of it.
+    /// Queries to it.
     pub questions: mpsc::Sender<Question>,
     /// Where it is.
     pub status: watch::Receiver<Status>,
-    /// What it shows.
+    /// Its outputs.
     pub views: watch::Receiver<Views>,
 }
 
@@ -77,7 +76,7 @@ pub async fn run(
 
 /// To the shard that is named, else to the first that has an answer.
 async fn ask(cores: &[CoreChannels], question: Question) {
-    // Who does not answer is gone, and its asker sees that.
+    // A core that does not answer is gone, and the caller sees that.
     match question {
         Question::Of(name, question) => {
             if let Some(core) = cores.iter().find(|core| core.name == name) {

@@ -2,8 +2,8 @@
 //! over what file and flags say, and the statuses of it and of KAI's `Config`. Pure.
 //!
 //! In: the objects. Out: the settings in force, as an event of the core when they change, and
-//! [`Report`]s: the conditions of an object's status. An invalid object changes nothing:
-//! the settings before stay, and the condition `Ready` says what is wrong.
+//! [`Report`]s: the conditions of an object's status. An invalid object changes nothing: the
+//! previous settings stay, and the condition `Ready` has the error.
 
 use super::file::{Remark, Shard, parse, remark_at};
 use super::pool::Pool;
@@ -23,7 +23,7 @@ const CONFIG: &str = "kai-config";
 const AGAIN: Duration = Duration::seconds(10);
 /// Whether past use should count and does not.
 const USAGE_STALE: &str = "UsageStale";
-/// What it says is in force.
+/// The spec is in force.
 const READY: &str = "Ready";
 /// A condition's message; the API server takes 32 KiB.
 const MAX_MESSAGE: usize = 8192;
@@ -59,11 +59,11 @@ pub struct Report {
     pub meta: ObjectMeta,
     /// What its status says.
     pub has: Vec<Condition>,
-    /// What it is to say; conditions of other types stay.
+    /// The conditions to write; conditions of other types stay.
     pub wants: Vec<WantedCondition>,
 }
 
-/// One object, and what was written of it.
+/// One object, and its last written status.
 #[derive(Debug, Default)]
 struct StatusEntry {
     object: Option<(ObjectMeta, Vec<Condition>)>,
@@ -138,7 +138,7 @@ pub struct Live {
     settings: Config,
     /// Of past use, in force.
     usage: Option<usage::Settings>,
-    /// What is said of past use.
+    /// The condition about past use.
     said: WantedCondition,
     shard: StatusEntry,
     /// `None`: another shard of this process writes its status.
@@ -202,7 +202,7 @@ impl Live {
         self.usage.as_ref()
     }
 
-    /// What is to be said of past use.
+    /// The condition to write about past use.
     pub fn say(&mut self, state: &usage::State) {
         self.said = of_usage(state);
         for want in &mut self.shard.wants {
@@ -212,7 +212,7 @@ impl Live {
         }
     }
 
-    /// The shard of that name is gone: file and flags say it all. `Some`: other settings.
+    /// The shard of that name was deleted: file and flags apply. `Some`: other settings.
     pub fn shard_gone(&mut self, name: &str) -> Option<Config> {
         if name != self.name {
             return None;
@@ -239,20 +239,20 @@ impl Live {
         entry.put(object.metadata, &object.status, wants);
     }
 
-    /// It is gone.
+    /// It was deleted.
     pub fn config_gone(&mut self, name: &str) {
         if let Some((_, entry)) = self.config.as_mut().filter(|_| name == CONFIG) {
             *entry = StatusEntry::default();
         }
     }
 
-    /// When a status is to be written. `None`: each says what it is to say.
+    /// When a status must be written. `None`: all are up to date.
     pub fn due(&self) -> Option<Time> {
         let config = self.config.as_ref().and_then(|(_, entry)| entry.due());
         self.shard.due().into_iter().chain(config).min()
     }
 
-    /// What is to be written now.
+    /// The statuses to write now.
     pub fn reports(&mut self, now: Time) -> Vec<Report> {
         let config = self.config.as_mut();
         let config = config.and_then(|(_, entry)| entry.report(Kind::Config, now));
@@ -280,7 +280,7 @@ impl Live {
             if FIELDS.contains(&name.as_str()) {
                 known.insert(name.clone(), value.clone());
             } else {
-                let why = "is no field that is known, and has no effect";
+                let why = "is not a known field, and has no effect";
                 remarks.push(remark_at(name, why));
             }
         }
@@ -315,9 +315,9 @@ impl Live {
 }
 
 impl InForce {
-    /// Whether this scheduler writes the status of a `Config`: two that did would do it in turn.
-    /// It is the one that the object names, by default KAI's. KAI's name says of an object for
-    /// another one what is wrong, where nobody has said anything of this generation.
+    /// Whether this scheduler writes the status of a `Config`: two writers would overwrite each
+    /// other. It is the one that the object names, by default KAI's. The scheduler of KAI's name
+    /// reports an error for an object with another name, if no condition of this generation exists.
     fn speaks_of(&self, object: &KaiConfig) -> bool {
         let of_kai = SCHEDULER_NAME;
         let named = object
@@ -383,7 +383,7 @@ impl InForce {
                     .map_or_else(|| value.to_string(), str::to_owned);
                 if text != *here {
                     wrong.push(format!(
-                        "spec.{field}: it is {here} in the scheduler that runs: start it with {flag}={text}"
+                        "spec.{field}: it is {here} in the running scheduler: start it with {flag}={text}"
                     ));
                 }
             }
@@ -397,7 +397,7 @@ fn said(remark: &Remark) -> String {
     format!("spec{dot}{}: {}", remark.field, remark.why)
 }
 
-/// The conditions of an object that is read, by what is wrong with it.
+/// The conditions of an object, by its errors.
 fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
     let want = |kind, holds, reason, message: &str| WantedCondition {
         kind,
@@ -407,7 +407,12 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
     };
     let lines: Vec<String> = ignored.iter().map(said).collect();
     vec![
-        want("Deployed", true, "deployed", "One scheduler does it all."),
+        want(
+            "Deployed",
+            true,
+            "deployed",
+            "The scheduler does the work of all components.",
+        ),
         want(
             "Available",
             true,
@@ -415,9 +420,9 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "A scheduler reads this object.",
         ),
         match &wrong {
-            None => want(READY, true, "ready", "What it says is in force."),
+            None => want(READY, true, "ready", "The spec is in force."),
             Some(why) => WantedCondition {
-                message: cut(vec![format!("{why}. What was in force before stays so.")]),
+                message: cut(vec![format!("{why}. The previous settings stay in force.")]),
                 ..want(READY, false, "not_ready", "")
             },
         },
@@ -426,7 +431,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
                 "KeysIgnored",
                 false,
                 "none_ignored",
-                "Each key that is set acts.",
+                "Every key that is set has an effect.",
             )
         } else {
             WantedCondition {
@@ -438,7 +443,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "Reconciling",
             false,
             "reconciled",
-            "It was read to its end.",
+            "The object was read completely.",
         ),
     ]
 }

@@ -4,10 +4,10 @@
 //!   its arguments mean for a core; `usage`: its `usageDBConfig`.
 //! - `live`: the same as an object, which changes while the scheduler runs.
 //! - `pool`: which objects are of a shard; `router`: pure: every fact to its shard.
-//! - `front`: the channels of all cores: outcomes to their core, questions to who can answer them,
-//!   states and views as one.
+//! - `front`: the channels of all cores: outcomes to their core, queries to the core that can
+//!   answer them, states and views as one.
 //!
-//! In: flags and a file. Out: [`Plan`]. What is invalid is refused with its line.
+//! In: flags and a file. Out: [`Plan`]. Invalid input is an error with its line.
 
 mod file;
 mod front;

@@ -1,11 +1,11 @@
 //! Every fact to the shard that it is about. Pure, but for the loop around it.
 //!
 //! - Nodes, queues and groups are where their label says.
-//! - A pod counts where it stands: in the shard of its node. While it stands nowhere it is
-//!   where its group is, else where its own label says.
+//! - A pod counts in the shard of its node. While it has no node it is where its group is, else
+//!   where its own label says.
 //! - What an agent says goes where its node is. Everything else goes to all.
 //!
-//! What moves is gone in one shard before it is there in the other.
+//! An object that moves is removed from one shard before it is added to the other.
 
 use super::pool::Pool;
 use crate::telemetry::{AgentEvent, AgentEventReceiver, AgentEventSender};
@@ -25,7 +25,7 @@ pub struct Lane {
     pub heard: AgentEventSender,
 }
 
-/// Routes until an input ends or nobody takes any more.
+/// Routes until an input ends or the receiver is gone.
 pub async fn run(
     pools: Vec<Pool>,
     mut facts: mpsc::UnboundedReceiver<Fact>,
@@ -104,7 +104,7 @@ impl Places {
         self.of.remove(name)
     }
 
-    /// Who was not named.
+    /// The pods that were not named.
     fn end(&mut self) -> Vec<String> {
         let gone = std::mem::take(&mut self.unnamed);
         self.of.retain(|name, _| !gone.contains(name));
@@ -122,10 +122,10 @@ struct Router {
     pods: BTreeMap<String, (Option<usize>, Box<Pod>)>,
     /// Of a listing that has not named them yet.
     unnamed_pods: BTreeSet<String>,
-    /// UIDs by node, and by group for those that stand nowhere.
+    /// UIDs by node, and by group for pods without a node.
     on_node: BTreeMap<String, BTreeSet<String>>,
     in_group: BTreeMap<String, BTreeSet<String>>,
-    /// The last state of each agent, and that its stream has ended since.
+    /// The last report of each agent, and that its stream has ended since.
     said: BTreeMap<String, Vec<AgentEvent>>,
 }
 
@@ -218,7 +218,7 @@ impl Router {
         routed
     }
 
-    /// Pods that stand on this node, again.
+    /// Pods on this node, again.
     fn place_all(&mut self, node: &str) -> Routed {
         let pods = self.on_node.get(node).cloned().unwrap_or_default();
         pods.iter().flat_map(|uid| self.place(uid)).collect()
@@ -293,7 +293,7 @@ impl Router {
                 before.map(gone).into_iter().collect()
             }
             Seen::Listed => {
-                // Each shard sees for itself who was not named.
+                // Each shard itself finds the pods that were not named.
                 for uid in std::mem::take(&mut self.unnamed_pods) {
                     self.forget(&uid);
                 }

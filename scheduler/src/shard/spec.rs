@@ -1,7 +1,7 @@
 //! KAI's `SchedulingShard.spec`, and what its arguments mean for a core.
 //!
-//! As in KAI an unknown action is refused, an unknown plugin or flag is passed over; here
-//! that is said, as is every key that is known and changes nothing.
+//! As in KAI, an unknown action is an error, and an unknown plugin or flag is ignored. Here this is
+//! reported, as is every known key without an effect.
 
 use super::file::{Remark, remark};
 use super::usage;
@@ -14,8 +14,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Flags of KAI's scheduler that mean nothing here: they are not about decisions, or what they
-/// are about is done otherwise.
+/// Flags of KAI's scheduler without an effect: they do not affect decisions, or the function is
+/// implemented differently.
 const WITHOUT_EFFECT: [&str; 23] = [
     "burst",
     "detailed-fit-errors",
@@ -224,15 +224,19 @@ pub(super) fn read(
     if let Some(depths) = &spec.queue_depth_per_action
         && !depths.value.0.is_empty()
     {
-        let why = "queueDepthPerAction has no effect: every job of a queue is looked at";
+        let why = "queueDepthPerAction has no effect: every job of a queue is tried";
         remarks.push(remark(depths, "queueDepthPerAction", why));
     }
     for (value, field, why) in [
-        (&spec.go_mem_limit, "goMemLimit", "this is no Go program"),
+        (
+            &spec.go_mem_limit,
+            "goMemLimit",
+            "the scheduler is not a Go program",
+        ),
         (
             &spec.go_mem_limit_ratio,
             "goMemLimitRatio",
-            "this is no Go program",
+            "the scheduler is not a Go program",
         ),
         (
             &spec.scenario_search_budgets,
@@ -242,7 +246,7 @@ pub(super) fn read(
         (
             &spec.scenario_search_checkpoints,
             "scenarioSearchCheckpoints",
-            "a search that was cut short starts again with more steps",
+            "a search that reaches its limit is repeated with more steps",
         ),
     ] {
         if let Some(value) = value {
@@ -306,7 +310,7 @@ fn flag(
                 remark(
                     value,
                     &field,
-                    format!("{} is no number of jobs", value.value),
+                    format!("{} is not a number of jobs", value.value),
                 )
             };
             let count: i64 = value.value.parse().map_err(no)?;
@@ -387,10 +391,7 @@ fn switch(
     }
     if plugin.priority.is_some() {
         let why = format!("priority of plugin {} has no effect", name.value);
-        say(
-            ".priority",
-            format!("{why}: what plugins do comes in KAI's order"),
-        );
+        say(".priority", format!("{why}: plugins act in KAI's order"));
     }
     true
 }
@@ -441,7 +442,7 @@ fn arguments(
     Ok(())
 }
 
-/// KAI's priorities where none is given; higher goes first, ties by name.
+/// KAI's default priorities; higher comes first, ties by name.
 fn actions(wanted: &Pairs<Enabled>) -> Result<Vec<Step>, Remark> {
     let mut all = vec![
         ("allocate", Step::Allocate, 500, true),
@@ -498,7 +499,7 @@ pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, 
         remark(
             text,
             field,
-            format!("{} is no duration, such as 90s or 5m", text.value),
+            format!("{} is not a duration, such as 90s or 5m", text.value),
         )
     })
 }

@@ -18,9 +18,9 @@ const STALENESS: Duration = Duration::seconds(300);
 const WAIT: Duration = Duration::seconds(60);
 const TIMEOUT: Duration = Duration::seconds(10);
 const RESOLUTION: Duration = Duration::seconds(60);
-/// More often nobody is asked.
+/// The shortest interval between queries.
 const LEAST: Duration = Duration::seconds(1);
-/// A window is at most so long: what Prometheus keeps where it is told to keep much.
+/// The longest window: the longest usual retention of Prometheus.
 const LONGEST: Duration = Duration::seconds(366 * 24 * 3600);
 
 /// The field as it is written.
@@ -68,10 +68,10 @@ pub(super) fn read(
         other => {
             let why = match other {
                 None | Some("") => "it is missing".to_owned(),
-                Some(other) => format!("{other} is no database of past use"),
+                Some(other) => format!("{other} is not a supported database of past use"),
             };
             let why =
-                format!("{why}: use prometheus, or in-memory for what the scheduler saw itself");
+                format!("{why}: use prometheus, or in-memory for the scheduler's own records");
             return Err(remark(config, &format!("{FIELD}.clientType"), why));
         }
     };
@@ -177,7 +177,10 @@ fn window(
             let stamp: Option<jiff::Timestamp> = start.value.parse().ok();
             let start_at = stamp.and_then(|stamp| u64::try_from(stamp.as_millisecond()).ok());
             let Some(start_at) = start_at else {
-                let why = format!("{} is no time, such as 2026-01-05T00:00:00Z", start.value);
+                let why = format!(
+                    "{} is not a time, such as 2026-01-05T00:00:00Z",
+                    start.value
+                );
                 return Err(remark(
                     start,
                     &format!("{PARAMS}.tumblingWindowStartTime"),
@@ -194,7 +197,7 @@ fn window(
             Ok(pattern) => Ok(Window::Cron(Box::new(pattern))),
             Err(why) => {
                 let why = format!(
-                    "{} is no cron expression, such as 0 0 * * 1: {why}",
+                    "{} is not a cron expression, such as 0 0 * * 1: {why}",
                     cron.value
                 );
                 Err(remark(cron, &format!("{PARAMS}.cronString"), why))
@@ -270,7 +273,7 @@ fn server(config: &Spanned<Config>, remarks: &mut Vec<Remark>) -> Result<Server,
                 remarks.push(remark(
                     key,
                     &field,
-                    "it is no parameter that is known, and has no effect",
+                    "it is not a known parameter, and has no effect",
                 ));
             }
         }
@@ -303,7 +306,7 @@ fn length(text: &Spanned<String>, field: &str, least: Duration) -> Result<Durati
             ..text.clone()
         };
         let rest = duration(&rest, &field).map_err(|_| {
-            let why = format!("{} is no duration, such as 90s, 5m or 1w", text.value);
+            let why = format!("{} is not a duration, such as 90s, 5m or 1w", text.value);
             remark(text, &field, why)
         })?;
         length = Duration(length.0.saturating_add(rest.0));

@@ -1,9 +1,9 @@
 //! Counters and times of this process under the KAI Scheduler's names, so that its dashboards
 //! show them.
 //!
-//! KAI calls some counters by names without `_total`: here they are gauges that only rise.
-//! It has no plugins to time, and one process for snapshots, decisions and bindings: a session
-//! is opened while changes are taken in, and closed while actions are handed on.
+//! KAI calls some counters by names without `_total`: here they are gauges that only rise. It has
+//! no plugins to time, and one process for snapshots, decisions and bindings: a session is opened
+//! while changes are applied, and closed while actions are passed on.
 
 use crate::lock::locked;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -72,7 +72,7 @@ pub(super) struct KaiMeters {
     victims: Mutex<BTreeMap<Victim, Instant>>,
 }
 
-/// So long a group's series stay after it, for who scrapes.
+/// How long a group's series stay after its deletion, for the next scrape.
 const KEPT: Duration = Duration::from_mins(5);
 
 impl KaiMeters {
@@ -99,17 +99,17 @@ impl KaiMeters {
         let times = [
             (
                 "e2e",
-                "The last decision, with what came before and after it",
+                "Time of the last decision, including the work before and after it",
                 &meters.cycle,
             ),
             (
                 "open_session",
-                "Taking in what changed before the last decision",
+                "Time to apply the changes before the last decision",
                 &meters.open,
             ),
             (
                 "close_session",
-                "Handing on the last decision",
+                "Time to pass on the actions of the last decision",
                 &meters.close,
             ),
         ];
@@ -123,7 +123,7 @@ impl KaiMeters {
         }
         kai.register(
             "action_scheduling_latency_milliseconds",
-            "The last decision's time by action, as its search steps divide it",
+            "Time of the last decision by action, in proportion to its search steps",
             meters.actions.clone(),
         );
         let counts = [
@@ -134,17 +134,17 @@ impl KaiMeters {
             ),
             (
                 "podgroups_scheduled_by_action",
-                "Workloads that got a place",
+                "Workloads that were placed",
                 &meters.scheduled,
             ),
             (
                 "scenarios_simulation_by_action",
-                "Sets of victims that were tried out",
+                "Sets of victims that were tried",
                 &meters.simulated,
             ),
             (
                 "scenarios_filtered_by_action",
-                "Of them, those that were of no use",
+                "Sets of victims that did not help",
                 &meters.filtered,
             ),
         ];
@@ -158,17 +158,17 @@ impl KaiMeters {
         );
         kai.register(
             "task_scheduling_latency_milliseconds",
-            "From a pod's creation, known to the second, until its binding is sent",
+            "Time from a pod's creation, with a resolution of a second, until its binding is sent",
             meters.scheduling.clone(),
         );
         kai.register(
             "task_bind_latency_milliseconds",
-            "From a decision until its binding is answered",
+            "Time from a decision until the response to its binding",
             meters.binding.clone(),
         );
         kai.register(
             "pod_group_evicted_pods",
-            "Pods that were told to leave",
+            "Evicted pods",
             meters.evicted.clone(),
         );
         // Shown from the start, as KAI does not: a panel is not empty while nothing happens.
@@ -178,8 +178,8 @@ impl KaiMeters {
         meters
     }
 
-    /// A decision was taken in `time`; what changed before it was taken in in `open`, and it
-    /// was handed on in `close`.
+    /// A decision took `time`; applying the changes before it took `open`, and passing on its
+    /// actions `close`.
     pub(super) fn decided(&self, decision: &Decision, open: Duration, time: Duration) {
         self.open.set(milliseconds(open));
         let steps: u64 = decision.tallies.values().map(|tally| tally.steps).sum();
@@ -194,7 +194,7 @@ impl KaiMeters {
         }
     }
 
-    /// It was handed on, and all of it together took so long.
+    /// Its actions were passed on in `close`; `all` is the time since the first change.
     pub(super) fn handed_on(&self, close: Duration, all: Duration) {
         self.close.set(milliseconds(close));
         self.cycle.set(milliseconds(all));
@@ -226,13 +226,13 @@ impl KaiMeters {
         self.binding.observe(milliseconds(after));
     }
 
-    /// A pod is told to leave.
+    /// A pod is evicted.
     pub(super) fn evicted(&self, victim: &Victim) {
         self.evicted.get_or_create(victim).inc();
         locked(&self.victims).insert(victim.clone(), Instant::now());
     }
 
-    /// What is there of a node pool now: series of groups that are gone end some time later.
+    /// The current objects of a node pool: series of deleted groups end some time later.
     pub(super) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
         let mut victims = locked(&self.victims);
         let is_of_pool = |victim: &Victim| victim.nodepool == pool;

@@ -65,7 +65,7 @@ impl Meters {
             kai: KaiMeters::registered(registry),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
-        registry.register("events", "Changes taken in", meters.events.clone());
+        registry.register("events", "Changes that were applied", meters.events.clone());
         registry.register(
             "problems",
             "Changes that contradict what was known",
@@ -78,15 +78,19 @@ impl Meters {
             Unit::Seconds,
             meters.decide.clone(),
         );
-        registry.register("actions", "Decided, by kind", meters.actions.clone());
+        registry.register(
+            "actions",
+            "Decided actions, by kind",
+            meters.actions.clone(),
+        );
         registry.register(
             "outcomes",
-            "Actions that ended, by how",
+            "Completed actions, by result",
             meters.outcomes.clone(),
         );
         registry.register(
             "reasons",
-            "Reasons for waiting that were given, by kind",
+            "Reasons for waiting that were reported, by kind",
             meters.reasons.clone(),
         );
         registry.register(
@@ -96,17 +100,17 @@ impl Meters {
         );
         registry.register(
             "observed_differences",
-            "Where an observed scheduler did something else, by kind",
+            "Differences from the observed scheduler, by kind",
             meters.differences.clone(),
         );
         registry.register(
             "requests",
-            "Requests to the API server, by method and by the code of the answer, `none` where none came",
+            "Requests to the API server, by method and response code; `none` without a response",
             meters.requests.clone(),
         );
         registry.register(
             "queued",
-            "Things that wait inside the scheduler: changes and outcomes for the next decision, actions for the API server",
+            "Items queued inside the scheduler: changes and outcomes for the next decision, actions for the API server",
             meters.queued.clone(),
         );
         registry.register(
@@ -117,7 +121,7 @@ impl Meters {
         meters
     }
 
-    /// A change was taken in.
+    /// A change was applied.
     pub fn event(&self) {
         self.events.inc();
     }
@@ -127,7 +131,7 @@ impl Meters {
         self.problems.inc();
     }
 
-    /// A decision was taken in that time; what changed before it was taken in in `open`.
+    /// A decision took that time; applying the changes before it took `open`.
     pub fn decided(&self, decision: &Decision, open: Duration, time: Duration) {
         self.kai.decided(decision, open, time);
         self.decide.observe(time.as_secs_f64());
@@ -145,7 +149,7 @@ impl Meters {
         }
     }
 
-    /// A decision was handed on in `close`, and took so long from the first change on.
+    /// Passing on a decision took `close`; `all` is the time since the first change.
     pub fn handed_on(&self, close: Duration, all: Duration) {
         self.kai.handed_on(close, all);
     }
@@ -160,7 +164,7 @@ impl Meters {
         self.kai.bound(after);
     }
 
-    /// A pod is told to leave.
+    /// A pod is evicted.
     pub fn evicted(&self, victim: &Victim) {
         self.kai.evicted(victim);
     }
@@ -194,7 +198,7 @@ impl Meters {
         self.requests.get_or_create(&request).inc();
     }
 
-    /// So many things wait there.
+    /// The number of items that wait there.
     pub fn queued(&self, queue: &'static str, length: usize) {
         let length = i64::try_from(length).unwrap_or(i64::MAX);
         self.queued.get_or_create(&Queue { queue }).set(length);

@@ -1,9 +1,8 @@
 //! Metrics, health and the state, as pages.
 //!
 //! - `meters`: counters and times; `kai`: under KAI's names; `pages`: `/metrics`, `/healthz`,
-//!   `/readyz`, `/readyz/scheduling`, `/snapshot`, `/explain`, `/observed`, `/report`; `requests`: what is
-//!   asked of the API server,
-//!   counted.
+//!   `/readyz`, `/readyz/scheduling`, `/snapshot`, `/explain`, `/observed`, `/report`; `requests`:
+//!   counts requests to the API server.
 //!
 //! Reads, changes nothing.
 
@@ -24,6 +23,6 @@ pub struct Status {
     pub missing: Vec<&'static str>,
     /// This replica acts.
     pub leading: bool,
-    /// Agents that are heard.
+    /// Connected agents.
     pub agents: usize,
 }

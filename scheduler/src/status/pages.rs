@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// `OpenMetrics` 1.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What is served.
+/// The endpoints.
 #[derive(Clone, Debug)]
 pub struct Pages {
     /// All metrics.
@@ -65,8 +65,8 @@ async fn healthz(Extract(pages): Extract<Pages>) -> Response {
     }
 }
 
-/// Pods are admitted here, by a leader or not, busy or not: the API server must find who gives a
-/// share its token. Who admits none is ready once everything was listed.
+/// Pods are admitted here, by the leader or not, busy or not: the API server must find a process
+/// that gives a share its token. A process without admission is ready once everything was listed.
 async fn readyz(Extract(pages): Extract<Pages>) -> Response {
     match &pages.admits {
         None => scheduling(Extract(pages)).await,
@@ -139,7 +139,7 @@ struct Span {
     hours: u64,
 }
 
-/// What was granted and not used, as `aliquot report` reads it.
+/// Memory granted and not used, for `aliquot report`.
 async fn report(Extract(pages): Extract<Pages>, Query(of): Query<Span>) -> Response {
     let Some(page) = &pages.page else {
         let why = "nothing is remembered: start the scheduler with --page\n";

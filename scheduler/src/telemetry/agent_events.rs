@@ -1,5 +1,6 @@
-//! What agents said and the core has not taken in yet: of each node the latest state, and few
-//! refusals. So a node that says more than can be taken in costs its own words, not memory.
+//! Reports of agents that the core has not applied yet: of each node the latest state, and few
+//! refusals. So a node that sends more than can be processed loses its own messages, and costs no
+//! memory.
 
 use super::AgentEvent;
 use super::meters::AgentMeters;
@@ -9,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// Refusals of one node that wait; the oldest gives way. A refusal that matters still is said
-/// again with the kubelet's next try.
+/// Pending refusals of one node; the oldest is dropped first. A refusal that still matters is sent
+/// again with the kubelet's next retry.
 const REFUSALS: usize = 64;
 
 /// The channel. With meters where its length is to be seen.

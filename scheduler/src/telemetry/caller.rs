@@ -1,8 +1,8 @@
-//! A token → the node that it speaks for.
+//! A token → the node that it is bound to.
 //!
-//! The token is a projected one of the agent's service account, for our audience alone,
-//! bound to a pod; the API server adds the pod's node to what it says of it
-//! (`authentication.kubernetes.io/node-name`, Kubernetes 1.30 and later).
+//! The token is a projected one of the agent's service account, for our audience alone, bound to a
+//! pod; the API server adds the pod's node to its review (`authentication.kubernetes.io/node-name`,
+//! Kubernetes 1.30 and later).
 
 use super::rate::Refusals;
 use crate::lock::locked;
@@ -21,16 +21,16 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-/// A token that was accepted opens further streams so long without the API server's word: a
-/// replica that starts hears all agents again.
+/// How long an accepted token opens further streams without another review: all agents reconnect to
+/// a replica that starts.
 const HOLDS: Duration = Duration::from_secs(30);
-/// One that was refused is refused so long.
+/// How long a refused token stays refused.
 const REFUSED: Duration = Duration::from_secs(10);
 /// Tokens that are remembered; beyond those all are forgotten.
 const KEPT: usize = 8192;
 /// Questions to the API server at once.
 const AT_ONCE: usize = 16;
-/// The API server has so long, the wait for a turn included.
+/// Timeout for the API server, the wait for a permit included.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// SHA-256 of a token: tokens themselves are not kept.
@@ -70,12 +70,11 @@ impl Callers {
         }
     }
 
-    /// The node for which the caller may speak.
+    /// The node for which the caller may report.
     ///
-    /// # Errors
-    /// `UNAUTHENTICATED` or `PERMISSION_DENIED` with one sentence; `UNAVAILABLE` when the
-    /// API server could not be asked; `RESOURCE_EXHAUSTED` for an address whose tokens were
-    /// refused time and again.
+    /// # Errors `UNAUTHENTICATED` or `PERMISSION_DENIED` with one sentence; `UNAVAILABLE` when the
+    /// API server did not answer; `RESOURCE_EXHAUSTED` for an address whose tokens were refused
+    /// time and again.
     pub(super) async fn node(
         &self,
         metadata: &MetadataMap,

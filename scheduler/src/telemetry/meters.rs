@@ -1,4 +1,4 @@
-//! What is counted of agents' words.
+//! Metrics about agents' messages.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -26,17 +26,17 @@ impl AgentMeters {
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler_agents");
         registry.register(
             "waiting",
-            "Nodes of which something was said that is not taken in yet",
+            "Nodes with reports that have not been applied yet",
             meters.waiting.clone(),
         );
         registry.register(
             "replaced",
-            "Messages of agents that were replaced by later ones of the same node before the core took them in",
+            "Messages of agents that were replaced by later ones of the same node before they were applied",
             meters.replaced.clone(),
         );
         registry.register(
             "refused",
-            "Streams of agents that were refused or ended, by why",
+            "Streams of agents that were refused or closed, by reason",
             meters.refused.clone(),
         );
         meters

@@ -1,13 +1,13 @@
 //! What agents say of their nodes: the server end of their streams.
 //!
-//! - `caller`: a token → the node that it speaks for, judged by the API server.
+//! - `caller`: a token → the node that it is bound to, by the API server.
 //! - `session`: pure: one stream's rules: whose node, which order.
-//! - `rate`: pure: whose tokens the API server is not asked about for a while.
-//! - `presence`: which stream speaks for a node now, and nodes that fell silent.
-//! - `agent_events`: what was said and is not taken in yet, bounded per node; `meters`: its metrics.
+//! - `rate`: pure: addresses whose tokens are not reviewed for a while.
+//! - `presence`: the current stream of each node, and nodes that fell silent.
+//! - `agent_events`: reports that are not applied yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
-//! Observes, never commands: agents hear nothing but what was taken in.
+//! Observes, never commands: agents receive only acknowledgements.
 
 mod agent_events;
 mod caller;
@@ -51,13 +51,13 @@ pub enum AgentEvent {
         /// As said.
         refusal: Refusal,
     },
-    /// The agent's stream has ended, and no other has begun. What it said last stands, but the
-    /// kubelet may be without its plugin, and would reject a pod for good.
+    /// The agent's stream has ended, and no other has begun. Its last report stands, but the
+    /// kubelet may be without its plugin and would permanently reject a pod.
     Disconnected {
         /// Which.
         node: String,
     },
-    /// Nothing was heard for 15 s.
+    /// No message for 15 s.
     Lost {
         /// Which.
         node: String,
@@ -76,12 +76,12 @@ impl AgentEvent {
     }
 }
 
-/// Why agents are no longer heard.
+/// Why the telemetry service ended.
 #[derive(Debug, thiserror::Error)]
-#[error("agents cannot be heard: {0}")]
+#[error("the telemetry service cannot be served: {0}")]
 pub struct TelemetryError(#[from] std::io::Error);
 
-/// Hears agents until `stop`.
+/// Serves agents until `stop`.
 ///
 /// # Errors
 /// The listener broke.

@@ -1,7 +1,7 @@
-//! Which stream speaks for a node now, and nodes that fell silent.
+//! The current stream of each node, and nodes that fell silent.
 //!
-//! The newest stream wins: an agent that comes back is not kept out by what is left of
-//! its former connection. (Two agents at once are prevented on the node itself.)
+//! The newest stream wins: an agent that reconnects is not blocked by the rest of its previous
+//! connection. (Two agents at once are prevented on the node itself.)
 
 use super::{AgentEvent, AgentEventSender};
 use crate::lock::locked;
@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// After so long without a word a node is lost: three heartbeats.
+/// A node is lost after this time without a message: three heartbeats.
 pub(super) const SILENCE: Duration = Duration::from_secs(15);
 
-/// The streams that speak now. Cheap to clone; all clones are the same.
+/// The current streams. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct Presence(Arc<Inner>);
 
@@ -29,7 +29,7 @@ struct NodeStreams {
     by_node: HashMap<String, (u64, CancellationToken)>,
 }
 
-/// The right to speak for a node, while nobody newer has it.
+/// The right to report for a node, until a newer stream has it.
 #[derive(Debug)]
 pub(super) struct NodeStream {
     presence: Presence,
@@ -68,7 +68,7 @@ impl Presence {
         locked(&self.0.speakers)
     }
 
-    /// The node is lost, unless somebody newer speaks for it.
+    /// The node is lost, unless a newer stream reports for it.
     fn lose(&self, node: &str, number: u64) {
         let mut speakers = self.speakers();
         if speakers
@@ -85,15 +85,15 @@ impl Presence {
 }
 
 impl NodeStream {
-    /// Returns when a newer stream speaks for the node.
+    /// Returns when a newer stream reports for the node.
     pub(super) async fn superseded(&self) {
         self.superseded.cancelled().await;
     }
 
-    /// Passes a fact on, unless somebody newer speaks: what an old connection still holds
-    /// must not come after the news of the new one.
+    /// Passes a fact on, unless there is a newer stream: messages of an old connection must not
+    /// come after those of the new one.
     pub(super) fn pass(&self, heard: AgentEvent) {
-        // Under the lock, so that nobody newer begins in between.
+        // Under the lock, so that no newer stream begins in between.
         let speakers = self.presence.speakers();
         if speakers
             .by_node

@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Tokens of one address that were refused, after which it is not asked about again for a
-/// while. An agent's own token is refused now and then, while it is renewed.
+/// Number of refused tokens of one address after which its tokens are not reviewed for a while. An
+/// agent's own token is refused now and then, while it is renewed.
 const REFUSALS: u32 = 5;
 /// How long.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Addresses that are remembered; beyond those all are forgotten.
 const KEPT: usize = 4096;
 
-/// Refused tokens by address. Pure: time is told.
+/// Refused tokens by address. Pure: time is an argument.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<IpAddr, (u32, Instant)>);
 

@@ -14,8 +14,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Acknowledgements that wait for a slow agent; more are left out, since each says all
-/// that those before it said.
+/// Pending acknowledgements for a slow agent; more are dropped, because each includes the earlier
+/// ones.
 const ANSWERS: usize = 16;
 
 /// Between two messages of one stream. An agent gathers what changes for longer than that.
@@ -101,7 +101,7 @@ async fn hear(
                 break (Some(Status::deadline_exceeded(silent)), Duration::ZERO);
             }
             Ok(Err(status)) => {
-                tracing::debug!(node, %status, "telemetry broke off");
+                tracing::debug!(node, %status, "telemetry was interrupted");
                 break (None, SILENCE);
             }
             Ok(Ok(None)) => break (None, SILENCE),
@@ -125,7 +125,7 @@ async fn hear(
     tracing::info!(node, why, "telemetry ends");
     if let Some(status) = ended {
         meters.refused(status.code());
-        tracing::warn!(node, code = ?status.code(), "what the agent of {node} says is not taken: {}", status.message());
+        tracing::warn!(node, code = ?status.code(), "a message of the agent of {node} is refused: {}", status.message());
         let _ = timeout(SILENCE, answers.send(Err(status))).await;
     }
     drop(answers);

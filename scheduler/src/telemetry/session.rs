@@ -1,7 +1,7 @@
 //! One stream's rules. Pure.
 //!
-//! Sequence numbers start at 1 and rise by one; the first message is a state; states
-//! speak of the token's node alone; the agent does not change within a stream.
+//! Sequence numbers start at 1 and rise by one; the first message is a state; states are about the
+//! token's node only; the agent does not change within a stream.
 
 use super::AgentEvent;
 use proto::telemetry::agent_message::Body;
@@ -15,7 +15,7 @@ const LONGEST_NAME: usize = 253;
 /// 16 TiB in MiB, some fifty times the largest card.
 const MOST_MEMORY: u64 = 1 << 24;
 
-/// What was heard so far on one stream.
+/// What one stream has received so far.
 #[derive(Debug)]
 pub(super) struct Session {
     node: String,
@@ -24,7 +24,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A stream that speaks for this node.
+    /// A stream for this node.
     pub(super) fn new(node: String) -> Self {
         Self {
             node,
@@ -33,7 +33,7 @@ impl Session {
         }
     }
 
-    /// Takes one message in; what is new in it, if anything.
+    /// Processes one message; returns what is new in it, if anything.
     ///
     /// # Errors
     /// The stream's end, with the rule that it broke.
@@ -83,7 +83,7 @@ impl Session {
         Ok(heard)
     }
 
-    /// The number of the last message that was taken in.
+    /// The number of the last processed message.
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
@@ -122,7 +122,7 @@ fn well_formed(state: &NodeState) -> Result<(), String> {
     Ok(())
 }
 
-/// Of something that anybody may have written.
+/// Of text from an untrusted source.
 fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
 }

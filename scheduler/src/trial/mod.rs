@@ -1,8 +1,8 @@
 //! What the core would decide, tried on a copy of it: nothing is carried out.
 //!
 //! - [`settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
-//! - [`take_pod`]: a pod that is not there, as the webhook would amend and the watch show it.
-//! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: who would give way to it.
+//! - [`take_pod`]: a pod that does not exist, as the webhook would amend and the watch show it.
+//! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: its victims.
 //!
 //! The command line's `simulate`, `fit`, `explain` and `replay` and the status page ask here.
 
@@ -20,21 +20,21 @@ use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, PodR
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// At the end of the UID of a pod that was evicted here and made anew.
+/// Suffix of the UID of a pod that was evicted here and recreated.
 pub const ANEW: &str = "-anew";
 /// How the UIDs of pods begin that were never anywhere.
 pub const UID: &str = "simulated-";
 /// Decisions in a row, each with what came of the last.
 const ROUNDS: usize = 64;
-/// So long nothing happens before time is stopped. By then a search for room that rests
-/// in between has had all the steps that it may ever have at once.
+/// The trial ends after this time without an event. By then a search with backoff has reached its
+/// largest number of steps.
 pub const QUIET: Duration = Duration::seconds(180);
 
 /// What came of deciding again and again.
 #[derive(Debug)]
 pub struct TrialResult {
-    /// The decisions, one after another, but for those that time alone brought and that
-    /// said nothing.
+    /// The decisions, one after another, without those that only the passing of time caused and
+    /// that had no actions.
     pub rounds: Vec<Decision>,
     /// How much later than the first the last action was decided.
     pub took: Duration,
@@ -62,11 +62,10 @@ pub fn seconds(time: Duration) -> String {
     format!("{} s", time.0.div_ceil(1000))
 }
 
-/// Decides until nothing more happens: every binding is taken by the API server, every
-/// evicted pod leaves at once and is made anew by its controller. When nothing is left to
-/// happen, time goes on to when the scheduler would look again by itself (a search for room has
-/// rested, a minimum run time is over), until nothing happens for `quiet`. `after` hears of each
-/// decision.
+/// Decides until nothing more happens: the API server accepts every binding, and every evicted pod
+/// leaves at once and is recreated by its controller. When nothing is left to do, time advances to
+/// the scheduler's next attempt (the end of a search backoff or of a minimum run time), until
+/// nothing happens for `quiet`. `after` is called with each decision.
 pub fn settle(
     core: &mut Core,
     now: &mut Time,
@@ -122,7 +121,7 @@ pub fn decide_in_time(core: &mut Core, now: &mut Time) -> (Duration, Decision) {
         }
         let said = std::mem::take(&mut decision.reasons);
         decision = core.decide(*now);
-        // Only what has changed is said again.
+        // Only changes are reported again.
         let again = |old: &PodReason| decision.reasons.iter().any(|new| new.pod == old.pod);
         let still: Vec<PodReason> = said.into_iter().filter(|old| !again(old)).collect();
         decision.reasons.extend(still);
@@ -130,7 +129,7 @@ pub fn decide_in_time(core: &mut Core, now: &mut Time) -> (Duration, Decision) {
     (Duration(now.0 - begin.0), decision)
 }
 
-/// When the scheduler looks again by itself, where nothing happens before.
+/// The scheduler's next attempt by itself, if nothing happens before.
 fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
     let idle = decision.actions.is_empty() && !decision.cut_short;
     let again = decision.wake_at.filter(|_| idle);
@@ -172,7 +171,7 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     }
 }
 
-/// A pod that was taken in.
+/// A pod that was added.
 #[derive(Clone, Debug)]
 pub struct AdmittedPod {
     /// Its UID, which begins with [`UID`].
@@ -181,12 +180,12 @@ pub struct AdmittedPod {
     pub name: String,
     /// What the webhook would warn of.
     pub warnings: Vec<String>,
-    /// What it is to the core. Newer than everything that is there.
+    /// The pod for the core. Newer than all existing ones.
     pub events: Vec<Event>,
 }
 
-/// Takes in a pod that is not there, as the webhook would amend it and the watch show it.
-/// `number` tells it from others of the same trial; `now` is when it is made.
+/// Adds a pod that does not exist, as the webhook would amend it and the watch show it. `number`
+/// distinguishes it from others of the same trial; `now` is its creation time.
 ///
 /// # Errors
 /// One sentence on why the webhook would refuse it.
@@ -223,7 +222,7 @@ pub fn take_pod(
     })
 }
 
-/// Whether a pod has a place, or one as soon as what is leaving there has left.
+/// Whether a pod has a place, or will have one as soon as the leaving pods there have ended.
 pub fn is_placed(rounds: &[Decision], uid: &PodUid) -> bool {
     let bound = |decision: &Decision| {
         let binds = |action: &Action| matches!(action, Action::Bind(bind) if bind.pod == *uid);

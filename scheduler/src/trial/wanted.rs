@@ -98,7 +98,7 @@ pub struct WhatIf {
     pub placed: u32,
     /// How many go to which node.
     pub nodes: BTreeMap<String, u32>,
-    /// Who gives way, in the order in which it is decided.
+    /// The victims, in the order of the decisions.
     pub victims: Vec<Victim>,
     /// How much later than now the last of it is decided.
     pub took: Duration,

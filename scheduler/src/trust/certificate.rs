@@ -35,8 +35,8 @@ pub enum CertificateError {
     Read(String),
 }
 
-/// Signs serving certificates. The key is what counts: its certificate can be made anew
-/// without anybody noticing.
+/// Signs serving certificates. Only the key matters: its certificate can be renewed without effect
+/// on clients.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -69,8 +69,8 @@ impl Authority {
         })
     }
 
-    /// From what is stored. `None` instead of the old certificate where it is of another
-    /// key or soon at its end: the key then gets a new one.
+    /// From the stored objects. `None` instead of the old certificate if it belongs to another key
+    /// or is about to expire: the key then gets a new one.
     pub(super) fn read(
         key_pem: &str,
         ca_pem: &str,
@@ -111,12 +111,12 @@ impl Authority {
     }
 }
 
-/// Whether what is stored is still what is used.
+/// Whether the stored certificate is still the one in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freshness {
     /// It is.
     Stored,
-    /// The certificate was made anew and is to be stored.
+    /// The certificate was renewed and must be stored.
     Renewed,
 }
 
@@ -229,7 +229,7 @@ fn name(common: &str) -> DistinguishedName {
     name
 }
 
-/// The day so many days from now, UTC.
+/// The day after that number of days, UTC.
 fn in_days(days: i64) -> jiff::civil::Date {
     let today = jiff::Timestamp::now()
         .to_zoned(jiff::tz::TimeZone::UTC)

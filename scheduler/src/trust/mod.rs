@@ -1,18 +1,18 @@
-//! What makes this scheduler believable: the key that signs grants, the authority that
-//! signs its certificates, and the place where both are made known.
+//! The trust in this scheduler: the key that signs grants, the authority that signs its
+//! certificates, and where both are published.
 //!
 //! - `certificate`: pure: an authority, and serving certificates of it.
 //! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
 //! - `serve`: a TLS server with that certificate.
 //!
-//! Who admits pods alone holds [`Certificates`], and never the key that signs.
+//! A process with admission only holds [`Certificates`], and never the signing key.
 //!
 //! Replicas share the Secrets; each makes its own serving certificate, in memory. Public
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
 //!
-//! A change of the signing key: an admin deletes the Secret and the `ConfigMap`'s word on who
-//! signs (`aliquot keys rotate`); the first replica that sees that makes a new one.
+//! To change the signing key, an admin deletes the Secret and the `ConfigMap`'s entry for the
+//! signing key (`aliquot keys rotate`); the first replica that sees that creates a new key.
 
 mod certificate;
 mod objects;
@@ -33,10 +33,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Between two tries against an API server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks at the serving certificate; a fraction of what it is valid for.
+/// Time between two checks of the serving certificate; a fraction of its validity.
 const RENEWAL: Duration = Duration::from_hours(12);
 
-/// What this process shows to whoever connects to it. Cheap to clone; all clones are the same.
+/// The certificate that this process shows to its clients. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug)]
 pub struct Certificates(Arc<Shown>);
 
@@ -100,7 +100,7 @@ struct Inner {
 }
 
 impl Trust {
-    /// What it shows.
+    /// The certificate that it shows.
     pub fn certificates(&self) -> &Certificates {
         &self.0.certificates
     }
@@ -151,12 +151,12 @@ pub enum TrustError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// Somebody put something else there.
-    #[error("{object} cannot be used: {why}; delete it and a new one is made")]
+    /// Another client replaced it.
+    #[error("{object} cannot be used: {why}; delete it, and a new one is created")]
     Content {
         /// "Secret x/y".
         object: String,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
     /// A name that no certificate can carry, or no randomness.
@@ -174,7 +174,7 @@ impl TrustError {
             if matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409))
     }
 
-    /// Worth another try: the server is not there, or too busy, or somebody was quicker.
+    /// Worth another try: the server is unavailable or too busy, or another writer was faster.
     fn passes(&self) -> bool {
         let Self::Api { source, .. } = self else {
             return false;
@@ -192,8 +192,7 @@ impl TrustError {
 /// Reads the keys, makes those that are missing, and makes the public ones known. The
 /// certificate will carry these names. Waits for an API server that does not answer.
 ///
-/// # Errors
-/// The API server refuses, or what is stored cannot be used.
+/// # Errors The API server refuses, or the stored object cannot be used.
 pub async fn establish(
     client: &Client,
     namespace: &str,
@@ -205,8 +204,7 @@ pub async fn establish(
 
 /// Reads the authority, or makes it where it is missing: what admission needs. As [`establish`].
 ///
-/// # Errors
-/// The API server refuses, or what is stored cannot be used.
+/// # Errors The API server refuses, or the stored object cannot be used.
 pub async fn certificates(
     client: &Client,
     namespace: &str,

@@ -1,5 +1,5 @@
-//! Secrets and the `ConfigMap`: read, made when absent. Several replicas may start at
-//! once: who comes second reads what the first one wrote.
+//! Secrets and the `ConfigMap`: read, made when absent. Several replicas may start at once: the
+//! second one reads what the first one wrote.
 
 use super::TrustError;
 use super::certificate::{Authority, Freshness};
@@ -18,7 +18,7 @@ const CA: &str = "ca.crt";
 const CA_KEY: &str = "ca.key";
 const CA_NOT_AFTER: &str = "not-after";
 
-/// What everybody may know of a signer.
+/// The public part of a signer.
 #[derive(Clone, Debug)]
 pub(super) struct Publication {
     pub(super) ca_pem: String,
@@ -151,7 +151,7 @@ impl Objects {
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        // A conflict means that somebody was quicker: the caller tries again and reads.
+        // A conflict means that another writer was faster: the caller tries again and reads.
         let made = self.secrets.create(&PostParams::default(), &secret).await;
         made.map_err(|e| api_error(&what("make"), e))
     }
@@ -211,8 +211,8 @@ fn api_error(what: &str, source: kube::Error) -> TrustError {
     }
 }
 
-/// The `ConfigMap`'s entries with these keys among them. Entries that are not ours stay;
-/// a list of keys that cannot be read starts anew.
+/// The `ConfigMap`'s entries with these keys among them. Entries that are not ours stay; an
+/// unreadable list of keys is replaced.
 fn published(
     known: Option<&BTreeMap<String, String>>,
     publication: &Publication,

@@ -1,4 +1,4 @@
-//! The last answer, its age, and what of it the core is told. Pure.
+//! The last result, its age, and the part of it that goes to the core. Pure.
 //!
 //! An answer replaces the one before as a whole. One that is older than `stalenessPeriod`, or
 //! none, counts as no past use: shares are then divided by weight alone.
@@ -26,7 +26,7 @@ pub struct State {
 #[derive(Clone, Debug, Default)]
 pub struct LatestUsage {
     settings: Option<Arc<Settings>>,
-    /// When they came into force, as far as time was told since.
+    /// When they came into force, by the time that was passed in since.
     since: Option<Time>,
     answer: Option<(Time, Arc<Uses>)>,
     /// Why the last question has no answer.
@@ -91,7 +91,7 @@ impl LatestUsage {
         queue
     }
 
-    /// A queue is gone.
+    /// A queue was deleted.
     pub fn gone(&mut self, name: &QueueName) {
         self.queues.remove(name);
     }

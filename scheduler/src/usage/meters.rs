@@ -39,18 +39,18 @@ impl UsageMeters {
         };
         registry.sub_registry_with_prefix("kai").register(
             "usage_query_latency_milliseconds",
-            "Time of one question for past use that was answered",
+            "Time of a successful query for past use",
             meters.latency.clone(),
         );
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
         registry.register(
             "usage_age_seconds",
-            "Age of the last answer about past use, or time without one, by node pool",
+            "Age of the last result for past use, or time without one, by node pool",
             meters.age.clone(),
         );
         registry.register(
             "usage_questions",
-            "Questions for past use that ended, by node pool and by result: `answered` or `failed`",
+            "Queries for past use, by node pool and result: `answered` or `failed`",
             meters.questions.clone(),
         );
         meters
@@ -64,7 +64,7 @@ impl UsageMeters {
         self.age.get_or_create(&of).set(age.as_secs_f64());
     }
 
-    /// Nobody is asked any more.
+    /// There are no more queries.
     pub(super) fn forget(&self, nodepool: &str) {
         self.age.remove(&Pool {
             nodepool: nodepool.to_owned(),

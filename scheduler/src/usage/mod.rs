@@ -1,9 +1,9 @@
 //! What each queue used in the past, as a part of the cluster, for fair share over time.
 //!
-//! Rule (KAI, `docs/time-based-fairshare`), per resource: what the queue held, summed over a
-//! window, over what the cluster had, summed over the same window; what is `t` ago counts
-//! `0.5^(t / half-life)`. Queues' quotas are untouched by it: only the division of what is over
-//! all quotas uses it (`scheduler_core::fair_share`).
+//! Rule (KAI, `docs/time-based-fairshare`), per resource: the queue's allocation, summed over a
+//! window, divided by the cluster's capacity, summed over the same window; use at time `t` ago
+//! counts `0.5^(t / half-life)`. It does not change quotas: only the division of the surplus uses
+//! it (`scheduler_core::fair_share`).
 //!
 //! - [`Settings`]: `usageDBConfig` of a shard, as it was read (`shard::usage`).
 //! - [`Window`]: since when use counts. Pure.
@@ -11,7 +11,7 @@
 //! - `ring`: values by key and time, bounded; `observed`: the same answers from such rings, without
 //!   a database. Pure.
 //! - `run`: asks, apart from decisions. Out: [`UsageResult`].
-//! - [`LatestUsage`]: the last answer, its age, and what of it the core is told. Pure.
+//! - [`LatestUsage`]: the last result, its age, and the part of it that goes to the core. Pure.
 
 mod latest;
 mod meters;
@@ -43,18 +43,18 @@ pub type Uses = BTreeMap<QueueName, Parts>;
 /// Where past use comes from, and what of it counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Who is asked.
+    /// The server that is queried.
     pub source: Source,
     /// Since when use counts.
     pub window: Window,
-    /// Use so long ago counts half. `None`: all counts the same.
+    /// Use this long ago counts half. `None`: no decay.
     pub half_life: Option<Duration>,
     /// Between two questions.
     pub fetch_interval: Duration,
     /// An answer older than this counts as none; at least `fetch_interval`.
     pub staleness: Duration,
-    /// So long the first answer is waited for before the shard says that there is none.
-    /// Decisions wait for nothing.
+    /// How long to wait for the first result before the shard reports that there is none. Decisions
+    /// do not wait.
     pub wait: Duration,
 }
 
@@ -67,7 +67,7 @@ pub enum Source {
     InMemory,
 }
 
-/// A server of Prometheus' HTTP API, and what it is asked for.
+/// A server with Prometheus' HTTP API, and the queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     /// Its address.
@@ -94,7 +94,7 @@ pub enum Address {
 /// An answer, or why there is none.
 #[derive(Clone, Debug)]
 pub struct UsageResult {
-    /// What was asked for.
+    /// The query.
     pub settings: Arc<Settings>,
     /// When it was asked.
     pub at: Time,

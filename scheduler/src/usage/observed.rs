@@ -1,9 +1,9 @@
 //! Past use without a database: what this process saw itself. Pure.
 //!
-//! Two rings: a slot for each minute of the last hour, and one for each hour of the last 14 days.
-//! A slot has the mean of what was seen in it; a time in which nothing was seen counts neither as
-//! use nor as capacity, as in Prometheus. Amounts are kept as parts of the largest one of their
-//! slot, in 65,535ths: 2,376 bytes for each queue, 2.4 MB for 1,000.
+//! Two rings: a slot for each minute of the last hour, and one for each hour of the last 14 days. A
+//! slot has the mean of its samples; time without samples counts neither as use nor as capacity, as
+//! in Prometheus. Amounts are kept as parts of the largest one of their slot, in 65,535ths: 2,376
+//! bytes for each queue, 2.4 MB for 1,000.
 
 use super::ring::Ring;
 use super::{Settings, Uses, part};
@@ -19,9 +19,9 @@ const RINGS: [(Duration, usize); 2] = [
 ];
 /// How far back it reaches.
 pub(crate) const REACH: Duration = Duration::seconds(14 * 24 * 3600);
-/// Between two looks; finer ones would fall into the same slot.
+/// Time between two samples; more frequent ones would fall into the same slot.
 pub(crate) const SAMPLE: Duration = Duration::seconds(60);
-/// Queues that are remembered at most, those that are gone included: 48 MB.
+/// Largest number of recorded queues, deleted ones included: 48 MB.
 const QUEUES: usize = 20_000;
 /// The largest amount of a slot.
 const FULL: f64 = 65_535.0;
@@ -91,7 +91,7 @@ impl ObservedUsage {
         let begin = settings.window.begin(now);
         let mut capacity: Amounts = [0.0; 3];
         let mut used: BTreeMap<&QueueName, Amounts> = BTreeMap::new();
-        // What is newer is in a finer ring.
+        // Newer samples are in a finer ring.
         let mut end = now;
         for level in &self.levels {
             let first = level.queues.begin(level.queues.oldest());
@@ -108,7 +108,7 @@ impl ObservedUsage {
             .collect()
     }
 
-    /// What it takes, in bytes, without names.
+    /// Its size in bytes, without names.
     pub fn bytes(&self) -> usize {
         let levels = self.levels.iter();
         levels

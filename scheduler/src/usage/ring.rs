@@ -1,7 +1,7 @@
-//! Values by key and time: one slot for each period, the last so many of them. Pure.
+//! Values by key and time: one slot for each of the most recent periods. Pure.
 //!
-//! What it holds is bounded by its keys: `slots` values each, however long it lives. A key that
-//! has nothing left in any slot is forgotten.
+//! Its size is bounded by its keys: `slots` values each, independent of its age. A key that has
+//! nothing left in any slot is forgotten.
 
 use scheduler_core::units::{Duration, Time};
 use std::borrow::Borrow;
@@ -48,8 +48,8 @@ impl<K: Ord, V: Copy + Default + PartialEq> Ring<K, V> {
         self.newest
     }
 
-    /// Goes on to this slot: those after the last one are empty, and what is older than the ring
-    /// is long is forgotten. A slot that has been is no step.
+    /// Advances to this slot: the slots after the last one are empty, and those older than the
+    /// length of the ring are dropped. A past slot changes nothing.
     pub fn advance(&mut self, slot: u64) {
         let steps = slot.saturating_sub(self.newest);
         if steps == 0 {

@@ -1,7 +1,7 @@
 //! Asks for past use, apart from decisions.
 //!
-//! In: the settings in force, and what queues hold. Out: [`UsageResult`], the last one alone. A question
-//! that fails is asked again after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
+//! In: the settings in force, and the allocations of queues. Out: the last [`UsageResult`]. A
+//! failed query is repeated after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
 
 use super::observed::{ObservedUsage, SAMPLE};
 use super::{Settings, Source, UsageMeters, UsageResult, prometheus};
@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 /// After the first question that fails.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks at the age.
+/// Time between two checks of the age.
 const AGE: Duration = Duration::from_secs(5);
-/// Between two looks before queues are known.
+/// Time between two checks before queues are known.
 const NOTHING_YET: Duration = Duration::from_secs(1);
 
 /// The cycle's end.
@@ -27,7 +27,7 @@ const NOTHING_YET: Duration = Duration::from_secs(1);
 pub(crate) struct UsageClient {
     /// The settings in force.
     pub(crate) settings: watch::Sender<Option<Arc<Settings>>>,
-    /// The last that was told.
+    /// The last published one.
     pub(crate) told: watch::Receiver<Option<UsageResult>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct UsageQueryChannels {
 }
 
 impl UsageClient {
-    /// One that nobody answers.
+    /// A query without an answer.
     pub(crate) fn silent() -> Self {
         Self {
             settings: watch::Sender::new(None),
@@ -74,7 +74,7 @@ impl UsageClient {
     }
 }
 
-/// Asks until `stop`, or until the cycle is gone.
+/// Queries until `stop`, or until the cycle has ended.
 pub(crate) async fn run(mut links: UsageQueryChannels, stop: CancellationToken) {
     let mut observed = ObservedUsage::default();
     loop {
@@ -101,7 +101,7 @@ pub(crate) async fn run(mut links: UsageQueryChannels, stop: CancellationToken) 
 }
 
 impl UsageQueryChannels {
-    /// Asks for ever.
+    /// Queries without end.
     async fn follow(&self, settings: &Arc<Settings>, observed: &mut ObservedUsage) {
         let mut answered = Instant::now();
         let interval = Duration::from_millis(settings.fetch_interval.0);
@@ -145,7 +145,8 @@ impl UsageQueryChannels {
         }
     }
 
-    /// Until the next question; meanwhile what queues hold is noted where nobody else does.
+    /// Until the next query; in the meantime allocations of queues are recorded, if no other
+    /// component does.
     async fn wait(&self, settings: &Settings, observed: &mut ObservedUsage, until: Instant) {
         if settings.source != Source::InMemory {
             return tokio::time::sleep_until(until).await;

@@ -8,7 +8,7 @@ use std::fmt;
 /// Of what length, and from when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// `sliding`: the last so long.
+    /// `sliding`: the most recent period of this length.
     Sliding(Duration),
     /// `tumbling`: since the last of the moments `start`, `start + size`, ...; nothing before
     /// `start`.
@@ -32,8 +32,7 @@ pub struct Cron {
 impl Cron {
     /// With five fields, or with seconds before or a year behind.
     ///
-    /// # Errors
-    /// What is wrong with it, or that it names no moment.
+    /// # Errors The expression is invalid, or matches no time.
     pub fn parse(text: &str) -> Result<Self, String> {
         let pattern = croner::parser::CronParser::builder()
             .seconds(croner::parser::Seconds::Optional)

@@ -150,7 +150,7 @@ impl Site {
         });
         json_patch::merge(&mut pod, &more);
         let pod = serde_json::from_value(pod).unwrap();
-        // Between two schedulers nobody answers the webhook.
+        // Between two schedulers the webhook has no server.
         let create = PostParams::default();
         while self.pods().create(&create, &pod).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -190,7 +190,7 @@ impl Site {
     }
 }
 
-/// Where a pod stands.
+/// A pod's node.
 pub(crate) fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }

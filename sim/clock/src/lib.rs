@@ -1,5 +1,5 @@
-//! A wall clock that a test sets, for one process: loaded before the C library, it shows
-//! the machine's time and so many seconds more as a file says.
+//! A wall clock that a test sets, for one process: loaded before the C library, it shows the
+//! machine's time plus the number of seconds in a file.
 //!
 //! In: `ALIQUOT_SIM_CLOCK`, the path of a file of eight bytes, a signed number in the
 //! machine's order; it may change at any time. Out: `clock_gettime` of `CLOCK_REALTIME`.
@@ -32,9 +32,9 @@ fn ahead() -> i64 {
 
 /// The file in memory; null where there is none.
 fn open() -> *mut AtomicI64 {
-    // SAFETY: both texts end with a zero byte; what `getenv` answers is not kept; a file
-    // that cannot be opened or mapped is told by its number. The C library's own functions
-    // are called because Rust's could ask for the time.
+    // SAFETY: both texts end with a zero byte; what `getenv` answers is not kept; a failure to open
+    // or map the file is visible in its result. The C library's own functions are called because
+    // Rust's could ask for the time.
     unsafe {
         let path = libc::getenv(c"ALIQUOT_SIM_CLOCK".as_ptr());
         if path.is_null() {

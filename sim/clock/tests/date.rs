@@ -17,7 +17,7 @@ fn library() -> PathBuf {
     program.parent().unwrap().join("libsim_clock.so")
 }
 
-/// In place: who has it in memory must not see it shorter.
+/// In place: a process that has mapped it must not see it shorter.
 fn set(file: &Path, seconds: i64) {
     let file = std::fs::OpenOptions::new()
         .create(true)

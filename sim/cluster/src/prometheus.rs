@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// A sample counts so long, in seconds.
+/// How long a sample counts, in seconds.
 const LOOKBACK: u64 = 300;
 
 /// Labels of a series.
@@ -27,7 +27,7 @@ type Labels = BTreeMap<String, String>;
 /// Series and their values at one time.
 type Vector = Vec<(Labels, f64)>;
 
-/// What is answered.
+/// The response.
 #[derive(Clone, Debug, Default)]
 pub enum Answer {
     /// What the samples say.
@@ -108,7 +108,7 @@ impl Prometheus {
         self.store().answer = answer;
     }
 
-    /// What was asked so far.
+    /// The queries so far.
     pub fn queries(&self) -> Vec<String> {
         self.store().queries.clone()
     }

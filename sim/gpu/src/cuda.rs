@@ -35,7 +35,7 @@ pub enum CudaError {
     MpsServerNotReady = 807,
     /// 48 (60 from r590) clients already hold the card.
     MpsMaxClientsReached = 808,
-    /// Somebody used `terminate_client` on us.
+    /// This client was ended by `terminate_client`.
     MpsClientTerminated = 810,
     /// Anything else, a lost card included.
     Unknown = 999,

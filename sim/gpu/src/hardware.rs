@@ -1,4 +1,4 @@
-//! What is plugged in: cards, their links, the driver's version and its habits.
+//! The hardware: cards, their links, the driver's version and its behaviour.
 //!
 //! Owns the hardware file (JSON) and the presets. In: a file, or a preset and a
 //! count. Out: [`Hardware`], expanded so that every card has its UUID and its
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// Driver version, as NVML tells it.
+    /// Driver version, as NVML reports it.
     #[serde(default = "default_driver")]
     pub driver_version: String,
     /// CUDA version of that driver, `major.minor`; left out, that of its branch.
@@ -30,7 +30,7 @@ pub struct Hardware {
     pub seed: String,
     /// The cards, in bus order.
     pub cards: Vec<Card>,
-    /// How MPS behaves; what is left out follows the driver version.
+    /// How MPS behaves; defaults follow the driver version.
     #[serde(default)]
     pub mps: MpsBehaviour,
 }
@@ -39,7 +39,7 @@ pub struct Hardware {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
-    /// The product whose figures fill what is left out.
+    /// The product whose figures are the defaults.
     pub preset: Preset,
     /// How many of them.
     #[serde(default = "one")]
@@ -130,8 +130,8 @@ pub struct MpsBehaviour {
     /// whether older drivers do it; here they do not.
     #[serde(default)]
     pub stray_entry_lifts_limits: Option<bool>,
-    /// For how long NVML lists a new client among the compute processes before it is on the
-    /// MPS list, ms. No source says that a driver does; nothing but a real one can tell.
+    /// For how long NVML lists a new client among the compute processes before it is on the MPS
+    /// list, ms. No source says whether a driver does this; only a real one can show it.
     #[serde(default)]
     pub listed_late_ms: u64,
     /// What a server takes on each of its cards, MiB.
@@ -170,7 +170,7 @@ pub struct CardSpec {
     pub pci_subsystem_id: u32,
     /// `00000000:1B:00.0`.
     pub pci_bus_id: String,
-    /// NUMA node; `None` where the board does not tell.
+    /// NUMA node; `None` if the board does not report it.
     pub numa_node: Option<u32>,
     /// Links of this card: remote bus id and `nvmlIntNvLinkDeviceType_t` (0 GPU, 2 switch).
     pub links: Vec<(String, u32)>,

@@ -1,7 +1,7 @@
 //! The simulated GPU, in the order of the data's way:
 //!
-//! - [`hardware`] is what is plugged in, from a readable file or a preset;
-//! - [`paths`], [`wire`], [`cuda`]: where things lie, how lines look, what errors are called;
+//! - [`hardware`]: the hardware, from a readable file or a preset;
+//! - [`paths`], [`wire`], [`cuda`]: paths, the format of lines, names of errors;
 //! - [`driver`]: the process that owns cards, memory, processes and faults;
 //! - [`client`]: how a process talks to it, and libcuda's behaviour on top;
 //! - [`mps`]: the control daemon and its servers;

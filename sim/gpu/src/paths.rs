@@ -1,4 +1,4 @@
-//! Where things lie under a driver root, and sockets at any depth below it.
+//! Paths under a driver root, and sockets at any depth below it.
 
 use std::fs::{File, OpenOptions};
 use std::io;

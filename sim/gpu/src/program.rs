@@ -31,7 +31,7 @@ Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected rema
       process-memory-unavailable.
 ";
 
-/// Options (`--name value`) and what is left between them.
+/// Options (`--name value`) and the other arguments.
 struct Arguments {
     options: Vec<(String, String)>,
     words: Vec<String>,
@@ -187,8 +187,8 @@ fn control(args: &[String]) -> Result<Vec<String>, String> {
     })
 }
 
-/// A process of its own that takes memory without asking MPS; answers its pid.
-/// It ends with the driver, or when it is told to (`kill PID`).
+/// A process of its own that takes memory without asking MPS; answers its pid. It ends with the
+/// driver, or by `kill PID`.
 fn stranger(root: &Root, gpu: &str, mib: &str) -> Result<Vec<String>, String> {
     let binary = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut child = Command::new(binary)

@@ -1,6 +1,6 @@
-//! `nvidia-smi`, as far as anything here calls it: the table, `-L`,
-//! `--query-gpu`, `--query-compute-apps`, `-c`, `compute-policy`, `memory-limits` (whose
-//! wording nobody here has seen).
+//! `nvidia-smi`, as far as anything here calls it: the table, `-L`, `--query-gpu`,
+//! `--query-compute-apps`, `-c`, `compute-policy`, `memory-limits` (whose real wording is not
+//! known).
 //!
 //! Owns the printing. In: the driver's answers. Out: text in the real one's
 //! form. Inside a container it sees the cards whose nodes are there.

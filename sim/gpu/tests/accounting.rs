@@ -143,7 +143,7 @@ fn a_closed_connection_gives_everything_back() {
 
 #[test]
 fn compute_mode_decides_who_may_hold_a_context() {
-    // mode, who holds one already, whether a direct process gets one
+    // mode, holder of one already, whether a direct process gets one
     let cases = [
         (ComputeMode::Default, "nobody", true),
         (ComputeMode::Default, "direct", true),

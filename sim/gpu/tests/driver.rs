@@ -167,7 +167,7 @@ fn nonsense_gets_an_error_line_and_the_driver_lives_on() {
         assert!(answer.starts_with("err code="), "{line:?}: {answer}");
     }
     drop(stream);
-    // A line without an end is cut off, not buffered for ever.
+    // A line without an end is cut off, not buffered without end.
     let mut endless = UnixStream::connect(machine.root.socket()).unwrap();
     let chunk = vec![b'x'; 1 << 16];
     until("the driver hangs up", || endless.write_all(&chunk).is_err());
@@ -287,7 +287,7 @@ fn smi_prints_what_the_driver_says() {
 #[test]
 fn only_an_administrator_changes_the_machine() {
     if !bench::is_root() {
-        return; // Without root there is nobody else to be.
+        return; // Without root there is no other user.
     }
     let machine = Machine::start(&ADA);
     let line = machine.tenant("set-mode PROHIBITED").uid(65534).last();

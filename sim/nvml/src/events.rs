@@ -1,7 +1,6 @@
 //! XIDs: event sets that block until the driver has news.
 //!
-//! Owns the event sets. A wait has a connection of its own, so that it stands
-//! in nobody's way.
+//! Owns the event sets. A wait has a connection of its own, so that it blocks no other call.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -81,7 +80,7 @@ fn register(device: Device, types: u64, set: EventSet) -> Result<(), Return> {
     let mut sets = sets();
     let set = sets.live.get_mut(&set.0).ok_or(INVALID_ARGUMENT)?;
     if set.cards.is_empty() {
-        // What happened before nobody listened is nobody's news.
+        // Events before the first listener are dropped.
         set.after = last;
     }
     *set.cards.entry(index).or_default() |= types;

@@ -5,14 +5,13 @@
 //! - `system`: init, versions, error texts;
 //! - `enumerate`: counts and handles;
 //! - `device`: identity, memory, modes, readings of one card;
-//! - `processes`: who is on it;
+//! - `processes`: processes on a card;
 //! - `topology`: links and neighbours;
 //! - `health`: ECC, rows, field values;
 //! - `events`: event sets and XIDs.
 //!
-//! No state but handles, event sets and idle connections; every answer is asked
-//! for anew. A dead driver is an error code. No dependencies, since the library
-//! is built into other programs.
+//! No state but handles, event sets and idle connections; every answer is fetched again. A dead
+//! driver is an error code. No dependencies, since the library is built into other programs.
 
 // The C ABI is this crate's whole purpose; each block says why it holds.
 #![allow(unsafe_code)]

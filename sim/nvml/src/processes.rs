@@ -1,5 +1,5 @@
-//! Who is on a card. A server of MPS and programs without it are compute
-//! processes; its clients are only in the MPS list. What draws is on the graphics list.
+//! The processes on a card. An MPS server and programs without it are compute processes; its
+//! clients are only in the MPS list. Graphics programs are on the graphics list.
 
 use std::ffi::c_uint;
 
@@ -34,7 +34,7 @@ fn rows(card: &Answer) -> Result<Vec<Row>, Return> {
         .collect()
 }
 
-/// NVML's two steps: too small an array is told the size that it needs.
+/// NVML's two steps: a call with too small an array returns the size that it needs.
 fn fill<T: Copy>(values: &[T], count: &Out<c_uint>, array: &Out<T>) -> Result<(), Return> {
     let room = count.get()?;
     let needed = c_uint::try_from(values.len()).map_err(|_| UNKNOWN)?;

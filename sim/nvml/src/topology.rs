@@ -91,7 +91,7 @@ extern "C" fn nvmlDeviceGetNvLinkVersion(
     }))
 }
 
-/// `NVML_NVLINK_CAP_P2P_SUPPORTED` and the like: all but SLI.
+/// `NVML_NVLINK_CAP_P2P_SUPPORTED` and similar ones: all except SLI.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkCapability(
     device: Device,

@@ -5,7 +5,7 @@ use crate::Shape;
 use prost::encoding::encode_varint;
 use serde_json::Value;
 
-/// At most so many of one target: every one costs what 256 KiB cost.
+/// Largest number for one target: each costs as much as 256 KiB.
 const MOST: usize = 60;
 
 /// Inputs of about `size` bytes.

@@ -30,13 +30,13 @@ pub use targets::TARGETS;
 pub struct Target {
     /// Its name.
     pub name: &'static str,
-    /// What its inputs are made of.
+    /// The parts of its inputs.
     pub shape: Shape,
     /// Words of its language.
     pub words: &'static [&'static str],
     /// Inputs as they are in a cluster.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Inputs of about so many bytes, each the worst of its kind.
+    /// Inputs of about this many bytes, each the worst of its kind.
     pub large: fn(usize) -> Vec<Vec<u8>>,
     /// How many bytes may be allocated at once for each byte of input.
     pub heap: usize,

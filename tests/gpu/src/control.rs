@@ -4,11 +4,11 @@ use std::io::Write as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks at a program.
+/// Time between two checks of a program.
 const AGAIN: Duration = Duration::from_millis(2);
 
-/// Starts the control program, tells it a line, and answers how it ended and what it said. One
-/// that does not end within the limit is killed.
+/// Starts the control program, sends it a line, and returns its exit status and output. One that
+/// does not end within the limit is killed.
 pub(crate) fn tell(
     program: &mut Command,
     line: &str,

@@ -59,7 +59,7 @@ api! {
     launch: c"cuLaunchKernel" fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void) -> u32;
 }
 
-/// A library that is loaded and not yet told to begin.
+/// A library that is loaded and not yet initialized.
 #[derive(Debug)]
 pub(crate) struct Cuda {
     api: Api,

@@ -12,7 +12,7 @@ use crate::tenant::{ProgramEnv, Tenant};
 use anyhow::Context as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A sentence or a question, its time box in seconds, and how it is asked.
+/// A claim or a question, its time limit in seconds, and its check.
 pub(crate) type Boxed = (&'static str, u64, fn(&Machine) -> anyhow::Result<Verdict>);
 
 pub(crate) const QUESTIONS: &[Boxed] = &[

@@ -1,4 +1,4 @@
-//! NVML's lists of processes: who is on which, and when that changes.
+//! NVML's lists of processes: which process is on which list, and when that changes.
 //!
 //! In: pids, as this process sees them. Out: [`ListEntry`]s. A driver that names the pids of
 //! another namespace shows none of ours.
@@ -9,7 +9,7 @@ use nvml_wrapper::error::NvmlError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Time between two samples.
 const AGAIN: Duration = Duration::from_millis(10);
 /// After the last program's end.
 const AFTER: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ pub(crate) struct Lists(Nvml);
 /// A process on these lists, from this moment on.
 pub(crate) struct ListEntry {
     pid: u32,
-    /// Since the first look.
+    /// Since the first sample.
     at: Duration,
     /// `C`, `M` and `G` for the lists of compute processes, of MPS and of graphics.
     on: String,
@@ -70,7 +70,7 @@ impl Lists {
         })
     }
 
-    /// Looks every 10 ms until told to stop, and a little longer.
+    /// Samples every 10 ms until the stop, and a little longer.
     pub(crate) fn follow(
         &self,
         card: &str,

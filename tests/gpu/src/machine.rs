@@ -1,5 +1,5 @@
-//! The machine that is asked: a real driver, found where this node has it, or the simulated
-//! one. Either way a driver root of our own, so that everything above does not care.
+//! The machine under test: a real driver, found where this node has it, or the simulated one. In
+//! both cases with a driver root of our own, so that the code above does not depend on it.
 //!
 //! In: paths. Out: [`Machine`]: cards, programs, what they need in their environment.
 //! Must never change a setting of a card.
@@ -34,7 +34,7 @@ const EGL: &str = "libEGL.so.1";
 /// For `nvidia-smi`, which takes seconds where nothing keeps the driver loaded.
 const SMI: Duration = Duration::from_secs(30);
 
-/// One card, as `nvidia-smi` tells it.
+/// One card, as `nvidia-smi` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
     /// `GPU-...`.
@@ -50,23 +50,23 @@ pub(crate) struct Card {
 pub(crate) struct Machine {
     /// `usr/bin`, `usr/lib64` and `dev` of the driver.
     pub(crate) root: PathBuf,
-    /// Everything temporary; short, as unix sockets lie in it.
+    /// Everything temporary; a short path, because it contains unix sockets.
     pub(crate) work: PathBuf,
-    /// As the driver tells it.
+    /// As the driver reports it.
     pub(crate) driver: String,
     pub(crate) cards: Vec<Card>,
     pub(crate) simulated: bool,
-    /// All that was run, and what it said.
+    /// All commands, and their output.
     pub(crate) transcript: Transcript,
     /// The compute mode of a card may be changed, and set back.
     pub(crate) may_set_mode: bool,
-    /// When what is asked now has to be done.
+    /// The deadline of the current check.
     deadline: Mutex<Option<Instant>>,
     _driver: Option<Driver>,
     _folder: tempfile::TempDir,
 }
 
-/// What this machine does not have, or may not be asked: a part is not asked, and says so.
+/// What this machine lacks or does not allow: the part is skipped, and reported as such.
 #[derive(Debug)]
 pub(crate) struct Missing(String);
 
@@ -111,7 +111,7 @@ impl Machine {
             "nvidia-cuda-mps-control",
             "nvidia-cuda-mps-server",
         ] {
-            // Without those of MPS the rest can be asked.
+            // Without those of MPS the rest can be checked.
             if let Some(found) = program(name) {
                 symlink(found, bin.join(name))?;
             }
@@ -215,7 +215,7 @@ impl Machine {
         env
     }
 
-    /// Gives what is asked next so much time.
+    /// Sets the time limit of the next check.
     pub(crate) fn within(&self, limit: Duration) {
         *self.deadline() = Some(Instant::now() + limit);
     }
@@ -308,7 +308,7 @@ impl Machine {
             .with_context(|| format!("memory.used: {told:?}"))
     }
 
-    /// Processes on cards: pid, the card's UUID, MiB where it is told.
+    /// Processes on cards: pid, the card's UUID, MiB if reported.
     pub(crate) fn apps(&self) -> anyhow::Result<Vec<(u32, String, Option<u64>)>> {
         let told = self.smi(&[
             "--query-compute-apps=pid,gpu_uuid,used_memory",

@@ -1,7 +1,7 @@
 //! `tests/gpu/run`: what this project says of a GPU, asked of one.
 //!
 //! - [`mod@machine`]: the driver, real or simulated; [`transcript`]: what was run.
-//! - [`cuda`], [`program`], [`tenant`]: a CUDA program of ours, and how it is asked.
+//! - [`cuda`], [`program`], [`tenant`]: a CUDA program of ours, and its control.
 //! - [`server`]: an MPS daemon of our own.
 //! - [`gl`], [`files`]: more that such a program does; [`library`]: what it loads.
 //! - [`lists`]: NVML's lists of processes.
@@ -58,7 +58,7 @@ enum Verb {
     Ask(AskArgs),
     /// How long the watchdog lets a program have more than its share.
     Violations(Violations),
-    /// A CUDA program that does what its words say.
+    /// A scripted CUDA program.
     Cuda(program::Options),
     /// The same, from inside a container that is a folder.
     #[command(disable_help_flag = true)]
@@ -86,11 +86,11 @@ struct AskArgs {
     /// The page goes there too: a file, or a folder where it is named by driver and card.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Seconds for all of it. What does not fit into the rest is not asked, and said so.
+    /// Seconds for all of it. What does not fit into the rest is skipped and reported as skipped.
     #[arg(long, default_value_t = 480)]
     budget: u64,
-    /// Mode `mps` is asked too, for which a card is in compute mode `EXCLUSIVE_PROCESS` for a
-    /// while.
+    /// Mode `mps` is checked too, for which a card is in compute mode `EXCLUSIVE_PROCESS` for some
+    /// time.
     #[arg(long)]
     may_set_compute_mode: bool,
     /// Only what has this in its text.
@@ -174,7 +174,7 @@ fn run(ask: &AskArgs) -> anyhow::Result<bool> {
         .all(|part| !matches!(part.verdict, Verdict::Differs(_))))
 }
 
-/// What is asked of a node, which is started for the first of them.
+/// The checks on a node, which is started for the first of them.
 fn of_shares(asked: &mut Session<'_>) -> anyhow::Result<()> {
     let machine = asked.machine;
     runtime()?.block_on(async {
@@ -229,7 +229,7 @@ impl Session<'_> {
         }
     }
 
-    /// Whether it is to be asked now, in a time box of so many seconds.
+    /// Whether to check it now, within this number of seconds.
     fn fits(&mut self, text: &str, seconds: u64) -> bool {
         if !text.contains(self.only) {
             return false;
@@ -269,7 +269,7 @@ fn measure(asked: &Violations) -> anyhow::Result<bool> {
     runtime()?.block_on(violations::measure(&machine, asked.rounds.max(1)))
 }
 
-/// Where logs go, and what is asked.
+/// The directory of logs, and the checks.
 fn machine(simulated: Option<&Path>) -> anyhow::Result<Machine> {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -291,7 +291,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// Refuses a machine on which asking would disturb somebody, or say nothing.
+/// Refuses a machine on which the checks would disturb a process, or have no meaning.
 fn fit(machine: &Machine, settings: &str) -> anyhow::Result<()> {
     for line in settings.lines() {
         if line

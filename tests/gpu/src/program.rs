@@ -1,4 +1,4 @@
-//! `gpu cuda`: a CUDA program that does what its words say, one JSON line each.
+//! `gpu cuda`: a scripted CUDA program, one JSON line for each word.
 //!
 //! Words are arguments, and lines on standard input after `ask`:
 //!
@@ -7,8 +7,8 @@
 //! beat N | sleep MS | control COMMAND | graphics MIB | files | ask | hold | end
 //! ```
 //!
-//! Owns nothing but its process. `code` 0 is success; a word that was refused is told and the
-//! next one is tried.
+//! Owns nothing but its process. `code` 0 is success; a refused word is reported and the next one
+//! is tried.
 
 use crate::control;
 use crate::cuda::{Card, Code, Cuda};

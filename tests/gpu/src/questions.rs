@@ -30,7 +30,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
         words,
     ),
     (
-        "Whom does a limit reach that is set on a running server: a client that is there, its next allocation, the next client?",
+        "To what does a limit apply that is set on a running server: to an existing client, its next allocation, the next client?",
         late_limit,
     ),
     (

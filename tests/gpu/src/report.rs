@@ -13,7 +13,7 @@ pub(crate) enum Verdict {
     Differs(String),
     /// A question's answer; nothing was claimed.
     Answer(String),
-    /// This machine cannot be asked, and why.
+    /// This machine cannot be checked, and why.
     NotAsked(String),
 }
 

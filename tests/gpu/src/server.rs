@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const START: Duration = Duration::from_secs(30);
 /// For the control program to answer.
 const ANSWER: Duration = Duration::from_secs(20);
-/// Between two looks.
+/// Time between two checks.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// A running daemon.
@@ -195,7 +195,7 @@ impl<'a> Server<'a> {
             .ran("tail control.log server.log", Some(0), &self.log());
     }
 
-    /// What lies in its pipe directory, with its modes.
+    /// The files in its pipe directory, with their modes.
     pub(crate) fn listing(&self) -> anyhow::Result<String> {
         use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
         let mut rows = Vec::new();
@@ -232,7 +232,7 @@ impl Drop for Server<'_> {
         let _ = self.child.wait();
         for pid in self.seen.borrow().iter() {
             let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            // The pid may be somebody else's by now.
+            // The pid may belong to another process by now.
             if String::from_utf8_lossy(&command).contains("mps-server") {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
                 let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);

@@ -1,4 +1,4 @@
-//! A CUDA program that is asked word by word: `gpu cuda ... ask` as a child.
+//! A CUDA program that is controlled word by word
 //!
 //! Owns the child; dropping it ends it. In: words. Out: its JSON lines.
 
@@ -22,7 +22,7 @@ pub(crate) struct Tenant<'a> {
     lines: Receiver<String>,
 }
 
-/// What stands around a program.
+/// The surroundings of a program.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProgramEnv {
     /// Over the machine's own.

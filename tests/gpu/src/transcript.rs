@@ -1,4 +1,4 @@
-//! What was run and what it said, in order.
+//! Commands and their output, in order.
 //!
 //! Owns the lines since they were last taken. In: a command and its answer. Out: lines of a
 //! transcript. Must never lose one.
@@ -17,7 +17,7 @@ impl Transcript {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A command, its exit status and its words.
+    /// A command, its exit status and its output.
     pub(crate) fn ran(&self, command: &str, exit: Option<i32>, said: &str) {
         let mut lines = self.lines();
         lines.push(format!("$ {command}"));

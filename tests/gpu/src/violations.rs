@@ -16,14 +16,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const BATCH: usize = 5;
 /// What is promised of 99 of 100.
 const TARGET: Duration = Duration::from_millis(250);
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const AGAIN: Duration = Duration::from_millis(1);
 /// For everyone to be there before the first one takes too much, milliseconds.
 const BEFORE: usize = 5000;
 /// Between two of one batch, milliseconds: their phases differ.
 const APART: usize = 317;
 
-/// Measures so many; whether 99 of 100 were acted on in time.
+/// Measures this many; returns whether 99 of 100 were handled in time.
 pub(crate) async fn measure(machine: &Machine, rounds: usize) -> anyhow::Result<bool> {
     let mut node = Node::start(machine).await?;
     let mut times = Vec::new();

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs it with these words: whether all held, the page, and what it said.
+/// Runs it with these arguments: whether all claims held, the page, and the output.
 fn asked(words: &[&str]) -> (bool, String, String) {
     let program = Path::new(env!("CARGO_BIN_EXE_gpu"));
     let stand_ins = std::env::current_exe().unwrap();

@@ -4,9 +4,9 @@
 //! cargo run -p aliquot-tests --bin crds -- deploy/crds
 //! ```
 //!
-//! Comes in: the types. Goes out: one YAML file per kind, the same bytes for the same types.
-//! Must never drop a field of KAI's objects that Aliquot does not know: whoever installs KAI
-//! later, or goes back to it, finds everything that was written.
+//! In: the types. Out: one YAML file per kind, the same bytes for the same types. Must never drop a
+//! field of KAI's objects that Aliquot does not know: an installation of KAI, later or again, finds
+//! everything that was written.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -232,7 +232,7 @@ fn yaml(value: &Value, depth: usize, out: &mut String) {
             for item in items {
                 let _ = write!(out, "{indent}-");
                 match item {
-                    // The first field stands beside the dash, the others below it.
+                    // The first field is beside the dash, the others below it.
                     Value::Object(fields) if !fields.is_empty() => {
                         let mut inner = String::new();
                         yaml(item, depth + 1, &mut inner);

@@ -5,7 +5,7 @@ use scheduler_core::event::Event;
 use scheduler_core::ids::{GroupName, QueueName, SetName};
 use scheduler_core::model::{PodGroup, PodSet};
 
-/// A tree of queues of so many levels, one in each, and pods that wait in the lowest.
+/// A tree of queues of this many levels, one in each, and pending pods in the lowest.
 pub fn deep(levels: usize, pods: usize) -> Vec<Event> {
     let mut events = nodes(100);
     for level in 0..levels {
@@ -19,7 +19,7 @@ pub fn deep(levels: usize, pods: usize) -> Vec<Event> {
     events
 }
 
-/// A group of so many sub-groups that each need one pod and have eight, with room for all.
+/// A group of this many sub-groups that each need one pod and have eight, with room for all.
 pub fn elastic_parts(parts: usize) -> Vec<Event> {
     let mut events = nodes(parts);
     events.push(queue("queue-0", None, None, 1));

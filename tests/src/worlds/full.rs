@@ -1,10 +1,9 @@
 //! A cluster whose cards are shared and full, and more shares that wait and fit nowhere.
 //!
-//! Every card of 80,000 MiB holds shares of 12,000, 24,000 and 40,000 MiB, so that less
-//! than the smallest is left on it; however they are arranged, none of the three sizes has
-//! a place. Eight queues in two departments hold an eighth each. One card in four has a
-//! small share of lower priority; who waits with the higher one wants more than it and
-//! what is left give.
+//! Every card of 80,000 MiB holds shares of 12,000, 24,000 and 40,000 MiB, so that less than the
+//! smallest is left on it; however they are arranged, none of the three sizes has a place. Eight
+//! queues in two departments hold an eighth each. One card in four has a small share of lower
+//! priority; pending pods of the higher one request more than it and the rest give.
 
 use super::{GPUS, card, node, node_name, nodes, queue};
 use scheduler_core::event::Event;
@@ -91,8 +90,8 @@ fn waiting(name: &str, index: usize) -> Pod {
     pod
 }
 
-/// The cluster: full, and so many that wait. `quota`: each queue has its part; else queues
-/// may have what they want.
+/// The cluster: full, with this many pending pods. `quota`: each queue has its part; else queues
+/// are unlimited.
 pub fn of_shares(count: usize, wait: usize, quota: bool) -> Vec<Event> {
     let mut events = nodes(count);
     let gpus = (count * GPUS) as u64;
@@ -114,9 +113,8 @@ pub fn of_shares(count: usize, wait: usize, quota: bool) -> Vec<Event> {
     events
 }
 
-/// So many changes in it, a multiple of ten: a fifth are shares that are gone, two fifths
-/// new ones that wait, the rest is seen again, with another label or as it was. `turn`
-/// makes each set another one.
+/// This many changes in it, a multiple of ten: a fifth are shares that end, two fifths new pending
+/// ones, the rest are updates, with another label or unchanged. `turn` makes each set different.
 pub fn changes(count: usize, turn: usize, most: usize) -> Vec<Event> {
     let shares = count * GPUS / CARDS.len() * SHARES;
     let part = most / 5;

@@ -83,7 +83,7 @@ pub fn many_terms(count: usize, pods: usize) -> Vec<Event> {
     })
 }
 
-/// Pods that wait for one that is not there.
+/// Pods that wait for a missing one.
 pub fn orphans(count: usize, pods: usize) -> Vec<Event> {
     all(hosts(count), pods, |index| {
         let mut pod = labelled(&format!("orphan-{index:05}"), "orphan");
@@ -92,7 +92,7 @@ pub fn orphans(count: usize, pods: usize) -> Vec<Event> {
     })
 }
 
-/// Pods that each avoid everybody but those that are labelled as they are, in all namespaces.
+/// Pods that each avoid all others except those that are labelled as they are, in all namespaces.
 /// Every pod is matched by every other one's term, and avoided by it.
 pub fn strangers(count: usize, pods: usize) -> Vec<Event> {
     all(hosts(count), pods, |index| {

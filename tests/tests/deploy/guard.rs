@@ -130,7 +130,7 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         let suffix = pattern(suffix.strip_prefix('.').unwrap());
         assert!(text("aliquot-grant").contains(&suffix), "{suffix}");
     }
-    // What the agent's flags say is ours is what nobody may mount.
+    // No pod may mount the directories in the agent's flags.
     let paths = text("aliquot-host-paths");
     let agent = agent_config("aliquot-agent");
     for path in [

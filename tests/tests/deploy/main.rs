@@ -218,7 +218,7 @@ fn every_flag_is_one_that_its_program_knows() {
         "status.podIP"
     ));
     assert_eq!(scheduling.role, scheduler::Role::Scheduler);
-    // Who admits pods is of the same scheduler, and looks for its lease.
+    // Admission belongs to the same scheduler, and looks for its lease.
     let admission = config_of("aliquot-admission");
     assert_eq!(admission.role, scheduler::Role::Admission);
     assert_eq!(admission.scheduler_name, scheduling.scheduler_name);

@@ -220,7 +220,7 @@ fn whole_cards_are_steered_to_the_grant_and_away_from_others() {
         ["GPU-0", "GPU-2"]
     );
     assert_eq!(offer.prefer(Resource::Whole, &all, &[], 1), ["GPU-1"]);
-    // Nobody awaits three: what is there.
+    // No claim awaits three: what is available.
     assert_eq!(offer.prefer(Resource::Whole, &all, &[], 3).len(), 3);
     // The awaited card is taken: not one that another claim awaits, if there is a choice.
     let offer = self::offer(&[(Resource::Whole, &[0])]);

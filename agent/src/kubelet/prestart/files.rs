@@ -75,7 +75,7 @@ fn driver_edits(
     })
 }
 
-/// NVIDIA's own edits where every card has them, else what is found under the driver root.
+/// NVIDIA's own edits if every card has them, else what is found under the driver root.
 fn all_driver_edits(
     config: &Config,
     state: &State,

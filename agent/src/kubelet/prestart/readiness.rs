@@ -1,4 +1,4 @@
-//! Whether a share's cards are in its mode, by what the MPS supervisor was told and saw.
+//! Whether a share's cards are in its mode, by the MPS supervisor's plan and observation.
 
 use crate::inventory::GpuUuid;
 use crate::ledger::Share;
@@ -148,7 +148,7 @@ mod tests {
         ] {
             assert_eq!(readiness(&view, &share).err().unwrap_or_default(), expected);
         }
-        // It was asked for another plan since, and what it made of that is not known.
+        // It has got another plan since, with an unknown result.
         let other = MpsView {
             holding: Plan::default(),
             ..view(Some(2000), Some(ServerPhase::Ready))

@@ -5,7 +5,7 @@ use inotify::{Inotify, WatchMask};
 use std::path::Path;
 use std::time::Duration;
 
-/// It comes within microseconds of a rename, or inotify is not there.
+/// It comes within microseconds of a rename, or inotify is not available.
 const ECHO_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Our own watch on the CDI directory: when it has seen the rename, so has the runtime's

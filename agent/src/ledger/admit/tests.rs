@@ -173,7 +173,7 @@ fn what_this_agent_cannot_do_is_refused_for_good_with_a_reason() {
     for (claim, text) in [
         (
             claim(1, Mode::Mps, &[0, 1], 1),
-            "mode mps gives a container one card, and not 2: mps-isolated and time-slicing give several",
+            "mode mps allows one card per container, not 2: use mps-isolated or time-slicing for several",
         ),
         (claim(1, Mode::Mps, &[], 1), "the grant names no card"),
         (claim(1, Mode::Mps, &[0], 0), "the grant names no memory"),

@@ -363,7 +363,7 @@ fn a_hung_daemon_is_killed_only_when_it_has_no_clients() {
         }
         let kills = machine.next(at(10_002)) == Action::Kill;
         assert_eq!(kills, clients.is_empty() && tenants.is_empty());
-        // Two minutes on, nobody can start on it and nobody is known to be on it.
+        // Two minutes later, no client can start on it and no client is known.
         let mut look = 11;
         while clients.is_empty() && !tenants.is_empty() && look <= 40 {
             assert_ne!(machine.next(at(1000 * look)), Action::Kill, "{look}");
@@ -501,7 +501,7 @@ fn work_is_lost_by_a_fault_or_a_server_that_ended_and_by_nothing_that_is_only_sl
         slow.on(at(1100 + 2000 * n), failed("no answer within 2 s"));
     }
     assert_eq!(slow.view().losses, 0);
-    // A daemon that ended while its server lives on costs nobody anything yet.
+    // A daemon that ended while its server keeps running affects no client yet.
     let mut orphan = ready(&[42]);
     orphan.on(at(1100), Event::Exited("killed".into()));
     orphan.on(at(1100), Event::Leftovers(vec![client(42)], vec![70]));

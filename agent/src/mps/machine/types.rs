@@ -1,4 +1,4 @@
-//! What the machine is told and what it says: plain data.
+//! Inputs and outputs of the machine: plain data.
 
 use api::Mib;
 use proto::mps::{Client, ServerPhase};
@@ -33,11 +33,11 @@ pub enum ServerStatus {
     Initializing,
     /// Taking clients.
     Active,
-    /// A client's fault hit all; no new ones until they are gone.
+    /// A client's fault affected all; no new ones until they have ended.
     Fault,
 }
 
-/// What a look at a daemon found.
+/// The result of a check of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeResult {
     /// Its servers by pid; at most one under protocol 2 that takes clients.
@@ -49,7 +49,7 @@ pub struct ProbeResult {
 /// The limits as the daemon answered them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadBack {
-    /// MiB, 0 for none; whole GiB where the daemon says no more.
+    /// MiB, 0 for none; whole GiB if the daemon reports no more.
     pub memory: Mib,
     /// Per cent.
     pub thread_percent: u8,
@@ -58,7 +58,7 @@ pub struct ReadBack {
 /// What to do next; exactly one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing, for at most so long.
+    /// Nothing, for at most this long.
     Wait(Duration),
     /// Nothing any more: this daemon's task ends.
     Finish,
@@ -108,8 +108,8 @@ pub enum Event {
     ModeLost,
     /// The daemon was given a command that is not ours; whether it may have changed a limit.
     Driven(String, bool),
-    /// Something moved that no one was asked to move: a server's process is gone, or its
-    /// log has a new line. Worth a look.
+    /// Something changed without a command: a server's process has ended, or its log has a new
+    /// line. To be checked.
     Stirred,
     /// By `FindLeftovers`: clients and servers that still live.
     Leftovers(Vec<Client>, Vec<u32>),
@@ -139,7 +139,7 @@ pub struct View {
     pub blamed: u32,
     /// How often clients have lost their work.
     pub losses: u32,
-    /// What of this daemon was set or commanded by others; what was set is set right again.
-    /// Empty when nothing was.
+    /// Settings and commands of others on this daemon; settings are restored. Empty if there were
+    /// none.
     pub tampered: String,
 }

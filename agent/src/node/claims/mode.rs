@@ -74,7 +74,7 @@ fn why_not(ledger: &Ledger, cards: &[&Card], mode: Mode) -> String {
         }
     }
     format!(
-        "mode {mode} gives a container one card, and not {}: mps-isolated and time-slicing give several",
+        "mode {mode} allows one card per container, not {}: use mps-isolated or time-slicing for several",
         cards.len()
     )
 }

@@ -48,7 +48,7 @@ pub struct Device {
     pub config: Config,
 }
 
-/// What class and claim ask for beside that.
+/// Other requests of class and claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// How the cards are shared.
@@ -95,8 +95,8 @@ pub type Takes = BTreeMap<BTreeSet<String>, Vec<String>>;
 
 /// What the containers of a pod take of a claim's devices, which are of these requests.
 ///
-/// # Errors
-/// One sentence: none takes any, or what they take does not go with one edit each.
+/// # Errors One sentence: no container takes any, or what they take cannot be served by one edit
+/// each.
 pub fn takes(pod: &PodView, claim: &str, requests: &BTreeSet<String>) -> Result<Takes, String> {
     let mut takes = Takes::new();
     for container in &pod.containers {
@@ -131,7 +131,7 @@ pub fn takes(pod: &PodView, claim: &str, requests: &BTreeSet<String>) -> Result<
     Ok(takes)
 }
 
-/// Whether a part goes beside these: it is one of them, or has nothing in common with any.
+/// Whether a part is compatible with these: it is one of them, or has nothing in common with any.
 pub fn goes_with<'a>(
     part: &BTreeSet<String>,
     mut others: impl Iterator<Item = &'a BTreeSet<String>>,

@@ -11,7 +11,7 @@ use crate::node::core::{Core, Effect};
 use crate::pods::PodView;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of the pods of a claim that this node has prepared.
+/// The known pods of a claim that this node has prepared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claimants {
     /// The claim's namespace.
@@ -24,7 +24,7 @@ pub struct Claimants {
     pub awaited: BTreeSet<String>,
 }
 
-/// Who may have a share, as it was listed last, and who must not.
+/// The containers that may have a share, as they were last listed, and those that must not.
 pub(in crate::node) type Listed = (BTreeSet<HolderKey>, BTreeMap<String, String>);
 
 impl Core {
@@ -69,7 +69,7 @@ impl Core {
             let of_pod = |share: &&Share| share.pod.uid == pod.identity.uid;
             if let Some(known) = rows.iter().find(of_pod) {
                 if known.pod != pod.identity {
-                    // Only the hook's proof told of it.
+                    // It is known only from the hook's proof.
                     self.rename(rows, &pod);
                 }
                 continue;

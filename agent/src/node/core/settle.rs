@@ -1,5 +1,5 @@
-//! Everything that follows from what is known: who holds what, who is gone, what each share
-//! uses and how it is fenced.
+//! Everything that follows from the known facts: the holder of each share, ended holders, what each
+//! share uses and its fence.
 
 use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
@@ -16,11 +16,11 @@ use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A runtime that ignored CDI is not tried again for so long: each try costs a pod. A new
-/// start of the agent tries at once.
+/// A runtime that ignored CDI is not tried again for this time: each try costs a pod. A restarted
+/// agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
 impl Core {
-    /// Everything that follows from what is known.
+    /// Recomputes everything that follows from the known facts.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let blind = self.unreadable.contains_key(&LocalSource::Checkpoint);
         let grace = if blind {
@@ -33,7 +33,7 @@ impl Core {
         self.long_unreadable = self
             .unreadable
             .iter()
-            // The second witness stands in for the checkpoint.
+            // `PodResources` replaces the checkpoint.
             .filter(|(part, _)| **part != LocalSource::Checkpoint)
             .find(|(_, since)| {
                 now.saturating_duration_since(**since) >= reconcile::UNREADABLE_GRACE
@@ -108,7 +108,7 @@ impl Core {
         started || cards.any(on)
     }
 
-    /// Removes what lies on disk for an allocation that no container holds any more.
+    /// Removes the files of an allocation that no container holds any more.
     fn forget(&mut self, alloc: AllocId, effects: &mut Vec<Effect>) {
         self.local.files.remove(&alloc);
         self.local.proofs.retain(|name, _| name.alloc != alloc);
@@ -116,7 +116,7 @@ impl Core {
         effects.push(Effect::Forget(alloc));
     }
 
-    /// Removes the proof of a container whose claim goes on without it.
+    /// Removes the proof of a container that has ended while its claim continues.
     fn forget_proof(&mut self, name: ProofName, effects: &mut Vec<Effect>) {
         self.local.proofs.remove(&name);
         effects.push(Effect::ForgetProof(name));
@@ -161,10 +161,10 @@ impl Core {
             .collect()
     }
 
-    /// Enters what was granted and fits, oldest first. What does not fit is tried again at
-    /// every step, and refused when its pod asks for it.
+    /// Enters grants that fit, oldest first. A grant that does not fit is tried again at every
+    /// step, and refused when its pod asks for it.
     fn reserve(&mut self, busy: &BTreeSet<String>) {
-        // Before the disk was read, a card may be held by what is not known yet.
+        // Before the disk was read, a card may have unknown holders.
         if !self.restored {
             return;
         }
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// How far each share has come, and what it uses.
+    /// The progress and use of each share.
     fn follow(&mut self, now: Instant) {
         let keys: Vec<HolderKey> = self.ledger.all().map(Share::key).collect();
         for key in keys {
@@ -247,7 +247,7 @@ impl Core {
         let planned = self.mps.applied.servers.iter();
         let planned = planned.filter(|planned| name.as_ref() == Some(&planned.name));
         let planned = planned.map(|planned| Mib(planned.default_memory_mib)).max();
-        // A supervisor that is gone reads nothing back.
+        // Without a supervisor nothing is read back.
         let server = server.filter(|_| self.mps.unreachable.is_empty());
         let server = server.map_or(0, |server| server.observed_default_memory_mib);
         let cards = share.gpus.iter();
@@ -263,7 +263,7 @@ impl Core {
         let evidence = Evidence {
             driver: limited.and_then(|limited| limited.mib).map(Mib),
             server: (server > 0).then_some(Mib(server)),
-            // A daemon that reads back whole GiB may give as much as it was last told to.
+            // A daemon that reads back whole GiB may grant as much as it was last set to.
             ceiling: ceilings
                 .and_then(|ceilings| ceilings.highest(pids()))
                 .max(planned),
@@ -303,7 +303,7 @@ impl Core {
             if let Some(server) = servers.find(|s| s.name == card.uuid.as_str()) {
                 let pids = self.builder.processes(&card.uuid).iter().map(|p| p.pid);
                 match server.observed_default_memory_mib {
-                    // A process that comes before it is set right may get any limit.
+                    // A process that starts before it is restored may get any limit.
                     0 if !server.tampered.is_empty() => known.observe(card.total, pids, now),
                     0 => {}
                     default => known.observe(Mib(default), pids, now),
@@ -385,7 +385,7 @@ impl Core {
             if !self.let_start.contains(&unproven.name) {
                 continue;
             }
-            // A class of its own says nothing of the runtime that everybody else has.
+            // A runtime class says nothing about the default runtime.
             if unproven.runtime_class.is_none() {
                 let why = format!(
                     "the container runtime ignores CDI: container {} of {} started without running the OCI hook",

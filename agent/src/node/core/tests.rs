@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// A core that starts now, and has heard everything once.
+    /// A core that starts now, and has received every event once.
     fn started(&self) -> Core {
         let mut core = new_core();
         core.apply(Event::Local(self.local()), self.now);
@@ -318,8 +318,8 @@ fn an_answer_that_came_and_went_between_two_looks_is_held_for_a_minute() {
     ] {
         step(&mut world, &mut core, &one);
     }
-    // The share has the card by now. For all that is known somebody holds it whole, and an
-    // ID that is held keeps its card's health.
+    // The share has the card by now. As far as is known a pod holds it whole, and an ID that is
+    // held keeps its card's health.
     assert_eq!(core.ledger.mode_of(&uuid(0)), Some(Mode::Mps));
     assert_eq!(core.offer().whole[0].health, "Healthy");
     world.now += reconcile::MINTED_GRACE;

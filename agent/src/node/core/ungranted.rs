@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl Core {
-    /// Who holds devices without a grant, and whom schedulers are told of: a pod is bound
-    /// and granted in one write, so one that has none for so long will have none.
+    /// Pods that hold devices without a grant, and those that are reported to schedulers. A pod is
+    /// bound and granted in one write, so a pod without a grant for this long will not get one.
     pub(super) fn find_ungranted(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let mut found = BTreeMap::new();
         // Until pods and keys are read, every pod seems to have no grant.

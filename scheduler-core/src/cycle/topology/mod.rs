@@ -75,7 +75,7 @@ impl Scores {
     }
 }
 
-/// What is known of the topologies from one decision to the next.
+/// Data about topologies that is kept between decisions.
 #[derive(Debug, Default)]
 pub(super) struct Topologies {
     rooms: Vec<DomainRoom>,
@@ -204,8 +204,8 @@ impl Cycle<'_> {
         path.iter().find_map(|name| self.scores.get(*name))
     }
 
-    /// Domains of the required level in which pods of the part stand already. `None`: none
-    /// stands, or any level will do.
+    /// Domains of the required level that already have pods of the part. `None`: there are no such
+    /// pods, or any level will do.
     fn standing_domains(
         &self,
         tree: &Tree,

@@ -1,5 +1,5 @@
-//! What the domains of a topology have for pods of one kind, kept from one question to the
-//! next: only nodes of which something has moved are looked at again.
+//! The free room of a topology's domains for pods of one kind, cached between queries: only changed
+//! nodes are checked again.
 
 use super::tree::{DomainId, Tree};
 use crate::fit::assignment::whole_count;
@@ -11,7 +11,7 @@ use crate::units::NanoGpu;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// GPU, CPU, memory, pods, then whatever else is asked for.
+/// GPU, CPU, memory, pods, then other requested resources.
 pub(super) type Amounts = BTreeMap<Resource, i128>;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub(super) enum Resource {
 pub(super) struct PartDemand {
     /// The most that one of the pods wants, resource by resource; none is 0.
     largest: Amounts,
-    /// So many pods, where that decides: where they want no more than their places.
+    /// The number of pods, if that decides because they request nothing but a place.
     pods: usize,
     /// All pods want the same kinds of resources: domains are judged by how many of the
     /// largest pod they hold. Else by sums.
@@ -89,8 +89,7 @@ fn wants(state: &State, task: TaskKey) -> Amounts {
     };
     let [gpu, cpu, memory] = spec.request();
     let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-    // MIG profiles are resources of their own here, and what is free for claims is not known
-    // in sum.
+    // MIG profiles are resources of their own here, and there is no sum of free devices for claims.
     let gpu = gpu.saturating_sub(spec.mig_nano + spec.device_nano);
     amounts.insert(Resource::Gpu, signed(gpu));
     amounts.insert(Resource::Cpu, signed(cpu));
@@ -110,7 +109,7 @@ struct Available {
     free: Vec<i128>,
     /// How many of the largest pod.
     pods: u128,
-    /// [`crate::state::rows::NodeRow::generation`] at that time. `None`: not looked at yet.
+    /// [`crate::state::rows::NodeRow::generation`] at that time. `None`: not checked yet.
     seen: Option<u64>,
 }
 
@@ -142,7 +141,7 @@ impl DomainRoom {
         }
     }
 
-    /// Looks at every node again of which something has moved. `nodes`: all, by rank.
+    /// Checks every changed node again. `nodes`: all, by rank.
     pub(super) fn refresh(&mut self, state: &State, nodes: &[NodeKey]) {
         self.used = true;
         let tree = Arc::clone(&self.tree);
@@ -174,7 +173,7 @@ impl DomainRoom {
         }
     }
 
-    /// The domain has room for so many pods that want so much together.
+    /// The domain has room for this many pods with this total request.
     pub(super) fn holds(&self, id: DomainId, pods: usize, sum: &Amounts) -> bool {
         if self.demand.homogeneous {
             let has = self.domains.get(id as usize);

@@ -219,7 +219,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// As the API server deletes: who stands somewhere is given time.
+    /// As the API server deletes: a placed pod has its grace period.
     fn deleted(&mut self, uid: &PodUid) {
         match self.pods.get(uid).map(|(_, _, pod)| pod.phase.clone()) {
             Some(Phase::Bound(at) | Phase::Running(at)) => {
@@ -300,7 +300,7 @@ impl<'a> World<'a> {
         self.tell(Event::Outcome(outcome));
     }
 
-    /// Who has a place, for all that the core knows.
+    /// The pods with a place, as far as the core knows.
     fn has_place(&self, uid: &PodUid) -> bool {
         let seen = self.seen.get(uid);
         let stands = seen.is_some_and(stands)
@@ -488,8 +488,8 @@ impl<'a> World<'a> {
             }
         }
         for job in 0..self.case.jobs.len() {
-            // A pod of its own that comes anew is a new job, of which nobody knows that it
-            // was evicted a moment ago: with such the same may be done over and over.
+            // A single pod that is recreated is a new job without an eviction history: with such
+            // pods the same evictions may repeat without end.
             let alone = self.case.jobs[job].shape == Shape::Alone;
             if !alone || self.of.values().all(|(of, _)| *of != job) {
                 self.arrive(job);
@@ -557,7 +557,7 @@ proptest! {
             groups
         };
         prop_assert_eq!(groups(&newborn), groups(&world.core), "{}", world.log);
-        // Nothing is withheld from anybody for what is over.
+        // Nothing is withheld from a job because of past events.
         if !world.parked {
             let decision = newborn.decide(Time(world.now));
             prop_assert!(decision.actions.is_empty(), "{}\n{}", text::decision(&decision), world.log);

@@ -221,7 +221,7 @@ async fn the_group_of_a_pod_without_an_owner_is_made_anew_too() {
     until(|| async { site.groups().get_opt(&name).await.unwrap() }).await;
 }
 
-/// Whoever led before saw it and could not do it any more.
+/// The previous leader saw it and could not finish it.
 #[tokio::test]
 async fn a_group_that_was_deleted_while_no_replica_led_is_made_anew_by_the_next_one() {
     let site = Site::start(true).await;
@@ -297,8 +297,8 @@ async fn a_pod_is_a_member_of_its_group_before_anything_is_written() {
     assert!(site.groups().get_opt(&told.0).await.unwrap().is_none());
 }
 
-/// A policy may refuse a group, for its queue say: then its pod is not placed. One that was
-/// taken speaks for those like it, until one of them is refused.
+/// A policy may reject a group, because of its queue for instance: then its pod is not placed. An
+/// accepted group covers those like it, until one of them is rejected.
 #[tokio::test]
 async fn the_first_group_of_its_like_is_awaited() {
     let mut site = Site::start(true).await;
@@ -386,7 +386,7 @@ async fn pods_alone_become_no_groups_where_they_are_skipped() {
     assert_eq!(names, [group]);
 }
 
-/// Who bound it died before it made the group.
+/// The replica that bound it died before it created the group.
 #[tokio::test]
 async fn the_group_of_a_bound_pod_that_was_never_made_is_made_by_the_next_leader() {
     let site = Site::start(false).await;

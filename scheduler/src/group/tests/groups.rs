@@ -1,4 +1,4 @@
-//! Which success speaks for the groups that come next, and when a stamp waits for its group.
+//! Which success covers the next groups, and when a stamp waits for its group.
 
 use super::site::{NS, Site};
 use api::PodGroup;
@@ -43,7 +43,7 @@ async fn a_stamp_waits_for_the_group_while_one_pod_is_left_for_which_it_is_made(
     let groups = &site.shared.groups;
     groups.expect(NS, "g", "a");
     groups.expect(NS, "g", "b");
-    // One that is gone, and was grouped anew just before.
+    // A deleted one, which was grouped again just before.
     groups.unexpect(NS, "g", "a");
     groups.unexpect(NS, "g", "a");
     let stamp = async |value| groups.stamp(NS, "g", kai::LAST_START, Some(value)).await;
@@ -51,7 +51,7 @@ async fn a_stamp_waits_for_the_group_while_one_pod_is_left_for_which_it_is_made(
     let wanted = group("g", 1);
     let mut making = Box::pin(groups.ensure(&wanted));
     assert!(futures::poll!(&mut making).is_pending());
-    // Groups are listed anew in the middle of it.
+    // Groups are listed again in the middle of it.
     groups.forget_all();
     making.await.unwrap();
     let stamped = async || {

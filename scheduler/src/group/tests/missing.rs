@@ -1,4 +1,4 @@
-//! When a group that does not exist is made anew, on a paused clock.
+//! When a missing group is created again, on a paused clock.
 
 use super::site::NS;
 use crate::clock::Wall;

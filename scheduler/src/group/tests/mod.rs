@@ -44,7 +44,7 @@ fn owner(api_version: &str, kind: &str, patch: &Value) -> Object {
     Object::new(owner)
 }
 
-/// One that stands between the pod and the top.
+/// An owner between the pod and the top.
 fn between(api_version: &str, kind: &str) -> Object {
     let names = json!({"metadata": {"name": "i", "uid": "ui"}});
     owner(api_version, kind, &names)

@@ -1,4 +1,4 @@
-//! What the relay tells the cycle and the grouper.
+//! What the relay sends to the cycle and to the grouper.
 
 use super::site::NS;
 use crate::config::LonePodGroups;
@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-/// What comes out of a relay: what it passes on, and what it tells the grouper.
+/// The output of a relay: facts that it passes on, and messages to the grouper.
 fn relay(facts: mpsc::UnboundedReceiver<Fact>) -> (mpsc::UnboundedReceiver<Fact>, GrouperChannels) {
     let nowhere = kube::Config::new("http://localhost:1".parse().unwrap());
     let client = kube::Client::try_from(nowhere).unwrap();
@@ -66,7 +66,7 @@ async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile
     }
 }
 
-/// The grouper reads one pod of a group that it makes anew.
+/// The grouper reads one pod of a group that it creates again.
 #[tokio::test]
 async fn a_missing_group_is_told_again_when_the_pod_that_was_named_leaves_it() {
     let (facts, facts_in) = mpsc::unbounded_channel();
@@ -91,7 +91,7 @@ async fn a_missing_group_is_told_again_when_the_pod_that_was_named_leaves_it() {
         Fact::Pod(Seen::Gone(pod("a", false))),
         Fact::Pod(Seen::There(pod("b", true))),
         Fact::Pod(Seen::Gone(pod("b", true))),
-        // Nobody is left.
+        // No receiver is left.
         Fact::Pod(Seen::Gone(pod("c", false))),
     ] {
         facts.send(fact).unwrap();

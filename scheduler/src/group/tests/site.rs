@@ -23,7 +23,7 @@ pub(super) struct Site {
     pub(super) client: Client,
     pub(super) server: Handle,
     pub(super) leading: watch::Sender<bool>,
-    /// Has pods and groups listed anew.
+    /// Lists pods and groups again.
     pub(super) relist: watch::Sender<u64>,
     /// What the cycle would get.
     pub(super) facts: mpsc::UnboundedReceiver<facts::Fact>,

@@ -1,4 +1,4 @@
-//! Every card, as small as it can be said: 40,000 of them are looked at at once.
+//! Every card in the smallest form: 40,000 of them are shown at once.
 //!
 //! ```json
 //! {"token": "...", "whole": true, "keys": ["topology.kubernetes.io/zone"], "words": ["NVIDIA L4"],
@@ -109,7 +109,8 @@ fn card<'a>(
     ])
 }
 
-/// 0 in order, 1 not heard, 2 cordoned, 3 not ready, 4 processes without a grant, 5 unhealthy.
+/// 0 in order, 1 agent disconnected, 2 cordoned, 3 not ready, 4 processes without a grant, 5
+/// unhealthy.
 fn state(gpu: &GpuStatus, heard: bool) -> u8 {
     if gpu.health == "Unhealthy" {
         5

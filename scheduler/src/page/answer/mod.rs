@@ -1,9 +1,9 @@
 //! Rows, a query and the reader's rights → what the page shows, as JSON.
 //!
-//! - `cards`, `queues`, `pods`: lists and single things; `fleet`: every card, as small as it can
-//!   be said; `time`: the history; `report`: what was granted and not used.
+//! - `cards`, `queues`, `pods`: lists and single things; `fleet`: every card in the smallest form;
+//!   `time`: the history; `report`: what was granted and not used.
 //!
-//! Pure. What a reader may not see is left out and said so, never shown as nothing.
+//! Pure. What a user may not see is reported as left out, never shown as empty.
 
 mod cards;
 mod fleet;
@@ -141,7 +141,7 @@ impl Span {
     }
 }
 
-/// What is asked.
+/// The query.
 #[derive(Clone, Debug)]
 pub(super) enum Query {
     /// Sums over everything.
@@ -154,9 +154,9 @@ pub(super) enum Query {
     Fleet(String),
     /// The history of something.
     Time(Line),
-    /// What was granted and not used.
+    /// The report.
     Report(Report),
-    /// Where a pod is, by UID: its namespace and name, for whoever may see it.
+    /// A pod by UID: its namespace and name, for users who may see it.
     Whereabouts(String),
     /// The whole tree.
     Queues,
@@ -186,7 +186,7 @@ pub(super) const POD_COLUMNS: [&str; 4] = ["name", "queue", "place", "age"];
 /// States of pods.
 pub(super) const POD_STATES: [&str; 2] = ["waiting", "starting"];
 
-/// What is answered.
+/// The response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     /// This.
@@ -233,7 +233,7 @@ fn health(rights: &Rights, rows: &Rows) -> Value {
     if rights.cards {
         let odd = rows.nodes.iter().filter_map(|(name, node)| {
             let why = not_offering(node).or_else(|| {
-                (!rows.live.contains_key(name)).then(|| "its agent is not heard".to_owned())
+                (!rows.live.contains_key(name)).then(|| "its agent is disconnected".to_owned())
             })?;
             Some(json!({"node": name, "why": why}))
         });

@@ -18,7 +18,7 @@ fn amount(bound: Bound) -> Value {
     }
 }
 
-/// Rounded to thousandths: nobody reads more.
+/// Rounded to thousandths: more is not shown.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn gpus(nano: u128) -> f64 {
     (nano as f64 / GPU * 1000.0).round() / 1000.0

@@ -41,7 +41,7 @@ impl ReportBy {
 pub(in crate::page) struct Report {
     #[serde(default)]
     pub(in crate::page) by: ReportBy,
-    /// The last so many hours; 24 when unset.
+    /// Number of hours back; 24 when unset.
     pub(in crate::page) hours: Option<u64>,
 }
 
@@ -106,7 +106,7 @@ fn of(used: &Used) -> Value {
     })
 }
 
-/// By what a tenant's sum is told apart; `None`: the reader may not know of it.
+/// The key of a tenant's sum; `None`: the user may not see it.
 fn key(tenant: &Tenant, by: ReportBy, sees: bool, queues: bool) -> Option<(&str, &str, &str)> {
     let queue = if queues { &*tenant.queue } else { "" };
     match by {

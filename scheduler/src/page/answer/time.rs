@@ -95,7 +95,7 @@ fn first<P>(points: &[(Time, P)]) -> Option<Time> {
 /// Of the queues in which most pods waited at any time.
 fn waiting(span: Span, rows: &Rows) -> (Duration, Option<Time>, Value) {
     let queues = &rows.history.queues;
-    // A parent has its children's pods: leaves alone are told apart.
+    // A parent includes its children's pods: only leaves are listed.
     let parents: Vec<_> = rows
         .queues
         .iter()
@@ -137,7 +137,7 @@ fn mark(mark: &Mark, of: &Series, rights: &Rights) -> Option<Value> {
     if !about || is_of_card && !rights.cards {
         return None;
     }
-    // What is said of a pod may name others.
+    // The text about a pod may name others.
     let sees = is_of_card || rights.pods == Pods::All || rights.sees(&mark.namespace);
     Some(json!({
         "at": mark.at.0, "kind": mark.kind.as_str(), "card": &*mark.card,

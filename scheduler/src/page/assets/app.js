@@ -44,7 +44,7 @@ function ask(why) {
   document.getElementById('token').focus();
 }
 
-// By address: what was answered last, and its tag.
+// By address: the last response, and its tag.
 const known = new Map();
 
 class Unknown extends Error {}
@@ -102,12 +102,12 @@ async function load() {
       if (!document.getElementById('ask')) ask(token ? error.message : '');
       return;
     }
-    say('No answer: what is shown may be old', true);
+    say('No answer: the data shown may be old', true);
   }
   if (!wanted.once) schedule();
 }
 
-/** The last answer once more: somebody moved a cursor, or the window. */
+/** The last answer once more: the cursor or the window has moved. */
 function redraw() {
   if (!shown || shown.wanted !== here) return;
   const { wanted, body, more } = shown;
@@ -150,7 +150,7 @@ function move(first) {
   renewed = same;
   if (!same) {
     main.replaceChildren(h('p', {}, 'Loading…'));
-    // Who goes to another page by keyboard begins at its top.
+    // A change of page by keyboard moves the focus to its top.
     if (!first) main.focus();
   }
   load();

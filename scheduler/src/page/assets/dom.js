@@ -52,7 +52,7 @@ function merge(old, node) {
     old.value = value;
     return;
   }
-  // What was drawn, opened or placed since stays as it is.
+  // Elements that were drawn, opened or placed since then stay.
   const own = { CANVAS: ['width', 'height', 'style', 'data-drawn'], DETAILS: ['open'] }[old.nodeName] ?? (old.id === 'tip' ? ['style', 'hidden'] : []);
   for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
   if (own.includes('hidden')) return;

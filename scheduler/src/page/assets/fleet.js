@@ -1,11 +1,11 @@
-// Every card as a cell of one picture: what changed is taken in, the rest is drawn from memory.
+// Every card as a cell of one picture: changes are applied, the rest is drawn from memory.
 
 import { h, memory, number } from './dom.js';
 import { query, table } from './list.js';
 
 const FENCES = ['no fence yet', 'WatchdogOnly', 'ClientLimit', 'ServerLimit', 'DriverLimit'];
-const STATES = ['in order', 'not heard', 'cordoned', 'not ready', 'processes without a grant', 'unhealthy'];
-const COLOURS = { granted: 'Granted', used: 'Really used', idle: 'Idle though granted', fence: 'Fence level', health: 'Health', queue: 'Queue' };
+const STATES = ['in order', 'agent disconnected', 'cordoned', 'not ready', 'processes without a grant', 'unhealthy'];
+const COLOURS = { granted: 'Granted', used: 'Used', idle: 'Granted but idle', fence: 'Fence level', health: 'Health', queue: 'Queue' };
 const QUEUES = 9; // Told apart by colour; the others share one.
 const GROUPS = 100; // Rows of the table at once.
 
@@ -269,7 +269,7 @@ function legend(colour) {
   const entry = (k, text, count) => [k, count === undefined ? text : `${text}: ${number(count)}`];
   const entries = {
     granted: () => [entry(2, 'granted'), entry(8, 'another share'), entry('free', 'free')],
-    used: () => [entry(2, 'in use'), entry('free', 'not in use'), entry(6, 'not heard', cards.filter((card) => card.used < 0).length)],
+    used: () => [entry(2, 'in use'), entry('free', 'not in use'), entry(6, 'agent disconnected', cards.filter((card) => card.used < 0).length)],
     idle: () => [0, 1, 2, 3, 4].map((at) => entry(10 + at, ['up to 20 % of a share unused', 'up to 40 %', 'up to 60 %', 'up to 80 %', 'more'][at])).concat([entry(6, 'not known')]),
     fence: () => [4, 3, 2, 1, 0].map((at) => entry([6, 5, 1, 0, 2][at], FENCES[at], shares().filter((share) => share.fence === at).length)),
     health: () => STATES.map((text, at) => entry(at ? [0, 6, 1, 3, 4, 5][at] : 2, text, cards.filter((card) => card.state === at).length)),
@@ -292,7 +292,7 @@ function summary(groups, by, span) {
   return table('', span, `Cards by ${title.toLowerCase()}`, [
     [title, null, '', link], ['Cards', null, 'num', (row) => number(row.cards)], ['Shares', null, 'num', (row) => number(row.shares)],
     ['Granted', null, 'num', (row) => `${memory(row.granted)} of ${memory(row.grantable)}`], ['Used', null, 'num', (row) => memory(row.used)],
-    ['Idle though granted', null, 'num', (row) => memory(row.idle)], ['With trouble', null, 'num', (row) => number(row.trouble)],
+    ['Granted but idle', null, 'num', (row) => memory(row.idle)], ['With problems', null, 'num', (row) => number(row.trouble)],
   ], rows);
 }
 
@@ -320,7 +320,7 @@ export function fleet(data, { parameters, span }) {
   return ['Fleet', [
     h('form', { class: 'tools', onsubmit: (event) => event.preventDefault() }, choice('colour', 'Colour', Object.entries(COLOURS), colour),
       choice('group', 'Group by', [['node', 'node'], ['product', 'product'], ...model.keys.map((key) => [key, key])], by), h('span', { id: 'count' }, `${number(total)} cards on ${number(model.nodes.size)} nodes`)),
-    canDraw ? legend(colour) : h('p', { id: 'no-canvas' }, 'This browser draws no pictures: here is the same as a table.'),
+    canDraw ? legend(colour) : h('p', { id: 'no-canvas' }, 'This browser does not support canvas: here is the same as a table.'),
     canDraw ? h('div', { class: 'map' }, h('canvas', { id: 'map', tabindex: 0, role: 'application', 'aria-roledescription': 'map of cards', 'aria-label': `${number(total)} cards, coloured by ${COLOURS[colour].toLowerCase()}`, 'aria-describedby': 'map-hint', ...listeners() }),
       h('p', { id: 'tip', role: 'status', hidden: true })) : h('p', {}, ''),
     h('p', { id: 'map-hint' }, canDraw ? hint : ''),

@@ -1,4 +1,4 @@
-// Pages about time: the history, a pod's way, what a request would cost others, the report.
+// Pages about time: the history, a pod's timeline, the victims of a request, the report.
 
 import { age, h, memory, number } from './dom.js';
 import { chart, moment, s } from './chart.js';
@@ -30,7 +30,7 @@ function spans(page, parameters, data, days) {
     id: `span-${value}`, 'aria-pressed': String(now === value), onclick: () => go(page, current(), { span: value }) }, `Last ${text}`)));
 }
 
-const since = (data) => (data.source === 'prometheus' ? 'From Prometheus.' : `Remembered by this scheduler since ${moment(data.since, true)}; a restart forgets it.`);
+const since = (data) => (data.source === 'prometheus' ? 'From Prometheus.' : `This scheduler's history begins at ${moment(data.since, true)}; a restart loses it.`);
 
 /** Granted against used; of a card or of all. */
 export function memoryChart(id, title, data) {
@@ -39,7 +39,7 @@ export function memoryChart(id, title, data) {
   return chart(id, title, [
     ...(grantable ? [{ name: 'grantable', values: grantable, kind: 'line', k: 6 }] : []),
     { name: 'granted', values: granted ?? [], kind: 'area', k: 8 }, { name: 'used', values: used ?? [], kind: 'area', k: 2 },
-    ...(idle ? [{ name: 'idle though granted', values: idle, kind: 'line', k: 5 }] : []),
+    ...(idle ? [{ name: 'granted but idle', values: idle, kind: 'line', k: 5 }] : []),
   ], { from: data.from, step: data.step, marks: data.marks, unit: mib, base: 1024 });
 }
 
@@ -52,7 +52,7 @@ export function queueCharts(data) {
 
 function marks(list) {
   if (!list.length) return h('p', {}, 'No eviction and no fault in that time.');
-  return table('', noSpan, 'Evictions, limits and faults, the newest first', [
+  return table('', noSpan, 'Evictions, exceeded limits and faults, newest first', [
     ['When', null, '', (mark) => moment(mark.at, true)], ['What', null, '', (mark) => mark.kind],
     ['Card', null, '', (mark) => (mark.card ? h('a', { href: `#/card/${mark.card}` }, mark.card) : '')],
     ['Queue', null, '', (mark) => (mark.queue ? h('a', { href: `#/queue/${encodeURIComponent(mark.queue)}` }, mark.queue) : '')], ['', null, '', (mark) => mark.words],
@@ -92,20 +92,20 @@ export function whatif(data, { parameters, more }) {
   const field = (id, text, attributes) => h('label', {}, `${text} `, h('input', { id, autocomplete: 'off', ...attributes }));
   const form = h('form', { class: 'tools', id: 'ask-form', onsubmit: ask },
     h('label', {}, 'Queue ', h('select', { id: 'of' }, data.rows.map((row) => h('option', { value: row.name, selected: row.name === value('queue') }, row.display || row.name)))),
-    h('label', {}, 'Each pod asks for ', h('select', { id: 'kind' }, [['memory', 'MiB of a GPU'], ['fraction', 'part of a GPU'], ['gpus', 'whole GPUs']].map(([key, text]) => h('option', { value: key, selected: key === kind }, text)))),
-    field('amount', 'Amount', { value: value(kind), required: true, size: 8, inputmode: 'decimal' }), field('devices', 'Of each of so many GPUs', { type: 'number', min: 1, max: 64, value: value('devices', '1') }),
+    h('label', {}, 'Each pod requests ', h('select', { id: 'kind' }, [['memory', 'MiB of a GPU'], ['fraction', 'part of a GPU'], ['gpus', 'whole GPUs']].map(([key, text]) => h('option', { value: key, selected: key === kind }, text)))),
+    field('amount', 'Amount', { value: value(kind), required: true, size: 8, inputmode: 'decimal' }), field('devices', 'Number of GPUs, that much of each', { type: 'number', min: 1, max: 64, value: value('devices', '1') }),
     field('many', 'Pods', { type: 'number', min: 1, max: 1000, value: value('count', '1') }), field('class', 'Priority class', { value: value('class'), size: 12, placeholder: 'default' }), h('button', { id: 'ask-now' }, 'Ask'));
   const answer = more.answer;
-  const parts = [h('p', {}, 'The scheduler tries it on a copy of its state, as aliquot simulate does. Nothing is placed and nobody is evicted.'), form];
+  const parts = [h('p', {}, 'The scheduler tries it on a copy of its state, as aliquot simulate does. No pod is placed or evicted.'), form];
   if (answer?.error) parts.push(h('p', { class: 'bad', id: 'verdict' }, answer.error));
   else if (answer) {
     const gone = answer.victims.filter((one) => !one.moves).length;
     const lost = answer.victims.length === 0 ? 'no pod gives way' : `${number(answer.victims.length)} ${answer.victims.length === 1 ? 'pod gives' : 'pods give'} way${gone === answer.victims.length ? '' : `, ${number(answer.victims.length - gone)} of them get another place`}`;
     parts.push(h('p', { id: 'verdict', role: 'status' }, `${number(answer.placed)} of ${number(answer.wanted)} ${answer.wanted === 1 ? 'pod gets' : 'pods get'} a place; ${lost}.`,
-      answer.seconds ? ` The last of it is decided after ${answer.seconds} s.` : '', answer.searching ? ' A search for room was not at its end.' : ''));
+      answer.seconds ? ` The last decision comes after ${answer.seconds} s.` : '', answer.searching ? ' A search for room has not finished.' : ''));
     if (answer.why) parts.push(h('p', {}, `The next one would wait: ${answer.why}`));
     if (answer.victims.length) {
-      parts.push(h('h2', {}, 'Who would give way'), table('', noSpan, 'In the order in which it is decided', [
+      parts.push(h('h2', {}, 'Who would give way'), table('', noSpan, 'In the order of the decisions', [
         ['Pod', null, '', (one) => (one.name ? `${one.namespace}/${one.name}` : '(of a namespace that you may not see)')], ['Queue', null, '', (one) => h('a', { href: `#/queue/${encodeURIComponent(one.queue)}` }, one.queue)],
         ['Why', null, '', (one) => one.cause], ['Then', null, '', (one) => (one.moves ? 'gets another place' : 'waits')]], answer.victims.slice(0, 200)));
     }
@@ -115,7 +115,7 @@ export function whatif(data, { parameters, more }) {
   return ['Who would give way?', parts];
 }
 
-const KINDS = { asked: [6, 'asked'], waits: [1, 'waits'], reserved: [4, 'reserved'], bound: [0, 'bound'], prepared: [3, 'prepared'], running: [2, 'running'], fence: [2, 'fence verified'], unverified: [1, 'fence not verified'], limit: [5, 'limit reached'], refused: [5, 'refused'], evicted: [5, 'evicted'], ended: [6, 'ended'] };
+const KINDS = { asked: [6, 'requested'], waits: [1, 'pending'], reserved: [4, 'reserved'], bound: [0, 'bound'], prepared: [3, 'prepared'], running: [2, 'running'], fence: [2, 'fence verified'], unverified: [1, 'fence not verified'], limit: [5, 'limit exceeded'], refused: [5, 'refused'], evicted: [5, 'evicted'], ended: [6, 'ended'] };
 
 /** One line of time: between two steps the colour of the former. */
 function line(steps) {
@@ -128,7 +128,7 @@ function line(steps) {
   const x = (at) => Math.round(10 + 940 * Math.min(1, log(at)));
   const bars = states.map((step, at) => s('rect', { class: `k${KINDS[step.kind][0]}`, x: x(step.at), y: 14, height: 16, width: Math.max(2, x(states[at + 1]?.at ?? over) - x(step.at)) }, s('title', {}, `${KINDS[step.kind][1]}: ${step.words}`)));
   const dots = steps.map((step) => s('circle', { class: `k${KINDS[step.kind][0]}`, cx: x(step.at), cy: 22, r: 6 }, s('title', {}, `${moment(step.at, true)} ${KINDS[step.kind][1]}: ${step.words}`)));
-  return s('svg', { class: 'line', viewBox: '0 0 960 44', role: 'img', 'aria-label': `From asked to ${KINDS[steps.at(-1).kind][1]}, each step below` }, bars, dots);
+  return s('svg', { class: 'line', viewBox: '0 0 960 44', role: 'img', 'aria-label': `From requested to ${KINDS[steps.at(-1).kind][1]}, each step below` }, bars, dots);
 }
 
 function between(steps, at) {
@@ -139,19 +139,19 @@ function between(steps, at) {
 /** Everything that is known of one pod. */
 export function story(data, { more, uid }) {
   const waits = more.pod && !more.pod.error ? more.pod : null;
-  const pairs = [['State', data.gone ? 'it is not there any more' : data.phase], ['Queue', data.queue ? h('a', { href: `#/queue/${encodeURIComponent(data.queue)}` }, data.queue) : ''], ['Asks for', data.asks], ['Node', data.node],
-    ['Priority', waits ? `${waits.priority} ${waits.class}` : ''], ['Place in the queue', waits ? (waits.place ? number(waits.place) : 'none: it has a node') : ''], ['Age', waits ? age(waits.created) : ''],
+  const pairs = [['State', data.gone ? 'deleted' : data.phase], ['Queue', data.queue ? h('a', { href: `#/queue/${encodeURIComponent(data.queue)}` }, data.queue) : ''], ['Requests', data.asks], ['Node', data.node],
+    ['Priority', waits ? `${waits.priority} ${waits.class}` : ''], ['Position in the queue', waits ? (waits.place ? number(waits.place) : 'none: it has a node') : ''], ['Age', waits ? age(waits.created) : ''],
     ['Trace', data.trace ? h('code', {}, data.trace) : ''], ['UID', h('code', {}, uid)], ['Decision', data.decision ? h('code', {}, data.decision) : ''], ['Allocation', data.allocations.length ? h('code', {}, data.allocations.join(', ')) : '']];
   const shown = pairs.filter(([, value]) => value !== '' && value !== null && value !== undefined);
   const steps = data.steps;
   const parts = [h('dl', {}, shown.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]))];
   if (steps.length) {
-    parts.push(h('h2', {}, 'Its way'), line(steps), h('ol', { class: 'story' }, steps.map((step, at) => h('li', {}, h('i', { class: `swatch k${KINDS[step.kind][0]}` }), h('time', { datetime: new Date(step.at).toISOString() }, `${moment(step.at, true)}:${String(new Date(step.at).getSeconds()).padStart(2, '0')}`),
-      h('span', { class: 'since' }, between(steps, at)), h('b', {}, KINDS[step.kind][1]), h('span', {}, step.words + (step.count > 1 ? ` (said ${number(step.count)} times)` : ''))))));
+    parts.push(h('h2', {}, 'Timeline'), line(steps), h('ol', { class: 'story' }, steps.map((step, at) => h('li', {}, h('i', { class: `swatch k${KINDS[step.kind][0]}` }), h('time', { datetime: new Date(step.at).toISOString() }, `${moment(step.at, true)}:${String(new Date(step.at).getSeconds()).padStart(2, '0')}`),
+      h('span', { class: 'since' }, between(steps, at)), h('b', {}, KINDS[step.kind][1]), h('span', {}, step.words + (step.count > 1 ? ` (${number(step.count)} times)` : ''))))));
   }
-  if (!data.events) parts.push(h('p', {}, `What was said of it in events is left out: you may not list events in ${data.namespace}, or they could not be had.`));
+  if (!data.events) parts.push(h('p', {}, `Its events are not shown: you may not list events in ${data.namespace}, or they could not be read.`));
   if (waits) {
-    parts.push(h('h2', {}, 'Why it does not run'), h('pre', {}, (waits.explain ? waits.why.split('\n')[0] : waits.why) || 'The scheduler has not looked at it yet.'));
+    parts.push(h('h2', {}, 'Why it does not run'), h('pre', {}, (waits.explain ? waits.why.split('\n')[0] : waits.why) || 'The scheduler has not tried it yet.'));
     if (waits.explain) parts.push(h('h2', {}, 'Node by node'), h('pre', {}, waits.explain));
   }
   if (more.time && !more.time.error) parts.push(memoryChart('pod', 'Memory of its shares', more.time));
@@ -164,17 +164,17 @@ export function report(data, { parameters }) {
   const hours = parameters.get('hours') ?? '24';
   const price = Number(parameters.get('price')) || 0;
   const choice = (id, text, values, value) => h('label', {}, `${text} `, h('select', { id, onchange: (event) => go('report', current(), { [id]: event.target.value }) }, values.map(([key, words]) => h('option', { value: key, selected: key === value }, words))));
-  const name = { queue: (row) => row.queue || '(no queue of this scheduler)', namespace: (row) => row.namespace || '(not told apart any more)', owner: (row) => [row.namespace, row.owner || '(not told apart any more)'].filter(Boolean).join(' ') }[by];
+  const name = { queue: (row) => row.queue || '(no queue of this scheduler)', namespace: (row) => row.namespace || '(no breakdown any more)', owner: (row) => [row.namespace, row.owner || '(no breakdown any more)'].filter(Boolean).join(' ') }[by];
   const cost = (milli) => ((milli / 1000) * price).toFixed(2);
   const rows = [...data.rows].sort((a, b) => b.unusedGpuHours - a.unusedGpuHours || b.gpuHours - a.gpuHours);
   const columns = [[{ queue: 'Queue', namespace: 'Namespace', owner: 'Workload' }[by], null, '', name], ...(by === 'owner' ? [['Queue', null, '', (row) => row.queue]] : []),
     ['GPU-hours', null, 'num', (row) => gpus(row.gpuHours)], ['Unused', null, 'num', (row) => gpus(row.unusedGpuHours)], ['MiB-hours', null, 'num', (row) => number(row.grantedMibHours)], ['Unused', null, 'num', (row) => number(row.unusedMibHours)],
-    ['Of it', null, 'num', (row) => `${row.grantedMibHours ? ((row.unusedMibHours / row.grantedMibHours) * 100).toFixed(1) : '0.0'} %`], ...(price ? [['Cost', null, 'num', (row) => cost(row.gpuHours)], ['Of it unused', null, 'num', (row) => cost(row.unusedGpuHours)]] : [])];
+    ['Unused part', null, 'num', (row) => `${row.grantedMibHours ? ((row.unusedMibHours / row.grantedMibHours) * 100).toFixed(1) : '0.0'} %`], ...(price ? [['Cost', null, 'num', (row) => cost(row.gpuHours)], ['Of it unused', null, 'num', (row) => cost(row.unusedGpuHours)]] : [])];
   const cards = data.cards && h('p', { id: 'idle' }, `Cards: ${gpus(data.cards.gpuHours)} GPU-hours, of which ${gpus(data.cards.freeGpuHours)} were granted to no pod.`);
-  const known = data.from === null ? 'Nothing is known of that time yet.' : `From ${moment(data.from, true)} until ${moment(data.until, true)}; the scheduler looked ${number(Math.round(data.seconds / 36) / 100)} hours. It remembers since ${moment(data.since, true)}, and at most 14 days.`;
+  const known = data.from === null ? 'There is no data for that time yet.' : `From ${moment(data.from, true)} until ${moment(data.until, true)}; the scheduler recorded ${number(Math.round(data.seconds / 36) / 100)} hours. Its history begins at ${moment(data.since, true)} and has at most 14 days.`;
   return ['Report', [h('form', { class: 'tools', onsubmit: (event) => event.preventDefault() }, choice('by', 'By', [['queue', 'queue'], ['namespace', 'namespace'], ['owner', 'workload']], by), choice('hours', 'Last', [['1', 'hour'], ['24', 'day'], ['168', 'week'], ['336', '14 days']], hours),
     h('label', {}, 'Price of a GPU-hour ', h('input', { id: 'price', type: 'number', min: 0, step: 'any', value: price || '', onchange: (event) => go('report', current(), { price: event.target.value }) }))),
-  h('p', { id: 'known' }, known), cards, rows.length ? table('', noSpan, 'What was granted, and what of it was not in use', columns, rows.slice(0, 500)) : h('p', {}, 'Nothing was granted in that time.'),
+  h('p', { id: 'known' }, known), cards, rows.length ? table('', noSpan, 'Memory granted, and the part of it that was not in use', columns, rows.slice(0, 500)) : h('p', {}, 'Nothing was granted in that time.'),
   data.hidden && h('p', {}, `Namespaces that you may not list have ${gpus(data.hidden.gpuHours)} GPU-hours, ${gpus(data.hidden.unusedGpuHours)} of them unused.`),
-  data.ownersFrom && by !== 'queue' && h('p', {}, `Before ${moment(data.ownersFrom, true)} workloads are not told apart.`)].filter(Boolean)];
+  data.ownersFrom && by !== 'queue' && h('p', {}, `Before ${moment(data.ownersFrom, true)} there is no breakdown by workload.`)].filter(Boolean)];
 }

@@ -21,7 +21,7 @@ const cardColumns = [
   ['Granted', 'granted', 'num', (card) => `${mib(card.granted)} of ${mib(card.grantable)}`],
   ['Used', 'used', 'num', (card) => mib(card.used)],
   ['Shares', 'shares', 'num', (card) => number(card.shares)],
-  ['Trouble', null, 'bad', (card) => card.trouble],
+  ['Problem', null, 'bad', (card) => card.trouble],
 ];
 
 const plain = (columns) => columns.map(([title, , kind, of]) => [title, null, kind, of]);
@@ -33,7 +33,7 @@ function overview(data) {
   if (cards) {
     tiles.push(tile(number(data.nodes), 'nodes with an agent', '#/health'), tile(number(cards.cards), 'cards', '#/cards'),
       tile(number(cards.free), 'cards free', '#/cards?state=free'), tile(number(cards.shares), 'shares', '#/cards?state=shared'),
-      tile(number(data.troubled), 'cards with trouble', '#/cards?state=trouble'));
+      tile(number(data.troubled), 'cards with problems', '#/cards?state=trouble'));
   }
   tiles.push(tile(number(pods.waiting), 'pods waiting', '#/pods?state=waiting'), tile(number(pods.starting), 'pods starting', '#/pods?state=starting'));
   if (data.queues !== null) tiles.push(tile(number(data.queues), 'queues', '#/queues'));
@@ -42,13 +42,13 @@ function overview(data) {
     ['Memory', null, '', (row) => bar(row.granted, row.used, row.grantable)],
     ['Granted', null, 'num', (row) => `${memory(row.granted)} of ${memory(row.grantable)}`], ['Used', null, 'num', (row) => memory(row.used)],
   ], data.products);
-  const troubles = cards && data.troubles.length && [h('h2', {}, 'Cards with trouble'), table('', noSpan, 'The first of them', plain(cardColumns), data.troubles)];
+  const troubles = cards && data.troubles.length && [h('h2', {}, 'Cards with problems'), table('', noSpan, 'The first ones', plain(cardColumns), data.troubles)];
   return ['Overview', [h('ul', { class: 'tiles' }, tiles), products ? h('h2', {}, 'Products') : h('p', {}, 'Cards are left out: you may not list gpunodes.aliquot.dev.'),
     products, troubles, pods.whole ? null : h('p', {}, partial)].flat().filter(Boolean)];
 }
 
 function cards(data, { span }) {
-  return ['Cards', [tools('cards', span, [['', 'all cards'], ['free', 'free'], ['shared', 'with shares'], ['trouble', 'with trouble']]),
+  return ['Cards', [tools('cards', span, [['', 'all cards'], ['free', 'free'], ['shared', 'with shares'], ['trouble', 'with problems']]),
     table('cards', span, 'Memory granted and used, by card', cardColumns, data.rows), pager('cards', span, data)]];
 }
 
@@ -74,16 +74,16 @@ function card(data, { more }) {
     ['Memory', `${mib(data.total)}, of it ${mib(data.grantable)} grantable, ${mib(data.granted)} granted, ${mib(data.used)} used`],
     ['Health', data.health + (data.healthReason ? `: ${data.healthReason}` : '')], ['Ready', data.ready ? 'yes' : 'no'], ['Cordoned', data.cordoned ? 'yes' : 'no'],
     ['MPS server', data.mps], ['Compute capability', data.computeCapability], ['PCI', data.pci], ['NUMA node', data.numa === null ? '' : String(data.numa)],
-    ['NVLink', data.nvlink.join(', ')], ['Its agent', data.heard ? 'is heard' : 'is not heard: numbers are the last that it wrote'],
+    ['NVLink', data.nvlink.join(', ')], ['Its agent', data.heard ? 'is connected' : 'is not connected: the numbers are the last that it wrote'],
   ]), h('h2', {}, 'Shares'), data.grants.length ? shares : h('p', {}, 'No pod holds a share of it.'), strangers,
   h('h2', {}, 'The last hour'), memoryChart('card', 'Memory of this card', more?.time)].flat().filter(Boolean)];
 }
 
-/** What a queue has and wants as a bar, what it may have as marks, all rows to one scale. */
+/** A queue's allocation and demand as a bar, its quota, fair share and limit as marks, all rows on one scale. */
 function ruler(row, most) {
   const x = (value) => Math.round((Math.min(value, most) / most) * 318) + 1;
   const mark = (value, kind) => (value === null || value === undefined ? null : s('line', { class: kind, x1: x(value), x2: x(value), y1: 0, y2: 22 }));
-  const words = [`has ${number(row.held)}`, row.wanted ? `wants ${number(row.wanted)} more` : 'wants no more', `fair share ${row.fair === null ? 'not known' : number(row.fair)}`, `quota ${amount(row.quota)}`, `limit ${amount(row.limit)}`].join(', ');
+  const words = [`allocated ${number(row.held)}`, row.wanted ? `requested ${number(row.wanted)} more` : 'no more requested', `fair share ${row.fair === null ? 'not known' : number(row.fair)}`, `quota ${amount(row.quota)}`, `limit ${amount(row.limit)}`].join(', ');
   return s('svg', { class: 'ruler', viewBox: '0 0 320 22', role: 'img', 'aria-label': words }, s('title', {}, words),
     s('rect', { class: 'all', x: 0.5, y: 4.5, width: 319, height: 13 }), s('rect', { class: 'wants', x: x(row.held), y: 5, width: Math.max(0, x(row.held + row.wanted) - x(row.held)), height: 12 }),
     s('rect', { class: 'has', x: 1, y: 5, width: Math.max(0, x(row.held) - 1), height: 12 }), mark(row.quota, 'quota'), mark(row.fair, 'fair'), row.limit !== null && row.limit <= most ? mark(row.limit, 'limit') : null);
@@ -109,22 +109,22 @@ function queues(data) {
     return [indent, link, h('span', { class: 'level nowrap' }, row.level > 1 ? ` in ${row.parent}` : '')];
   };
   return ['Queues', [h('p', {}, h('a', { href: '#/whatif' }, 'Who would give way if a queue asked for more?')), ordered.length ? table('', noSpan, 'GPUs, by queue; each with everything below it', [
-    ['Queue', null, 'nowrap', name], ['Has, may have, wants', null, '', (row) => ruler(row, most)],
+    ['Queue', null, 'nowrap', name], ['Allocated, limits, requested', null, '', (row) => ruler(row, most)],
     ['Held', null, 'num', (row) => number(row.held)], ['Fair share', null, 'num', (row) => (row.fair === null ? 'parent missing' : number(row.fair))],
     ['Quota', null, 'num', (row) => amount(row.quota)], ['Limit', null, 'num', (row) => amount(row.limit)], ['Wanted', null, 'num', (row) => number(row.wanted)],
     ['Past use', null, 'num', (row) => (row.past ? `${(row.past * 100).toFixed(1)} %` : '')],
     ['Pods holding', null, 'num', (row) => number(row.holding)], ['Pods waiting', null, 'num', (row) => h('a', { href: `#/pods?${query({ queue: row.name })}` }, number(row.waiting))], ['Priority', null, 'num', (row) => String(row.priority)],
   ], ordered) : h('p', {}, 'There is no queue.'),
-  h('ul', { class: 'legend' }, [['has', 'has'], ['wants', 'wants beside it'], ['quota', 'quota'], ['fair', 'fair share now'], ['limit', 'limit']].map(([kind, text]) => h('li', {}, h('i', { class: `swatch ${kind}` }), text)))]];
+  h('ul', { class: 'legend' }, [['has', 'allocated'], ['wants', 'requested in addition'], ['quota', 'quota'], ['fair', 'fair share now'], ['limit', 'limit']].map(([kind, text]) => h('li', {}, h('i', { class: `swatch ${kind}` }), text)))]];
 }
 
 function pods(data, { span }) {
   return ['Pods that do not run yet', [tools('pods', span, [['', 'all'], ['waiting', 'waiting for a place'], ['starting', 'bound, starting']]),
-    table('pods', span, 'Why, and their place in the queue: by priority, then by age', [
+    table('pods', span, 'Reason, and position in the queue: by priority, then by age', [
       ['Pod', 'name', '', (pod) => podLink(pod.uid, `${pod.namespace}/${pod.name}`)],
       ['Queue', 'queue', '', (pod) => h('a', { href: `#/pods?${query({ queue: pod.queue })}` }, pod.queue)],
-      ['Place', 'place', 'num', (pod) => (pod.place ? number(pod.place) : 'placed')], ['Asks for', null, '', (pod) => pod.asks],
-      ['Age', 'age', 'num', (pod) => age(pod.created)], ['Why', null, '', (pod) => pod.why || 'the scheduler has not looked at it yet'],
+      ['Position', 'place', 'num', (pod) => (pod.place ? number(pod.place) : 'placed')], ['Requests', null, '', (pod) => pod.asks],
+      ['Age', 'age', 'num', (pod) => age(pod.created)], ['Why', null, '', (pod) => pod.why || 'the scheduler has not tried it yet'],
     ], data.rows), pager('pods', span, data), data.whole ? null : h('p', {}, partial)].filter(Boolean)];
 }
 
@@ -133,9 +133,9 @@ function health(data) {
     ['Node', null, '', (row) => row.node], ['Why', null, 'bad', (row) => row.why]], data.odd)];
   return ['Health', [facts([
     ['This scheduler', data.leading ? 'decides' : 'stands by: another replica decides'], ['Version', data.version],
-    ['Still to be listed', data.missing.join(', ') || 'nothing: it knows everything'],
+    ['Not listed yet', data.missing.join(', ') || 'nothing: everything is listed'],
     ['Remembers', `what cards, queues and tenants had since ${new Date(data.remembers.since).toLocaleString('en-GB')}, in ${number(Math.round(data.remembers.bytes / 1024))} KiB`],
-    ['Agents heard', data.nodes === null ? number(data.agents) : `${number(data.agents)} of ${number(data.nodes)} nodes`],
+    ['Connected agents', data.nodes === null ? number(data.agents) : `${number(data.agents)} of ${number(data.nodes)} nodes`],
   ]), odd || h('p', {}, data.nodes === null ? 'Nodes are left out: you may not list gpunodes.aliquot.dev.' : 'Every node offers its cards.')].flat()];
 }
 

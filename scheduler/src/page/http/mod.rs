@@ -1,9 +1,10 @@
-//! HTTP: the page's files for everybody, its data for whom the API server knows.
+//! HTTP: the page's files without authentication, its data for accounts that the API server
+//! authenticates.
 //!
-//! - `queries`: what the rows' owner answers; `upstream`: what is asked of others on the way: the API server,
-//!   Prometheus, the core.
+//! - `queries`: answered by the rows' owner; `upstream`: requests to the API server, Prometheus and
+//!   the core.
 //!
-//! Every answer has an `ETag`: who looks again and nothing changed gets no body.
+//! Every response has an `ETag`: if nothing changed, the next response has no body.
 
 mod queries;
 mod upstream;
@@ -24,7 +25,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Nothing from elsewhere, nothing in line, in nobody's frame.
+/// CSP: same origin only, nothing inline, no framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -82,7 +83,7 @@ const FILES: [(&str, &str, &str); 10] = [
     ),
 ];
 
-/// Who is asked, and for whom.
+/// The sources of data, and the account.
 #[derive(Clone)]
 pub(super) struct HttpState {
     /// `None`: all readers may see everything.
@@ -131,7 +132,7 @@ async fn guarded(request: axum::extract::Request, next: Next) -> Response {
     response
 }
 
-/// What a request comes to when it comes to nothing.
+/// The error of a request.
 struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {

@@ -1,4 +1,4 @@
-//! What is asked of others on the way to an answer: of the API server, of Prometheus, of the core.
+//! Requests to others that an answer needs: to the API server, to Prometheus, to the core.
 
 use super::{Answered, HttpState, Refusal, read, tagged};
 use crate::convert::World;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// The API server has so long for one answer.
+/// Timeout for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pods of one question at most.
 const MOST: u32 = 1000;
@@ -35,7 +35,7 @@ pub(super) fn routes() -> Router<HttpState> {
 }
 
 impl HttpState {
-    /// Where the pod could go, a line per node and card; nothing where the cycle is gone.
+    /// Where the pod could go, a line per node and card; nothing if the cycle has ended.
     async fn explain(&self, uid: &str) -> Option<String> {
         let (to, answer) = oneshot::channel();
         let question = Question::Explain(uid.into(), to);
@@ -63,7 +63,7 @@ async fn pod(
     Path(uid): Path<String>,
 ) -> Answered {
     let mut value = state.ask(&headers, Query::Pod(uid.clone())).await?;
-    // Names of cards are for those who may see cards.
+    // Only users who may see cards see their names.
     if value["node"].is_null() && state.rights(&headers).await?.cards {
         value["explain"] = json!(state.explain(&uid).await);
     }
@@ -78,7 +78,7 @@ struct Named {
     pod: String,
 }
 
-/// A pod's way, from the API server and its agent.
+/// A pod's timeline, from the API server and its agent.
 async fn story(
     Extract(state): Extract<HttpState>,
     headers: HeaderMap,
@@ -110,7 +110,7 @@ async fn story(
     let events = if state.may_list_events(&headers, namespace).await? {
         let of = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
         let events: Api<Event> = Api::namespaced(state.client.clone(), namespace);
-        // Without the right to it, or the answer, the rest is told.
+        // Without the right to list them, or without an answer, the rest is returned.
         patient(events.list(&of)).await.ok().map(|list| list.items)
     } else {
         None
@@ -274,7 +274,7 @@ struct Request {
     count: Option<u32>,
 }
 
-/// Who would give way.
+/// The victims of a request.
 async fn whatif(
     Extract(state): Extract<HttpState>,
     headers: HeaderMap,

@@ -1,4 +1,4 @@
-//! A pod's way, and what a request would cost others: what others are asked for.
+//! A pod's timeline, and the victims of a request: the requests to other servers.
 
 use super::*;
 use axum::http::Uri;
@@ -55,7 +55,7 @@ async fn a_pods_way_is_told_to_who_may_list_it_and_events_to_who_may_list_those(
     let (code, told) = site.json(&format!("{gone}?pod=a/gone"), "admin").await;
     assert_eq!((code, kinds(&told)), (StatusCode::OK, vec!["evicted"]));
     assert_eq!(told["gone"], true);
-    // One made anew under the same name is another pod.
+    // A pod that is recreated under the same name is another pod.
     let (_, told) = site.json("/api/story/uid-a%2Fgone?pod=a/x", "admin").await;
     assert_eq!(told["gone"], true);
     assert_eq!(

@@ -186,7 +186,7 @@ fn a_status_is_written_once_for_each_generation_and_seldom_against_another_write
     // The same words are of another generation.
     live.shard(written(object(2, json!({})), &reports[0]));
     assert_eq!(live.reports(Time(100_000)).len(), 1);
-    // Somebody else takes them away again and again.
+    // Another client removes them again and again.
     for millis in (100_000..130_000).step_by(100) {
         live.shard(object(2, json!({})));
         let written = live.reports(Time(millis));
@@ -229,7 +229,7 @@ fn what_a_config_cannot_change_is_said_and_the_rest_is_named() {
     }
 }
 
-/// Two that both wrote it would do so in turn, for ever.
+/// Two that both wrote it would overwrite each other without end.
 #[test]
 fn of_two_schedulers_one_has_the_last_word_on_a_config() {
     let of = |name: &str| {

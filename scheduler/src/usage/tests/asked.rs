@@ -183,7 +183,7 @@ async fn replicas_and_restarts_of_the_scheduler_count_once() {
     for minute in 0..60 {
         let at = MONDAY + minute * 60;
         capacity(&server, at, [8.0, 64.0, 1e12]);
-        // Two replicas, of which one is started anew after half an hour.
+        // Two replicas, of which one restarts after half an hour.
         let second = if minute < 30 { "r2" } else { "r3" };
         for instance in ["r1", second] {
             let labels = [("queue_name", "a"), ("instance", instance)];
@@ -284,7 +284,7 @@ fn settings_of_variable(name: &str) -> Settings {
     settings(json!({"clientType": "prometheus", "connectionStringEnvVar": name}))
 }
 
-/// A queue that nobody knows is no use of anybody's, and is kept nowhere.
+/// An unknown queue counts nowhere, and is stored nowhere.
 #[tokio::test]
 async fn unknown_queues_are_passed_over() {
     let server = monday().await;
@@ -314,7 +314,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         (json!({}), "clientType: it is missing"),
         (
             json!({"clientType": "influx"}),
-            "clientType: influx is no database",
+            "clientType: influx is not a supported database",
         ),
         (
             json!({"clientType": "prometheus"}),
@@ -334,7 +334,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowSize": "a week"})),
-            "usageParams.windowSize: a week is no duration",
+            "usageParams.windowSize: a week is not a duration",
         ),
         (
             with(json!({"windowSize": "0s"})),
@@ -342,7 +342,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowSize": "-5m"})),
-            "usageParams.windowSize: -5m is no duration",
+            "usageParams.windowSize: -5m is not a duration",
         ),
         (
             with(json!({"windowType": "tumbling"})),
@@ -358,7 +358,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowType": "cron", "cronString": "0 0 30 2 *"})),
-            "usageParams.cronString: 0 0 30 2 * is no cron expression",
+            "usageParams.cronString: 0 0 30 2 * is not a cron expression",
         ),
         (
             with(json!({"fetchInterval": "0s"})),
@@ -366,7 +366,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"extraParams": {"queryResolution": "fine"}})),
-            "usageParams.extraParams.queryResolution: fine is no duration",
+            "usageParams.extraParams.queryResolution: fine is not a duration",
         ),
     ] {
         let (mut live, settings) = live(config.clone());

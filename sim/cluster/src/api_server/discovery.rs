@@ -91,9 +91,9 @@ pub(crate) fn openapi_index(custom: &[Resource]) -> Value {
     json!({"paths": paths})
 }
 
-/// One of them: which kinds can be patched, and that fields are validated here. They are
-/// not; but a client that hears so sends its object instead of judging it by schemas that
-/// this server does not have.
+/// One of them: which kinds can be patched, and that fields are validated here. They are not; but a
+/// client that reads this sends its object instead of validating it by schemas that this server
+/// does not have.
 pub(crate) fn openapi(custom: &[Resource], path: &str) -> Value {
     let paths: Map<String, Value> = all_built_in()
         .chain(custom.iter().cloned())

@@ -1,16 +1,15 @@
 //! A Kubernetes API server in memory, over plain HTTP on a loopback port.
 //!
-//! - `resource`, `discovery`: what is served: core kinds by a table, others by their definitions.
+//! - `resource`, `discovery`: the served kinds: core kinds by a table, others by their CRDs.
 //! - `route`, `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
 //!   eviction, grace; `patch`, `selector`, `event`: their forms.
 //! - `store`: objects, revisions and the log that `watch` reads.
 //! - `webhook`: admission, really called; `token`: minting and review.
 //! - [`Fault`]: what a test lets go wrong.
 //!
-//! Left out, and nothing here pretends otherwise: authorisation (everybody may do
-//! everything), controllers, owner-reference collection, quotas, schema validation,
-//! `ValidatingAdmissionPolicy` (stored, never evaluated), `PodDisruptionBudget`s,
-//! `managedFields`, API priority and fairness.
+//! Left out, and nothing here pretends otherwise: authorisation (every client may do everything),
+//! controllers, owner-reference collection, quotas, schema validation, `ValidatingAdmissionPolicy`
+//! (stored, never evaluated), `PodDisruptionBudget`s, `managedFields`, API priority and fairness.
 
 mod discovery;
 mod error;
@@ -48,7 +47,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// UIDs and name suffixes follow from it.
     pub seed: u64,
-    /// How often an idle watch hears the current revision; a real server takes a minute.
+    /// Interval of bookmarks on an idle watch; a minute on a real server.
     pub bookmark_every: Duration,
 }
 
@@ -148,7 +147,7 @@ impl ApiServer {
         }
     }
 
-    /// Answers until it is told to stop.
+    /// Serves until it is stopped.
     ///
     /// # Errors
     /// The listener broke.

@@ -58,7 +58,7 @@ pub(crate) fn deleting(object: &Value) -> bool {
     at(object, "metadata.deletionTimestamp").is_string()
 }
 
-/// Whether anybody still wants to see the object before it goes.
+/// Whether the object still has finalizers.
 pub(crate) fn has_finalizers(object: &Value) -> bool {
     at(object, "metadata.finalizers")
         .as_array()

@@ -44,7 +44,7 @@ pub(crate) fn json(target: &mut Value, patch: &Value, what: &str) -> Result<(), 
         .map_err(|error| ApiError::invalid(what, "", &format!("json patch failed: {error}")))
 }
 
-/// Which field tells the elements of a list apart, by the list's own name.
+/// The merge key of a list, by the list's own name.
 fn merge_key(list: &str) -> Option<&'static str> {
     Some(match list {
         "conditions" | "addresses" => "type",

@@ -8,7 +8,7 @@ use super::resource::Collection;
 use super::store::{Key, Store};
 use serde_json::{Value, json};
 
-/// Fills in what the real server fills in and somebody reads.
+/// Sets the defaults of the real server that are read anywhere.
 pub(crate) fn default(pod: &mut Value) -> Result<(), ApiError> {
     let name = super::object::name(pod).to_owned();
     let invalid = |why: &str| ApiError::invalid("Pod", &name, why);
@@ -92,7 +92,7 @@ fn default_requests(resources: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-/// `Guaranteed` is not told apart from `Burstable`: nothing here reads the difference.
+/// `Guaranteed` is not distinguished from `Burstable`
 pub(crate) fn quality_of_service(pod: &Value) -> &'static str {
     let some = at(pod, "spec.containers")
         .as_array()

@@ -1,5 +1,5 @@
-//! What a URL names: resource, namespace, name, subresource, and its query.
-//! Never looks at objects, but for the definitions that add resources.
+//! The parts of a URL: resource, namespace, name, subresource, and its query. Never reads objects,
+//! except the CRDs that add resources.
 
 use super::Shared;
 use super::resource::{Resource, built_in};

@@ -233,7 +233,7 @@ impl Store {
             .collect()
     }
 
-    /// A bearer token that nobody guesses by accident.
+    /// A bearer token that cannot be guessed by accident.
     pub(crate) fn token(&mut self) -> String {
         format!(
             "sim.{:016x}{:016x}",

@@ -127,7 +127,7 @@ impl Tokens {
         Ok((token, both))
     }
 
-    /// Who calls, for admission: nobody here is refused for it.
+    /// The caller, for admission: no request is refused because of it.
     pub(crate) fn user(&self, authorization: Option<&str>) -> Value {
         authorization
             .and_then(|value| value.strip_prefix("Bearer "))

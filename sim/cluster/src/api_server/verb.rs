@@ -178,8 +178,8 @@ fn fresh_status(resource: &Resource, object: &mut Value, now: Now<'_>) {
     }
 }
 
-/// PUT and PATCH, on the object or on its status. Apply and PUT of an object that is
-/// not there answer `Ok(None)`: the caller creates it.
+/// PUT and PATCH, on the object or on its status. Apply and PUT of a missing object return
+/// `Ok(None)`: the caller creates it.
 pub(crate) fn edit(
     store: &mut Store,
     resource: &Resource,
@@ -338,7 +338,7 @@ fn is_graceful(object: &Value) -> bool {
 /// What a DELETE answers with.
 #[derive(Debug)]
 pub(crate) enum Deleted {
-    /// It is gone; its last state.
+    /// It was deleted; its last state.
     Gone(Arc<Value>),
     /// It waits for its kubelet or for finalizers.
     Begun(Arc<Value>),
@@ -403,7 +403,7 @@ pub(crate) fn delete(
     Ok(Deleted::Gone(last))
 }
 
-/// Deletes what is in a namespace; it goes itself once its pods have ended.
+/// Deletes the objects of a namespace; the namespace is removed once its pods have ended.
 fn empty_namespace(
     store: &mut Store,
     namespace: &str,

@@ -1,8 +1,8 @@
 //! A watch: from a revision on, every change of a collection as a line of JSON.
 //!
-//! In: the shared store and its revision as a signal. Out: a stream of lines. An object
-//! that a selector stops meaning is told as DELETED, one that it begins to mean as ADDED.
-//! Ends at its timeout, when the server stops, and with 410 when its past is forgotten.
+//! In: the shared store and its revision as a signal. Out: a stream of lines. An object that a
+//! selector no longer matches is sent as DELETED, one that it begins to match as ADDED. Ends at its
+//! timeout, when the server stops, and with 410 when its past is forgotten.
 
 use super::Shared;
 use super::error::ApiError;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What is watched, and how.
+/// The watched objects, and the options.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) resource: Resource,
@@ -31,7 +31,7 @@ pub(crate) struct Watch {
     pub(crate) streaming_list: bool,
     pub(crate) bookmarks: bool,
     pub(crate) timeout: Duration,
-    /// How objects are told.
+    /// The format of objects.
     pub(super) form: Form,
 }
 

@@ -1,11 +1,10 @@
 //! Admission webhooks, really called: HTTPS, with the configuration's `caBundle`.
 //!
-//! In: the configurations, a pod that is to be created. Out: the pod as the webhooks
-//! changed it, or their refusal. Honoured for CREATE of pods alone; `matchConditions`
-//! are not evaluated as CEL but approximated: a condition that speaks of
-//! `schedulerName` holds where the pod's scheduler is quoted in it, one that speaks of
-//! annotations where the pod has one that is quoted in it, `!(...)` where it has none. Only
-//! `clientConfig.url` can be called.
+//! In: the configurations, a pod that is to be created. Out: the pod as the webhooks changed it, or
+//! their refusal. Honoured for CREATE of pods alone; `matchConditions` are not evaluated as CEL but
+//! approximated: a condition about `schedulerName` holds where the pod's scheduler is quoted in it,
+//! one about annotations where the pod has one that is quoted in it, `!(...)` where it has none.
+//! Only `clientConfig.url` can be called.
 
 use super::error::ApiError;
 use super::object::{at, name, namespace, text};
@@ -37,7 +36,7 @@ pub(crate) fn of_configuration(configuration: &Arc<Value>, mutating: bool) -> Ve
         .collect()
 }
 
-/// What the API server tells a webhook beside the object.
+/// The fields of an `AdmissionReview` besides the object.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) uid: String,

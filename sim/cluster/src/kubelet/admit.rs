@@ -152,7 +152,7 @@ fn requests(pod: &Pod) -> BTreeMap<String, i128> {
     sums
 }
 
-/// Thousandths, rounded up; `None` for what is no quantity.
+/// Thousandths, rounded up; `None` for an invalid quantity.
 fn milli(amount: &Quantity) -> Option<i128> {
     quantity::milli_up(amount).map(i128::from)
 }

@@ -1,7 +1,7 @@
 //! `kubelet_internal_checkpoint`, in the real file's form.
 //!
-//! Written to a temporary file, synced, renamed. The checksum is some number: the real
-//! one depends on how Go prints its memory, and nobody else can check it.
+//! Written to a temporary file, synced, renamed. The checksum is some number: the real one depends
+//! on how Go prints its memory, and no other program can check it.
 
 use super::devices::{Devices, Held, Ids, Owner};
 use base64::Engine as _;

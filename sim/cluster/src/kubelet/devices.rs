@@ -56,11 +56,11 @@ pub(super) struct Devices {
 /// How far a choice got without the plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// The container has what it asks for.
+    /// The container has its devices.
     Nothing,
     /// Enough reused IDs.
     Done(Ids),
-    /// The plugin is asked, then [`Devices::choose`] goes on.
+    /// The plugin is called, then [`Devices::choose`] continues.
     Ask(PreferredAllocationCall),
 }
 
@@ -73,7 +73,7 @@ pub(super) struct PreferredAllocationCall {
 }
 
 impl Devices {
-    /// A plugin's list replaces what was known of its resource.
+    /// A plugin's list replaces the previous one of its resource.
     pub(super) fn update(&mut self, resource: &str, list: Vec<Listed>) {
         let known = self.resources.entry(resource.to_owned()).or_default();
         *known = Resource::default();
@@ -149,7 +149,7 @@ impl Devices {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// Begins a choice; what it takes is reserved.
+    /// Begins a choice; its devices are reserved.
     pub(super) fn begin(
         &mut self,
         owner: &Owner,
@@ -269,7 +269,7 @@ impl Devices {
         }
     }
 
-    /// Capacity and allocatable of every resource; one whose plugin is gone for longer
+    /// Capacity and allocatable of every resource; one whose plugin has been missing for longer
     /// than `grace` has none and is forgotten.
     pub(super) fn counts(
         &mut self,

@@ -1,7 +1,7 @@
 //! A node's kubelet: the real sockets, the real order of calls, the real texts.
 //!
 //! - `plugins` over `devices` and `checkpoint`: the device manager;
-//! - `pod_resources`: what it tells others; `node`: what it tells the cluster;
+//! - `pod_resources`: what it serves to others; `node`: what it reports to the cluster;
 //! - `admit`, then one `worker` per pod over `slot`: a pod's life; `table`: which are active.
 //!
 //! Left out: probes, volumes, images, network, cgroups, in-place resize, preemption.
@@ -44,7 +44,7 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     /// `cpu`, `memory`, `pods`.
     pub capacity: BTreeMap<String, String>,
-    /// How often the node's status is looked at; the real one takes 10 s.
+    /// Interval of checks of the node's status; 10 s for the real one.
     pub status_every: Duration,
     /// How often the node says that it lives though nothing changed.
     pub heartbeat_every: Duration,
@@ -100,7 +100,7 @@ struct Node {
     stop: CancellationToken,
 }
 
-/// Runs a kubelet until it is told to stop. Its containers go on: they are the runtime's.
+/// Runs a kubelet until it is stopped. Its containers keep running: they belong to the runtime.
 ///
 /// # Errors
 /// A socket, the checkpoint, or the first contact with the API server.
@@ -115,7 +115,7 @@ pub async fn run(
         node: name.clone(),
         source,
     };
-    // Ours to cancel: one part that ends takes this kubelet along, nobody else.
+    // Ours to cancel: if one part ends, this kubelet ends, and no other.
     let stop = stop.child_token();
     let config = Arc::new(config);
     let (plugins, connections, had_checkpoint) =
@@ -172,7 +172,7 @@ async fn sync_loop(node: Arc<Node>, mut allocatable: watch::Receiver<Allocatable
     let mut workers: BTreeMap<String, watch::Sender<Option<Arc<Pod>>>> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let mut listed: Option<Vec<Arc<Pod>>> = None;
-    // Pods are admitted against a node that has said what it has.
+    // Pods are admitted against a node that has reported its resources.
     let ready = tokio::select! {
         ready = allocatable.wait_for(|known| !known.is_empty()) => ready.is_ok(),
         () = node.stop.cancelled() => false,
@@ -196,7 +196,7 @@ async fn sync_loop(node: Arc<Node>, mut allocatable: watch::Receiver<Allocatable
             }
             Some(Ok(watcher::Event::InitDone)) => {
                 batch = listed.take().unwrap_or_default();
-                // One batch is taken in order of creation, not of binding.
+                // One batch is handled in order of creation, not of binding.
                 batch.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
                 let there: BTreeSet<String> = batch.iter().filter_map(|pod| pod.uid()).collect();
                 for uid in node.pods.uids().difference(&there) {

@@ -242,7 +242,7 @@ impl Plugins {
     ) -> Result<(), String> {
         for (resource, count) in limits {
             if !self.state().devices.knows(resource) {
-                // Fail-open, as the real one: nobody here knows this resource.
+                // Fail-open, as the real one: no plugin knows this resource.
                 continue;
             }
             let owner = Owner {

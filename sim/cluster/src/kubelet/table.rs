@@ -1,5 +1,5 @@
-//! The pods that a kubelet knows, and which of them are active.
-//! A pod is active until it is over or was refused; what it held is free after that.
+//! The pods that a kubelet knows, and which of them are active. A pod is active until it has ended
+//! or was rejected; its devices are free after that.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt as _;
@@ -42,7 +42,7 @@ impl PodTable {
         }
     }
 
-    /// It is gone.
+    /// It was deleted.
     pub(super) fn remove(&self, uid: &str) {
         self.pods().remove(uid);
     }

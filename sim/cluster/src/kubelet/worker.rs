@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 /// Until a status that could not be written is tried again.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a worker hears of its pod; `None` once the object is gone.
+/// A worker's view of its pod; `None` once the object is deleted.
 pub(super) type Heard = watch::Receiver<Option<Arc<Pod>>>;
 
 pub(super) struct Worker {
@@ -62,7 +62,7 @@ pub(super) async fn run(node: Arc<Node>, pod: Arc<Pod>, mut heard: Heard) {
         }
         let told = worker.report().await;
         if worker.slots.over() && worker.exits.is_empty() {
-            // What is left is its deletion.
+            // Only its deletion is left.
             worker.node.pods.over(&worker.uid());
         }
         let again = (!told).then(|| Instant::now() + REPORT_AGAIN);
@@ -402,7 +402,7 @@ pub(super) async fn write_status(node: &Node, pod: &Pod, status: &Value) -> kube
     .await
     .map(|_| ())
     .or_else(|error| match error {
-        // The pod is gone, or another has its name: nothing is left to say.
+        // The pod was deleted, or another has its name: there is nothing to report.
         kube::Error::Api(status) if status.code == 404 || status.code == 409 => Ok(()),
         other => Err(other),
     })

@@ -1,8 +1,8 @@
 //! Reading CDI as a runtime does: directories of specs, names, edits.
 //!
-//! Written apart from the crate that makes our specs, so that a mistake there is not
-//! repeated here. In: directories, lowest priority first, read anew for each container.
-//! Out: the edits of the asked devices, spec edits first. Never writes.
+//! Written apart from the crate that makes our specs, so that a mistake there is not repeated here.
+//! In: directories, lowest priority first, read again for each container. Out: the edits of the
+//! asked devices, spec edits first. Never writes.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub enum CdiError {
     Unresolvable(Vec<String>),
 }
 
-/// What is changed in a container.
+/// The changes to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Edits {

@@ -4,10 +4,10 @@
 //! - `cdi`: specs and names; `rootfs`: devices and mounts as links; `hook`: createRuntime.
 //! - [`Runtime`]: create, start, wait, stop, remove.
 //!
-//! What it is not: there are no namespaces and no cgroups, so a container is not confined,
-//! and no image is pulled: every image is the workload that the configuration names. The
-//! cgroup that a container would have is written beside (`<proc_dir>/<pid>/cgroup`), for
-//! whoever attributes processes.
+//! What it is not: there are no namespaces and no cgroups, so a container is not confined, and no
+//! image is pulled: every image is the workload that the configuration names. The cgroup that a
+//! container would have is written beside (`<proc_dir>/<pid>/cgroup`), for components that
+//! attribute processes.
 
 mod cdi;
 mod hook;
@@ -31,7 +31,7 @@ use tokio_util::task::TaskTracker;
 /// How a node's runtime is set up.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Everything of its containers is below. Keep it short: unix sockets lie in it.
+    /// Everything of its containers is below. Keep it short: it contains unix sockets.
     pub root: PathBuf,
     /// CDI directories, lowest priority first.
     pub cdi_dirs: Vec<PathBuf>,
@@ -44,7 +44,7 @@ pub struct Config {
     pub workload: Vec<String>,
 }
 
-/// What a container is made of.
+/// The specification of a container.
 #[derive(Clone, Debug, Default)]
 pub struct ContainerConfig {
     /// `metadata.uid`.
@@ -76,7 +76,7 @@ pub struct ContainerId(pub String);
 /// Why there is no container, or none that runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// A CDI name stands for nothing.
+    /// A CDI name cannot be resolved.
     #[error("failed to generate container \"{id}\" spec: failed to generate spec: {source}")]
     Cdi {
         /// The container that is not made.
@@ -85,7 +85,7 @@ pub enum RuntimeError {
         #[source]
         source: CdiError,
     },
-    /// A hook refused, or what was injected is not there.
+    /// A hook refused, or an injected file is missing.
     #[error(
         "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {0}"
     )]
@@ -223,8 +223,7 @@ impl Runtime {
 
     /// Makes the process, runs the hooks, lets the process go.
     ///
-    /// # Errors
-    /// [`RuntimeError::Create`] when a hook refuses; the process is gone then.
+    /// # Errors [`RuntimeError::Create`] when a hook refuses; the process has ended then.
     ///
     /// # Panics
     /// Never: standard input is piped.
@@ -317,7 +316,7 @@ impl Runtime {
         *seen
     }
 
-    /// SIGTERM, after the grace SIGKILL; answers when the process is gone.
+    /// SIGTERM, after the grace SIGKILL; returns when the process has ended.
     pub async fn stop(&self, id: &ContainerId, grace: Duration) {
         use nix::sys::signal::Signal;
         self.signal(id, Signal::SIGTERM);
@@ -344,7 +343,7 @@ impl Runtime {
         }
     }
 
-    /// Takes away what is left of a container that has ended.
+    /// Removes the files of a container that has ended.
     pub fn remove(&self, id: &ContainerId) {
         let gone = self.containers().table.remove(id);
         if let Some(container) = gone {

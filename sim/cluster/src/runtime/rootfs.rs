@@ -1,14 +1,14 @@
 //! A container's own directory: what CDI and the kubelet put into it, as links.
 //!
-//! Without privileges there is no mount: a device node is a hard link (the same inode,
-//! which is what the simulated driver looks at), where that is impossible a symbolic one;
-//! a mount is a symbolic link. In: paths. Never leaves the directory, whatever a path says.
+//! Without privileges there is no mount: a device node is a hard link (the same inode, which the
+//! simulated driver checks), if that is impossible a symbolic one; a mount is a symbolic link. In:
+//! paths. Never leaves the directory, whatever a path says.
 
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-/// A directory that stands for `/` of one container.
+/// A directory that represents `/` of one container.
 #[derive(Debug)]
 pub(crate) struct Rootfs(PathBuf);
 

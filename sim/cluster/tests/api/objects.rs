@@ -1,4 +1,4 @@
-//! Claims about single objects: their life, their fields, who may write what.
+//! Claims about single objects: their life cycle, their fields, and which clients may write what.
 
 use super::*;
 

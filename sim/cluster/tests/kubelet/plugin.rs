@@ -1,4 +1,4 @@
-//! A device plugin that does what it is told, and notes what it was asked.
+//! A scripted device plugin that records its calls.
 
 use super::*;
 
@@ -66,7 +66,7 @@ impl DevicePlugin for Plugin {
         let mut asked = request.into_inner().container_requests;
         assert_eq!(asked.len(), 1, "one element");
         let one = asked.remove(0);
-        // The last ones, so that a choice by order alone is told apart.
+        // The last ones, so that a choice by order alone is detected.
         let mut preferred = one.available_device_i_ds.clone();
         preferred.reverse();
         preferred.truncate(usize::try_from(one.allocation_size).unwrap());

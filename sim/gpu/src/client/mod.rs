@@ -29,7 +29,7 @@ pub struct Driver {
 /// Why a call has no answer to use.
 #[derive(Debug)]
 pub enum CallError {
-    /// The driver said no: a code of CUDA's or NVML's, its name, and a sentence.
+    /// The driver refused: a code of CUDA's or NVML's, its name, and a sentence.
     Refused {
         /// Numeric code.
         code: u32,

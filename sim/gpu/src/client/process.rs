@@ -1,5 +1,5 @@
-//! A process with libcuda in it: finds its cards, goes through MPS where it is
-//! told to, makes contexts, takes memory.
+//! A process with libcuda in it: finds its cards, uses MPS if its environment says so, creates
+//! contexts, takes memory.
 //!
 //! Owns what the real library decides on the client's side. In: an environment
 //! and a driver root. Out: a [`CudaProcess`], or CUDA's error. As with the real
@@ -16,7 +16,7 @@ use crate::cuda::CudaError;
 use crate::paths::{self, Root};
 use crate::wire::Message;
 
-/// Where the real library looks when nothing is said.
+/// The real library's default.
 pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
 
 /// The environment, as far as the library reads it.
@@ -116,7 +116,7 @@ impl CudaProcess {
         view(&self.driver.call(&request)?)
     }
 
-    /// `cuMemAlloc`, MiB. Answers the allocation's id and what is held then.
+    /// `cuMemAlloc`, MiB. Returns the allocation's id and the memory held then.
     pub fn allocate(&mut self, ordinal: usize, mib: u64) -> Result<(u64, MemoryView), CallError> {
         let request = self.request("alloc", ordinal)?.with("mib", mib);
         let answer = self.driver.call(&request)?;
@@ -129,13 +129,13 @@ impl CudaProcess {
         view(&self.driver.call(&request)?)
     }
 
-    /// `cuMemGetInfo`, and what only the simulation can tell.
+    /// `cuMemGetInfo`, and values that only the simulation has.
     pub fn memory(&mut self, ordinal: usize) -> Result<MemoryView, CallError> {
         let request = self.request("memory", ordinal)?;
         view(&self.driver.call(&request)?)
     }
 
-    /// Keeps the card busy by this many per cent until told otherwise.
+    /// Keeps the card busy by this many per cent until the next call.
     pub fn work(&mut self, ordinal: usize, percent: u32) -> Result<u32, CallError> {
         let request = self.request("work", ordinal)?.with("percent", percent);
         self.driver
@@ -198,8 +198,8 @@ pub fn pipe_directory(root: &Root, env: &Environment) -> PathBuf {
     ))
 }
 
-/// Registers with the control daemon and waits to be let in; a client of
-/// another user waits here until the present server's clients are gone.
+/// Registers with the control daemon and waits for admission; a client of another user waits here
+/// until the present server's clients have ended.
 fn join_server(
     control: UnixStream,
     pipe: &Path,

@@ -1,10 +1,10 @@
-//! The driver's own limits per cgroup (r615 and later): what is held under each.
+//! The driver's own limits per cgroup (r615 and later), and the memory held under each.
 
 use super::state::{CardId, ConnId, Context, State};
 
 impl State {
-    /// The limit with the least room among those of the caller's cgroups, and what is held
-    /// under it.
+    /// The limit with the least room among those of the caller's cgroups, and the memory held under
+    /// it.
     pub(super) fn tightest(&self, conn: ConnId, card: CardId) -> Option<(u64, u64)> {
         let own = unified(&self.processes.get(&conn)?.cgroup)?;
         let limits = self.cards[card].cgroup_limits.iter();

@@ -55,7 +55,7 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "recovery-action" => target.recovery_action = small,
         "temperature" => target.temperature = small,
         "mig" if target.spec.mig_capable => target.spec.mig = value != 0,
-        // The reserve can grow as far as nobody holds what it takes.
+        // The reserve can grow only into free memory.
         "reserved-mib" if value + used <= target.spec.total_mib => target.spec.reserved_mib = value,
         "process-lists" => {
             let lists = &mut target.nvml;
@@ -73,7 +73,7 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
     Ok(())
 }
 
-/// Who is there: one row per process and card.
+/// The processes: one row per process and card.
 fn status(state: &State) -> Message {
     let mut rows = Vec::new();
     for process in state.processes.values() {

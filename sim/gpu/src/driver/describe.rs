@@ -1,6 +1,5 @@
-//! What NVML is told: the machine and one card, flat.
-//! Owns the field names of the `machine` and `card` answers, which the NVML
-//! stand-in and `nvidia-smi` read.
+//! The data for NVML: the machine and one card, flat. Owns the field names of the `machine` and
+//! `card` answers, which the NVML stand-in and `nvidia-smi` read.
 
 use super::state::{CardId, ComputeMode, ContextKind, State};
 use crate::wire::Message;

@@ -21,7 +21,7 @@ pub const EVENT_XID: u64 = 8;
 const EVENTS_KEPT: usize = 1024;
 
 impl State {
-    /// A card falls off the bus: XID 79, and everybody on it is lost.
+    /// A card falls off the bus: XID 79, and all its processes are lost.
     pub fn lose(&mut self, card: CardId) {
         self.cards[card].lost = true;
         for process in self

@@ -1,11 +1,10 @@
 //! The driver process: a socket, a thread per connection, one [`State`] behind
 //! one lock that never leaves this module.
 //!
-//! Owns the driver root and the socket in it. In: connections. Out: answers.
-//! A connection stands for its process: when it ends, what it held is free.
-//! As with a real device node, a forked child that keeps the descriptor keeps
-//! the memory, and cannot use it.
-//! Must never: end because of what a client sends.
+//! Owns the driver root and the socket in it. In: connections. Out: answers. A connection
+//! represents its process: when it ends, what it held is free. As with a real device node, a forked
+//! child that keeps the descriptor keeps the memory, and cannot use it. Must never: end because of
+//! a client's input.
 
 mod cgroup;
 mod control;
@@ -40,7 +39,7 @@ use state::{ConnId, State};
 pub struct Options {
     /// Where nodes, socket and programs go.
     pub root: PathBuf,
-    /// What is plugged in. An empty seed becomes the root's path.
+    /// The hardware. An empty seed becomes the root's path.
     pub hardware: Hardware,
     /// The NVML stand-in to copy into the root.
     pub nvml_library: Option<PathBuf>,
@@ -95,7 +94,7 @@ impl Driver {
         }
         let _ = std::fs::remove_file(&socket);
         let listener = paths::bind(&socket)?;
-        // Connections inherit it on newer kernels, so that even their first line tells its sender.
+        // Connections inherit it on newer kernels, so that even their first line has its sender.
         nix::sys::socket::setsockopt(&listener, nix::sys::socket::sockopt::PassCred, &true)?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666))?;
         let shared = Arc::new(Shared {
@@ -125,7 +124,7 @@ impl Driver {
         &self.cards
     }
 
-    /// Runs until the process is told to end; for a process that is nothing else.
+    /// Runs until the process is stopped; for a process that does nothing else.
     pub fn join(mut self) {
         if let Some(accept) = self.accept.take() {
             let _ = accept.join();
@@ -194,7 +193,7 @@ fn connection(stream: UnixStream, conn: ConnId, shared: &Shared) {
     shared.changed.notify_all();
 }
 
-/// Answers until the end. True: the process said goodbye.
+/// Serves until the end. True: the process closed the connection in order.
 fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<bool> {
     let (mut lines, peer) = LineSocket::accept(stream)?;
     if peer.pid <= 0 {

@@ -1,9 +1,9 @@
 //! The driver root: device nodes, the NVML stand-in, the programs.
 //!
-//! Owns what the driver puts into its root. In: the root and the cards. Out:
-//! [`Nodes`], which tells what a presented descriptor is. With root the nodes are
-//! character devices with NVIDIA's numbers, without it plain files told apart by
-//! their inode. Must never: replace a file that is not the simulation's own.
+//! Owns what the driver puts into its root. In: the root and the cards. Out: [`Nodes`], which
+//! identifies a presented descriptor. With root the nodes are character devices with NVIDIA's
+//! numbers, without it plain files, distinguished by their inode. Must never: replace a file that
+//! is not the simulation's own.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ pub const MAJOR: u64 = 195;
 pub const UVM_MAJOR: u64 = 510;
 const CONTROL_MINOR: u64 = 255;
 
-/// What a device node stands for.
+/// What a device node represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A card, by minor.
@@ -50,7 +50,7 @@ pub struct Nodes {
 }
 
 impl DeviceFileStat {
-    /// Looks at a descriptor that this process holds.
+    /// Checks a descriptor that this process holds.
     pub fn of(raw: i32) -> io::Result<Self> {
         let meta = std::fs::metadata(format!("/proc/self/fd/{raw}"))?;
         Ok(Self {
@@ -93,7 +93,7 @@ impl Nodes {
             if !is_device && !path.exists() {
                 std::fs::write(&path, [])?;
             }
-            // The umask takes the write bits that everybody needs.
+            // The umask removes write bits that all users need.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
             if !is_device {
                 let meta = std::fs::metadata(&path)?;
@@ -147,7 +147,7 @@ enum Kind {
     Plain,
 }
 
-/// Looks at a path; whatever is not the simulation's own is an error.
+/// Checks a path; anything that is not the simulation's own is an error.
 fn what_is_at(path: &Path, rdev: u64) -> io::Result<Option<Kind>> {
     let meta = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -196,7 +196,7 @@ pub fn install(root: &Root, nvml: Option<&Path>, binary: Option<&Path>) -> io::R
     Ok(())
 }
 
-/// Makes the folder of a path, traversable by everybody.
+/// Makes the folder of a path, traversable by all users.
 pub fn make_parent(path: &Path) -> io::Result<PathBuf> {
     let parent = path.parent().map(Path::to_owned).unwrap_or_default();
     std::fs::create_dir_all(&parent)?;

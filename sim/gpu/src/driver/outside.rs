@@ -7,8 +7,8 @@ use super::state::{CardId, ConnId, ContextKind, Refusal, State};
 const GRAPHICS_MIB: u64 = 8;
 
 impl State {
-    /// Takes memory past CUDA, as a graphics program or one that speaks to the kernel module
-    /// does: nothing but the device nodes and the card's own bounds is asked.
+    /// Takes memory past CUDA, as a graphics program or one that uses the kernel module directly
+    /// does: only the device nodes and the card's own bounds are checked.
     pub fn hold_outside_cuda(
         &mut self,
         conn: ConnId,

@@ -1,8 +1,8 @@
-//! Who is calling: pid and uid from the socket, the rest from `/proc`.
+//! The caller: pid and uid from the socket, the rest from `/proc`.
 //!
-//! Owns the rules that the kernel keeps for real device nodes: which nodes a
-//! cgroup may open, and who counts as administrator. In: a pid. Out: answers.
-//! Must never: believe anything that the caller says about itself.
+//! Owns the rules that the kernel keeps for real device nodes: which nodes a cgroup may open, and
+//! which caller counts as administrator. In: a pid. Out: answers. Must never: believe anything that
+//! the caller says about itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,9 +45,9 @@ impl Peer {
         effective_capabilities(&status).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
     }
 
-    /// Whether the caller's devices cgroup (v1) lets it read and write a
-    /// character device. Without a v1 devices hierarchy there is nothing to ask:
-    /// v2 keeps that rule in a program that nobody can read back.
+    /// Whether the caller's devices cgroup (v1) lets it read and write a character device. Without
+    /// a v1 devices hierarchy there is nothing to ask: v2 has that rule in a program that cannot be
+    /// read back.
     pub(super) fn may_open(&self, major: u64, minor: u64) -> bool {
         let Some(mount) =
             devices_hierarchy(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())

@@ -14,7 +14,7 @@ use super::state::{CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, S
 use crate::cuda::{CudaError, nvml};
 use crate::wire::{Message, WireError};
 
-/// Who asks, and over which machine's nodes.
+/// The caller, and the machine's nodes.
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     /// The connection.
@@ -289,7 +289,7 @@ fn set_mode(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             "MIG mode is on".into(),
         ));
     }
-    // The kernel module stores the rule and looks at nobody who is there already.
+    // The kernel module stores the rule and does not check existing processes.
     state.cards[card].mode = mode;
     Ok(Message::ok())
 }
@@ -313,8 +313,8 @@ fn set_slice(
     Ok(Message::ok())
 }
 
-/// Sets a cgroup's hard limit where `hard` says one, lifts it where that is `max`, and answers
-/// what is.
+/// Sets a cgroup's hard limit where `hard` says one, lifts it if that is `max`, and returns the
+/// current one.
 fn memory_limits(
     state: &mut State,
     caller: &Caller<'_>,

@@ -1,22 +1,21 @@
 //! MPS inside the driver: servers, their clients, and what a fault does to them.
 //!
-//! Owns servers and tickets. A server gives a ticket per client; whoever brings
-//! it is held to the limits in it. Pure, like all of [`State`].
-//! Must never: let a client out of its server's hands.
+//! Owns servers and tickets. A server gives a ticket per client; a process with the ticket has the
+//! limits in it. Pure, like all of [`State`]. Must never: let a client out of its server's hands.
 
 use std::collections::BTreeMap;
 
 use super::state::{CardId, ConnId, ContextKind, Refusal, State};
 use crate::cuda::CudaError;
 
-/// State of an MPS server, as `get_server_status` tells it.
+/// State of an MPS server, as `get_server_status` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerStatus {
     /// Makes its contexts.
     Initializing,
     /// Takes clients.
     Active,
-    /// A client faulted; takes nobody until those who were there are gone.
+    /// A client faulted; accepts no client until the current ones have ended.
     Fault,
 }
 
@@ -119,8 +118,8 @@ impl State {
         }
     }
 
-    /// The process reads what is not its own: XID 31 on its cards, its own end,
-    /// and under MPS the end of everybody who shares a card with it.
+    /// The process reads an invalid address: XID 31 on its cards, its own end, and under MPS the
+    /// end of every client that shares a card with it.
     pub fn fault(&mut self, conn: ConnId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
         let cards: Vec<CardId> = process.contexts.keys().copied().collect();
@@ -214,8 +213,8 @@ impl State {
         })
     }
 
-    /// Everybody under the server who shares one of these cards is broken, and
-    /// the server takes nobody until they are gone.
+    /// Every client of the server on one of these cards is broken, and the server accepts no client
+    /// until they have ended.
     pub(super) fn fault_server(&mut self, server: ConnId, cards: &[CardId], error: CudaError) {
         for (_, conn) in self.clients(server) {
             if let Some(process) = self.processes.get_mut(&conn)

@@ -23,7 +23,7 @@ pub(super) struct Incoming {
     pub(super) line: String,
     /// What `stat` says of the descriptors that came along.
     pub(super) presented: Vec<DeviceFileStat>,
-    /// Who wrote it; a child that inherited the connection is not its owner.
+    /// The sender; a child that inherited the connection is not its owner.
     pub(super) sender: Option<i32>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct LineSocket {
 }
 
 impl LineSocket {
-    /// Takes a connection and finds out who is at its other end.
+    /// Accepts a connection and identifies its peer.
     pub(super) fn accept(stream: UnixStream) -> io::Result<(Self, Peer)> {
         setsockopt(&stream, sockopt::PassCred, &true)?;
         let credentials = nix::sys::socket::getsockopt(&stream, sockopt::PeerCredentials)?;

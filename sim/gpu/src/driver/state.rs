@@ -1,10 +1,9 @@
 //! The driver's accounting: cards, processes, contexts, limits, faults.
 //!
-//! Owns every MiB of every card. In: calls by a connection, which stands for one
-//! process. Out: answers, and [`Event`]s for NVML. Pure: no clock, no chance, no
-//! I/O, so that a test can play a whole machine.
-//! Must never: let the sum on a card exceed what it has, or let a client raise
-//! a limit that its server set.
+//! Owns every MiB of every card. In: calls by a connection, which represents one process. Out:
+//! answers, and [`Event`]s for NVML. Pure: no clock, no randomness, no I/O, so that a test can
+//! simulate a whole machine. Must never: let the sum on a card exceed what it has, or let a client
+//! raise a limit that its server set.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,7 +21,7 @@ pub type CardId = usize;
 /// What may hold a context, `nvidia-smi -c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// Anybody.
+    /// Any process.
     Default,
     /// Nobody.
     Prohibited,
@@ -70,7 +69,7 @@ impl ContextKind {
 pub struct Context {
     /// Whose.
     pub kind: ContextKind,
-    /// What it cost to make, MiB.
+    /// Its overhead, MiB.
     pub overhead_mib: u64,
     /// Live allocations, MiB each.
     pub allocations: BTreeMap<u64, u64>,
@@ -123,7 +122,7 @@ pub struct Card {
     pub mode: ComputeMode,
     /// Time slice, 0 to 3.
     pub timeslice: u32,
-    /// Who holds the right to make contexts in an exclusive mode.
+    /// The holder of the right to create contexts in an exclusive mode.
     pub reservation: Option<ConnId>,
     /// Uncorrected and corrected ECC errors.
     pub ecc: (u64, u64),
@@ -164,7 +163,7 @@ pub struct State {
     pub hardware: Hardware,
     /// The cards, by index.
     pub cards: Vec<Card>,
-    /// Who is connected.
+    /// The connected processes.
     pub processes: BTreeMap<ConnId, Process>,
     pub(super) servers: BTreeMap<ConnId, Server>,
     pub(super) tickets: BTreeMap<String, Ticket>,
@@ -180,7 +179,7 @@ pub struct State {
 }
 
 impl State {
-    /// A machine with nobody on it.
+    /// A machine without processes.
     pub fn new(hardware: Hardware, cards: Vec<CardSpec>) -> Self {
         let cards = cards
             .into_iter()
@@ -348,8 +347,8 @@ impl State {
             .ok_or_else(|| (CudaError::InvalidValue, "no such allocation".to_owned()))
     }
 
-    /// Total and free as this context's process is told, MiB. CUDA's total
-    /// leaves the driver's reserve out; a limit bounds free, never total.
+    /// Total and free as reported to this context's process, MiB. CUDA's total leaves the driver's
+    /// reserve out; a limit bounds free, never total.
     pub fn memory_info(&self, conn: ConnId, card: CardId) -> Result<(u64, u64), Refusal> {
         let context = context(self.process(conn)?, card)?;
         self.alive(card)?;
@@ -460,9 +459,9 @@ impl State {
         Ok(())
     }
 
-    /// The right to make contexts. As in the kernel module's
-    /// `AcquireComputeModeReservation`: everybody gets it in DEFAULT mode, the
-    /// last one keeps it, and only a kept one stands in the way of others later.
+    /// The right to make contexts. As in the kernel module's `AcquireComputeModeReservation`: every
+    /// process gets it in DEFAULT mode, the last one keeps it, and only a kept one blocks later
+    /// processes.
     pub(super) fn reserve(&mut self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let busy = || {
             (

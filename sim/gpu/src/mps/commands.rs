@@ -1,9 +1,8 @@
 //! The command language of protocol 2: one line in, lines out.
 //!
-//! Owns the words. In: a command. Out: what the CLI prints; the CLI exits with
-//! 0 whatever it is. Texts that were seen on real machines are theirs; where
-//! none was at hand (refusals, mostly) they say what is wrong in one line.
-//! `sim ...` is ours: it injects faults.
+//! Owns the words. In: a command. Out: what the CLI prints; the CLI exits with 0 whatever it is.
+//! Known texts are those of real machines; unknown ones (mostly refusals) name the error in one
+//! line. `sim ...` is ours: it injects faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -244,7 +243,7 @@ fn living(daemon: &Daemon) -> Vec<LiveClient> {
         .into_iter()
         .filter_map(|row| {
             let [ticket, _, cards, name] = <[String; 4]>::try_from(row).ok()?;
-            // A client whose control connection is gone still counts while it holds memory.
+            // A client whose control connection has ended still counts
             let pid = known
                 .iter()
                 .find(|(t, _)| *t == ticket)

@@ -1,12 +1,10 @@
 //! `nvidia-cuda-mps-control -f`: the daemon.
 //!
-//! Owns the pipe directory, the defaults, and at most one server at a time
-//! (protocol 2). In: clients and the CLI on `control`. Out: admissions, answers.
-//! A client of another user than the server's waits until the server has none
-//! left; `-multiuser-server` has one server of the daemon's user for everybody.
-//! Whoever has the daemon's user id, or is root, may command it: this is the
-//! real one's weakness, and it is kept.
-//! Must never: keep anything over its own end.
+//! Owns the pipe directory, the defaults, and at most one server at a time (protocol 2). In:
+//! clients and the CLI on `control`. Out: admissions, answers. A client of another user than the
+//! server's waits until the server has none left; `-multiuser-server` has one server of the
+//! daemon's user for all users. A process with the daemon's user id, or of root, may command it:
+//! this is the real one's weakness, and it is kept. Must never: keep anything over its own end.
 
 use std::io::{BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -200,7 +198,7 @@ impl Daemon {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody who waits for a server or an end.
+    /// Notifies all that wait for a server or an end.
     pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
@@ -516,7 +514,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The user that servers run as when everybody shares one.
+    /// The user of servers when all users share one.
     pub(super) fn shared_user(&self) -> Option<u32> {
         self.multiuser.then(|| nix::unistd::geteuid().as_raw())
     }
@@ -534,7 +532,7 @@ impl Daemon {
             let _ = std::fs::write(&path, &nonce).and_then(|()| {
                 std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))
             });
-            // Its server's, who takes it along even when this daemon is gone.
+            // Its server's, which ends it even when this daemon is gone.
             let _ = std::os::unix::fs::chown(&path, Some(server.uid), None);
             log(&format!(
                 "Created shared memory region cuda.shm.{:x}.{pid:x}.1",

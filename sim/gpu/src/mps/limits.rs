@@ -1,4 +1,4 @@
-//! MPS's limits as text: what commands and variables say, and what they come to.
+//! MPS's limits as text: commands and variables, and their result.
 //!
 //! Owns the arithmetic of "a client may only lower". Pure.
 
@@ -7,7 +7,7 @@
 pub(super) struct Limits {
     /// Active thread percentage, above 0 to 100.
     pub(super) percent: f64,
-    /// What was set per device, in order: the device as it was named, and MiB.
+    /// The settings per device, in order: the device as it was named, and MiB.
     pub(super) memory: Vec<(String, u64)>,
     /// 0 normal, 1 below normal.
     pub(super) priority: u32,
@@ -118,7 +118,7 @@ pub(super) fn parse_mib(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// `0=2000M,GPU-...=1G`; what is malformed is left out, as nobody validates it.
+/// `0=2000M,GPU-...=1G`; malformed entries are left out, as NVIDIA does not validate them.
 fn parse_limits(text: &str) -> Vec<(String, u64)> {
     text.split(',')
         .filter_map(|entry| entry.split_once('='))

@@ -3,7 +3,7 @@
 //! - [`cli`]: the control program without options: commands in, answers out;
 //! - `daemon`: the control program with `-d` or `-f`;
 //! - `commands`: what the daemon understands;
-//! - `limits`: who gets how much;
+//! - `limits`: the limits of clients;
 //! - `pipe`, `server`: the daemon's and the server's end of a server;
 //! - `log`: the two log files.
 //!
@@ -67,7 +67,7 @@ fn foreground(multiuser: bool) -> ExitCode {
     daemon::run(&cli::pipe_directory(), &folder, multiuser, !detached)
 }
 
-/// `-d`: a daemon that is nobody's child; answers once it can be reached.
+/// `-d`: a detached daemon; returns once it can be reached.
 fn detach(args: &[String]) -> ExitCode {
     let Ok(program) = std::env::current_exe() else {
         return ExitCode::FAILURE;

@@ -17,7 +17,7 @@ use crate::client::{CallError, Driver};
 use crate::paths::{self, Root};
 use crate::wire::Message;
 
-/// How often a server that is to end looks for its last client.
+/// Interval at which an ending server checks for its last client.
 const LAST_CLIENT_CHECK: Duration = Duration::from_millis(20);
 
 /// Runs the program.
@@ -49,7 +49,7 @@ fn start(pipe: &Path) -> Result<(Driver, Vec<String>), String> {
             socket.display()
         ),
     );
-    // The server runs as its clients' user, who must be able to come this far.
+    // The server runs as its clients' user, which must be able to get here.
     let mut control = paths::connect(&socket).map_err(|e| e.to_string())?;
     control.write_all(b"SERVER\n").map_err(|e| e.to_string())?;
     say("Other", "Initializing server process");
@@ -115,7 +115,7 @@ fn serve(mut driver: Driver) -> ExitCode {
             }
         } else {
             let next = requests.recv().ok();
-            // Nothing more comes from a daemon that is gone.
+            // Nothing more comes from a daemon that has ended.
             ending = next.is_none();
             next
         };
@@ -169,7 +169,7 @@ fn say(who: &str, text: &str) {
 
 fn emit(message: &Message) {
     let mut out = std::io::stdout().lock();
-    // Without a daemon there is nobody to tell.
+    // Without a daemon there is no receiver.
     let _ = writeln!(out, "{message}");
     let _ = out.flush();
 }

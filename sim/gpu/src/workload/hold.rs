@@ -1,5 +1,5 @@
-//! Waiting: until told to end, for a while, or until the driver is gone.
-//! Owns the signals SIGTERM and SIGINT of the workload.
+//! Waiting: until a signal, for a time, or until the driver has ended. Owns the signals SIGTERM and
+//! SIGINT of the workload.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -44,12 +44,12 @@ pub(super) fn block_termination() {
     });
 }
 
-/// Waits for a termination signal (exit 0), the end of the driver behind `watch` (exit 1), or
-/// the time in seconds (the script goes on: `None`).
+/// Waits for a termination signal (exit 0), the end of the driver behind `watch` (exit 1), or the
+/// time in seconds (the script continues: `None`).
 pub(super) fn hold(watch: Option<UnixStream>, seconds: Option<u64>) -> Option<u8> {
     if let Some(mut watch) = watch {
         std::thread::spawn(move || {
-            // Nothing more is asked, so the only thing that can come is the end.
+            // There are no more requests, so only the end can come.
             let _ = watch.read(&mut [0_u8; 1]);
             tell(1);
         });
@@ -73,8 +73,8 @@ pub(super) fn hold(watch: Option<UnixStream>, seconds: Option<u64>) -> Option<u8
     }
 }
 
-/// Waits for a file, so that a test decides when the script goes on. A
-/// termination signal ends the wait, and the process.
+/// Waits for a file, so that a test decides when the script continues. A termination signal ends
+/// the wait, and the process.
 pub(super) fn until_exists(file: &Path) -> Option<u8> {
     while !file.exists() {
         let ended = CHANGED

@@ -1,4 +1,4 @@
-//! The verbs of a tenant who wants more than its share.
+//! The verbs of a hostile tenant.
 //!
 //! Each is something that a container can really do to real MPS; whether it
 //! helps is the driver's and the daemon's answer, never decided here.
@@ -105,7 +105,7 @@ fn set_name(name: &str) -> Result<Value, CallError> {
     Ok(json!({}))
 }
 
-/// Children with contexts and limits of their own, each of which takes what it can.
+/// Children with contexts and limits of their own, each of which allocates as much as it can.
 fn fork(workload: &Workload, count: &str, mib: &str) -> Result<Value, CallError> {
     let (pids, lines) = children(workload, number(count)?, &["alloc", mib, "hold"])?;
     let held: u64 = lines
@@ -115,7 +115,7 @@ fn fork(workload: &Workload, count: &str, mib: &str) -> Result<Value, CallError>
     Ok(json!({"children": pids, "held_mib": held, "lines": lines}))
 }
 
-/// Children that hold no more than a context each: what they use up is the server's slots.
+/// Children that hold no more than a context each: they use up the server's slots.
 fn clients(workload: &Workload, count: &str) -> Result<Value, CallError> {
     let (pids, lines) = children(workload, number(count)?, &["context", "hold"])?;
     let connected = lines.iter().filter(|line| line["ok"] == true).count();
@@ -126,8 +126,8 @@ fn clients(workload: &Workload, count: &str) -> Result<Value, CallError> {
     Ok(json!({"children": pids, "connected": connected, "codes": refused}))
 }
 
-/// Starts children with this script, which live until this process ends. Answers their pids
-/// and the first line of each, which says whether it got what it wanted.
+/// Starts children with this script, which run until this process ends. Returns their pids and the
+/// first line of each, which has the result of its allocation.
 fn children(
     workload: &Workload,
     count: u64,
@@ -198,7 +198,7 @@ fn drive_raise(workload: &Workload, mib: &str) -> Result<Value, CallError> {
     Ok(json!({"servers": servers, "answers": answers}))
 }
 
-/// Makes a device node that nobody gave us, as `CAP_MKNOD` allows.
+/// Creates a device node that was not granted, as `CAP_MKNOD` allows.
 fn make_node(workload: &Workload, minor: &str) -> Result<Value, CallError> {
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
     let minor: u64 = minor.parse().unwrap_or(0);

@@ -1,10 +1,9 @@
 //! `workload`: a program for images that behaves as CUDA programs do, and as
 //! some should not.
 //!
-//! Owns the script language. In: verbs as arguments, or in `SIM_WORKLOAD`; what
-//! is neither (the arguments of the program it stands in for) is ignored, and it
-//! reports and holds. Out: one JSON line per verb; exit 0, or 1 at the first
-//! verb that was refused and should not have been.
+//! Owns the script language. In: verbs as arguments, or in `SIM_WORKLOAD`; other arguments (of the
+//! program that it replaces) are ignored, and it reports and holds. Out: one JSON line per verb;
+//! exit 0, or 1 at the first verb that was refused and should not have been.
 //!
 //! ```text
 //! report | context | alloc N | grow STEP | free | memory | work PERCENT | hold | sleep SECONDS | await FILE
@@ -215,7 +214,7 @@ impl Workload {
             .ok_or_else(|| CallError::refused(CudaError::NotInitialized, "not initialised"))
     }
 
-    /// Everything that reached this container. Never a failure: what is missing is the news.
+    /// Everything that reached this container. Never a failure: missing parts are the result.
     fn report(&mut self) -> Value {
         let environment: Map<String, Value> = self
             .env

@@ -138,8 +138,8 @@ fn start(arguments: &Arguments) -> Result<(CudaProcess, TcpListener), String> {
     Ok((process, listener))
 }
 
-/// What vLLM does before it loads anything: free memory, as CUDA tells it, must be at
-/// least that part of the total, as CUDA tells it. Answers that part, MiB.
+/// What vLLM does before it loads anything: free memory, as CUDA reports it, must be at least that
+/// part of the total, as CUDA reports it. Returns that part, MiB.
 fn check(view: &MemoryView, share: u64) -> Result<u64, String> {
     let wanted = view.total * share / 1000;
     if view.free >= wanted {

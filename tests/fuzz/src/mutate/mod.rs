@@ -11,7 +11,7 @@ mod wire;
 use crate::random::Xoshiro256;
 use serde_json::Value;
 
-/// What inputs of a target are made of.
+/// The parts of a target's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Lines and words.

@@ -1,4 +1,4 @@
-//! The kubelet's checkpoint: who an allocation was made for.
+//! The kubelet's checkpoint: the container of an allocation.
 
 use crate::{Shape, Target};
 use agent::identity::{Checkpoint, Resource, holders};

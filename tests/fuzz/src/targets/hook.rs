@@ -1,4 +1,4 @@
-//! The hook: what the runtime and our own agent tell it, and the proof that it leaves.
+//! The hook: its input from the runtime and our own agent, and the proof that it writes.
 
 use crate::{Shape, Target};
 use agent::ledger::{AllocId, Share};
@@ -133,8 +133,8 @@ fn listed(value: &Value) -> bool {
     value.is_array()
 }
 
-/// State, `config.json` and CDI file in one: who is let through is the holder, with the
-/// share's environment.
+/// State, `config.json` and CDI file in one: a container that is let through is the holder, with
+/// the share's environment.
 fn guard(input: &[u8]) {
     let Ok(parts) = serde_json::from_slice::<Value>(input) else {
         return;

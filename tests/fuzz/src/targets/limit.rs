@@ -34,7 +34,7 @@ pub(super) const TARGET: Target = Target {
     run,
 };
 
-/// A number is one that stands behind the word, in a unit that is known; else there is none.
+/// A result is a number behind the word, with a known unit; otherwise there is none.
 fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Some(mib) = hard_limit(&text) else {

@@ -43,7 +43,7 @@ pub(super) const TARGET: Target = Target {
     run,
 };
 
-/// What is read stands there: no number, status or word that was not printed.
+/// The result is in the output: no number, status or word that was not printed.
 fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let lines: Vec<String> = text

@@ -113,7 +113,7 @@ fn run(input: &[u8]) {
     cluster.decide();
     cluster.core.queues();
     cluster.core.groups();
-    // Taken in again nothing breaks, nor does anything when it goes.
+    // Applying it again breaks nothing, and neither does its deletion.
     cluster.take(fact.clone());
     cluster.decide();
     cluster.take(match fact {

@@ -39,7 +39,7 @@ fn run(input: &[u8]) {
     cluster.decide();
 }
 
-/// It stands where it is said to stand, and holds what its own grant says, to the MiB.
+/// It is on the node that it names, and holds what its own grant says, to the MiB.
 fn holds(pod: &Pod, read: &scheduler_core::model::Pod) {
     let spec = pod.spec.as_ref().expect("only a pod with a spec is one");
     assert_eq!(read.ours, spec.scheduler_name.as_deref() == Some(SCHEDULER));

@@ -74,7 +74,7 @@ fn seeds() -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// Whole numbers beyond are not told apart: Kubernetes keeps 63 bits.
+/// Larger whole numbers are not distinguished
 const MOST: f64 = 9_223_372_036_854_775_807.0;
 
 fn run(input: &[u8]) {

@@ -38,7 +38,7 @@ fn run(input: &[u8]) {
 
 const MIB: f64 = 1_048_576.0;
 
-/// 2^64 bytes in MiB: more is not told apart, as no card has that much.
+/// 2^64 bytes in MiB: larger values are not distinguished, as no card has that much.
 const MOST: f64 = 17_592_186_044_416.0;
 
 /// No more than was asked for, for containers that are there, each once.
@@ -115,7 +115,7 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
     }
 }
 
-/// What a user is told is one line that fits into an event.
+/// A message for the user is one line that fits into an event.
 pub(super) fn sentence(text: &str) {
     assert!(!text.is_empty(), "no reason");
     assert!(!text.contains(char::is_control), "not one line: {text:?}");

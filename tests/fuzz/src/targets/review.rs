@@ -72,8 +72,8 @@ fn answered(answer: &Value, uid: Option<&str>) -> bool {
     allowed
 }
 
-/// One token for every share, none anywhere else. Of a pod with two containers of one name
-/// nothing is said: the API server refuses it after the webhook.
+/// One token for every share, none anywhere else. A pod with two containers of one name is not
+/// checked: the API server refuses it after the webhook.
 fn tokens(before: &Value, after: &Value) {
     const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
     let all = LISTS.map(|list| after["spec"][list].as_array());

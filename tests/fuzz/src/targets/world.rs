@@ -86,8 +86,8 @@ pub(super) fn returns(events: &[Event]) {
     );
 }
 
-/// Events can be written and looked at again. Where the API server has not looked at the names
-/// in them, no text may hold them; that is an error, and nothing worse.
+/// Events can be written and read again. Names that the API server has not validated may not be
+/// representable as text; that is an error, and nothing worse.
 pub(super) fn told(events: &[Event]) -> Result<Vec<Event>, text::TextError> {
     text::read(&text::write(events))
 }

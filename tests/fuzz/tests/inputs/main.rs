@@ -2,8 +2,8 @@
 //!
 //! `cargo test -p aliquot-fuzz --test inputs -- [TARGET...]`, with
 //! - `ALIQUOT_FUZZ_INPUTS`: how many for each target; 500 when unset, and then no long ones.
-//! - `ALIQUOT_FUZZ_SEED`: any number; the same one each time when unset, so that a change is
-//!   told by what it breaks.
+//! - `ALIQUOT_FUZZ_SEED`: any number; the same one each time when unset, so that a failure points
+//!   to a change.
 //! - `ALIQUOT_FUZZ_FROM`: the first of them, to see one alone; 0 when unset.
 //! - `ALIQUOT_FUZZ_SECONDS`: when to end a target all the same.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A test from its first line to its last.
@@ -25,16 +25,16 @@ const SHORT: Duration = Duration::from_millis(500);
 /// Of computing, for an input of [`LONG_BYTES`], without optimisation: what is quadratic in
 /// its length takes minutes.
 const LONG: Duration = Duration::from_secs(5);
-/// All annotations of an object together may be so long (`TotalAnnotationSizeLimitB`).
+/// Size limit of all annotations of an object
 const LONG_BYTES: usize = 256 << 10;
 /// Beside what grows with the input.
 const HEAP: usize = 1 << 20;
-/// Where none is said.
+/// The default.
 const SEED: u64 = 1;
-/// Inputs where none are asked for.
+/// The default number of inputs.
 const FEW: u64 = 500;
 
-/// What the last panic said.
+/// The last panic's message.
 static SAID: Mutex<String> = Mutex::new(String::new());
 
 fn main() -> ExitCode {
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Tells of a panic that is no target's: the hook keeps still.
+/// Reports a panic outside of a target, which the hook does not print.
 struct Outside;
 
 impl Drop for Outside {

@@ -1,5 +1,5 @@
-//! What a run costs: memory by an allocator that counts, time by the thread's own clock,
-//! which stands still while the machine does something else.
+//! What a run costs: memory by an allocator that counts, time by the thread's own clock, which
+//! stops while the machine does something else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ pub(crate) struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes on to the system's allocator unchanged; counting touches no
-// memory of the caller's. `realloc` is the trait's own: an `alloc`, a copy, a `dealloc`.
+// SAFETY: every call is passed to the system's allocator unchanged; counting touches no memory of
+// the caller's. `realloc` is the trait's own: an `alloc`, a copy, a `dealloc`.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -68,7 +68,7 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
     let start = Instant::now();
     let mut decision = core.decide(NOW);
     let cold = start.elapsed();
-    // Reasons of many different requests are told over several decisions.
+    // Reasons of many different requests are reported over several decisions.
     let mut decisions = 1;
     while decision.cut_short {
         carried_out(&mut core, &decision);

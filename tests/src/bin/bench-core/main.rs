@@ -92,10 +92,10 @@ fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
     core
 }
 
-/// A cluster of so many nodes and pods.
+/// A cluster with this many nodes and pods.
 type World = fn(usize, usize) -> Vec<Event>;
 
-/// Tells the core that all of it was carried out.
+/// Reports to the core that all of it was carried out.
 pub(crate) fn carried_out(core: &mut Core, decision: &Decision) {
     for action in &decision.actions {
         core.apply(Event::Outcome(Outcome {

@@ -11,8 +11,8 @@ pub(crate) struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes on to the system's allocator unchanged; counting touches no
-// memory of the caller's.
+// SAFETY: every call is passed to the system's allocator unchanged; counting touches no memory of
+// the caller's.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -157,7 +157,7 @@ pub(crate) async fn an_agent_writes_two_amounts_of_its_own_node_alone(
             let agent = account(cluster, object::AGENT_ACCOUNT, of).await?;
             table.by(agent).refuses().await?;
         }
-        // Whoever is no agent is not meant.
+        // Accounts other than agents are not affected.
         let mut admin = Table::new(cluster, policy, &ns);
         admin.admitted_write(Write::patch(status(OTHER), capacity("example.com/thing")));
         admin.admits().await

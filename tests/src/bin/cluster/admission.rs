@@ -51,7 +51,7 @@ pub(crate) async fn a_value_that_is_merely_too_large_waits_with_a_reason(
     cluster
         .apply_one(&pod(&ns, "huge", &[("gpu-memory", "99999999")], "report"))
         .await?;
-    // The first reason may be that no agent was heard yet.
+    // The first reason may be that no agent is connected yet.
     until(
         "a reason that says what was asked for",
         Duration::from_secs(10),
@@ -83,11 +83,11 @@ pub(crate) async fn a_queue_or_group_that_nobody_can_mean_is_refused_with_one_se
         ),
         (
             group(json!([sub("a", ""), sub("a", "")])),
-            "the name a is there twice",
+            "the name a is used twice",
         ),
         (
             group(json!([sub("a", "x")])),
-            "the parent x of a is not among them",
+            "the parent x of a does not exist",
         ),
         (
             group(json!([sub("a", "b"), sub("b", "a")])),
@@ -156,9 +156,9 @@ pub(crate) async fn a_group_or_a_tree_of_queues_of_absurd_size_is_refused_with_i
     refused(cluster, &ring, "queue level-1 would be its own ancestor").await
 }
 
-/// Nobody can give a pod its token later; every other pod needs nothing from admission.
-/// KAI's definition lets in a group without a spec, which ours does not, and while admission does
-/// not run no webhook refuses it.
+/// A pod cannot get its token later; every other pod needs nothing from admission. KAI's CRD admits
+/// a group without a spec, which ours does not, and while admission does not run no webhook rejects
+/// it.
 pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -200,7 +200,7 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
         let of = "--field-selector=reason=Unreadable,regarding.name=absurd";
         let events = ["get", "events.events.k8s.io", "-n", &ns, of, "-o", path];
         let notes = cluster.kubectl.run(&events).await?;
-        Ok(Seen::when(notes.contains("it counts as not there"), notes))
+        Ok(Seen::when(notes.contains("it is ignored"), notes))
     })
     .await;
     let delete = ["delete", "podgroup", "absurd", "-n", &ns];

@@ -31,10 +31,10 @@ const CARDS: u32 = 8;
 /// As many whole cards as there are.
 pub(crate) const PLACES: usize = NODES * CARDS as usize;
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
-/// At most so long after the death of who acts.
+/// The longest time after the leader's death.
 const IN_CHARGE: Duration = Duration::from_secs(15);
 
-/// Two replicas, heard by all agents.
+/// Two replicas, with all agents connected to both.
 pub(crate) struct Pair {
     pub(crate) replicas: Vec<Scheduler>,
 }
@@ -84,7 +84,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Ends both; nobody speaks to them any more.
+    /// Ends both; no agent connects to them any more.
     pub(crate) async fn stop(mut self, cluster: &Cluster) -> Result<()> {
         if let Ok(agents) = cluster.simulated_agents() {
             agents.speak_to(&[]);
@@ -111,7 +111,7 @@ impl BurstSetup<'_> {
             .collect()
     }
 
-    /// Waits until so many are bound, and sees that all of it holds.
+    /// Waits until this many are bound, and checks all conditions.
     pub(crate) async fn all_bound(&mut self, wanted: usize) -> Result<()> {
         self.bound.reach(wanted, LIMIT).await?;
         let judged = judge(self.cluster, &self.ns).await?;
@@ -231,7 +231,7 @@ pub(crate) async fn answers_lost_writes_refused_and_watches_expired_bind_every_p
             ensure!(met >= PLACES / 3, "only {met} requests met a fault");
             ensure!(cut >= 10, "only {cut} watches were ended");
             grouped(scene.cluster, &scene.ns).await?;
-            // Who waited takes a place that becomes free.
+            // A pending pod takes a place that becomes free.
             let pods = scene.cluster.pods(&scene.ns);
             let listed = pods.list(&ListParams::default()).await?;
             let seated = listed.iter().find(|pod| gang::bound(pod));
@@ -343,7 +343,7 @@ pub(crate) async fn nodes_removed_under_pods_take_nobody_elses_place(
                 nodes.delete(name, &DeleteParams::default()).await?;
             }
             making.await??;
-            // Those that stay are filled; on those that are gone stays who was there.
+            // Remaining nodes are filled; pods on removed nodes stay there.
             let room = stay * CARDS as usize;
             until("the nodes that stay full", LIMIT, || async {
                 let on = seats(scene, &names).await?;
@@ -404,7 +404,7 @@ pub(crate) async fn a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason
             make(&client, others).await?;
             scene.bound.reach(before + PLACES / 4, LIMIT).await?;
             judge(scene.cluster, &scene.ns).await?;
-            // It comes back, and with it they go on.
+            // It comes back, and they continue with it.
             scene.cluster.apply_one(&queue).await?;
             scene.all_bound(PLACES * 3 / 4).await
         }

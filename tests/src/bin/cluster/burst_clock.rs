@@ -1,5 +1,5 @@
-//! A burst of pods while the scheduler's wall clock steps by hours; that of everybody else
-//! goes on as it does.
+//! A burst of pods while the scheduler's wall clock steps by hours; all other clocks keep their
+//! time.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ use crate::burst::{BurstSetup, LIMIT, PLACES, with_replicas};
 const HOUR: i64 = 3600;
 /// Between two steps.
 const STEP: Duration = Duration::from_millis(700);
-/// So long it is looked at with nothing to do.
+/// How long it is observed with nothing to do.
 const SPAN: Duration = Duration::from_secs(10);
 /// Of one core, with nothing to do but the lease and the agents of the nodes, unoptimised.
 const IDLE: f64 = 0.25;
@@ -37,7 +37,7 @@ async fn transitions(scene: &BurstSetup<'_>) -> Result<i32> {
         .unwrap_or_default())
 }
 
-/// How many seconds the clock of whoever holds the lease is ahead, by what he wrote.
+/// How many seconds the clock of the lease's holder is ahead, by its timestamps.
 async fn ahead(scene: &BurstSetup<'_>) -> Result<i64> {
     let leases: Api<Lease> = Api::namespaced(scene.cluster.client.clone(), NAMESPACE);
     let spec = leases.get(object::LEASE).await?.spec;
@@ -96,8 +96,8 @@ pub(crate) async fn a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_noth
             });
             making.await??;
             scene.all_bound(PLACES).await?;
-            // Who waits has his reason, and takes a place that becomes free, an hour later
-            // and an hour before as well.
+            // A pending pod has its reason, and takes a place that becomes free, an hour later and
+            // an hour before as well.
             for (at, ahead) in [HOUR, -HOUR].into_iter().enumerate() {
                 wall.step_to(ahead)?;
                 free_one(scene).await?;
@@ -113,18 +113,18 @@ pub(crate) async fn a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_noth
                 Ok(Seen::when(told == 6, format!("{told} of 6")))
             })
             .await?;
-            // Nobody is busy with a time that has come, or that does not come.
+            // No replica is busy with a time that has passed, or that does not come.
             let pid = scene.pair.replicas[acting].daemon.pid();
             let used = load(pid.context("it runs")?).await?;
             ensure!(used < IDLE, "{used:.2} of a core with nothing to do");
-            // And whoever acted still does.
+            // And the leader is the same.
             let after = transitions(scene).await?;
             ensure!(
                 after == before,
                 "the lease changed hands {} times",
                 after - before
             );
-            // Told to end, he gives the lease back, and the other goes on.
+            // When it is stopped, it releases the lease, and the other continues.
             wall.step_to(HOUR)?;
             scene.pair.replicas[acting].daemon.stop().await?;
             let begin = Instant::now();

@@ -422,7 +422,7 @@ async fn grantable(cluster: &Cluster) -> Result<u64> {
     Ok(status.gpus.first().context("no card")?.grantable_mib.0)
 }
 
-/// Kubernetes' own scheduler says that nothing is free, and goes on saying it.
+/// Kubernetes' own scheduler reports that nothing is free, and continues to do so.
 async fn waits(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
     cluster
         .pod_until(ns, name, "unschedulable", |pod| why_pending(pod).is_some())
@@ -461,7 +461,7 @@ async fn refused(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result
     ready(cluster, ns, name, refused).await.map(drop)
 }
 
-/// A sentence stands in a pod's events.
+/// A sentence is in a pod's events.
 async fn says(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Result<()> {
     until(&format!("{name}: {words}"), LIMIT, || async {
         let events = cluster.events_of(ns, name).await?.join(" | ");

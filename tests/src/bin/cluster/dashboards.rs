@@ -89,7 +89,7 @@ fn large(ns: &str, name: &str, class: &str) -> Value {
     large
 }
 
-/// A pod takes the card of another, and a third that nobody makes room for waits.
+/// A pod takes the card of another, and a third, for which no room is made, waits.
 async fn preempt(cluster: &Cluster, ns: &str, round: usize) -> Result<()> {
     let name = |what: &str| format!("{what}-{round}");
     cluster

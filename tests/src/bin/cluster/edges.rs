@@ -1,5 +1,5 @@
-//! Between a decision and the API server on a bad day: answers that never come, a process
-//! that stands still.
+//! Between a decision and the API server on a bad day: answers that never come, a suspended
+//! process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,8 +79,8 @@ pub(crate) async fn a_replica_that_stood_still_longer_than_its_lease_sends_nothi
     .await
 }
 
-/// The write was not taken, its answer does not say so, and reads are lost as well: the pod
-/// does not change, so that no watch will tell. Watches live on all the time.
+/// The write was not applied, its answer is lost, and reads are lost as well: the pod does not
+/// change, so that no watch shows anything. Watches work all the time.
 pub(crate) async fn a_binding_of_which_nobody_knows_anything_is_asked_for_until_there_is_a_word(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -1,4 +1,4 @@
-//! A victim, from the moment it is chosen until somebody else has its memory.
+//! A victim, from the moment it is chosen until another pod has its memory.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ pub(crate) async fn an_evicted_pods_memory_is_free_before_anybody_else_is_bound_
     let (mut disrupted, mut leaving_with_memory) = (false, 0);
     let begin = Instant::now();
     loop {
-        // In this order: what is held is asked for after the binding was seen.
+        // In this order: the allocation is queried after the binding was seen.
         let high = pods.get("high").await?;
         let held = held(gpus, &uid).await?.unwrap_or(0);
         let bound = high

@@ -125,7 +125,7 @@ pub(crate) async fn extended_each_pod_of_a_workflow_has_its_share_and_its_own_gr
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     executor_role(cluster, &ns).await?;
-    // Containers of Argo's own stand before the user's one.
+    // Containers of Argo's own come before the user's one.
     let annotations = json!({ "gpu-memory": "2000", "gpu-fraction-container-name": "main" });
     let mut main = container("main", "report alloc 1000 sleep 3");
     main["command"] = json!([share::PROGRAM]);
@@ -190,7 +190,7 @@ pub(crate) async fn extended_each_pod_of_a_workflow_has_its_share_and_its_own_gr
     Ok(())
 }
 
-/// What Argo's documentation asks of its users for the account of a workflow's pods.
+/// The rights that Argo's documentation requires for the account of a workflow's pods.
 async fn executor_role(cluster: &Cluster, ns: &str) -> Result<()> {
     let rule = json!({ "apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"],
         "verbs": ["create", "patch"] });

@@ -1,4 +1,4 @@
-//! Servers that break and cards that fail: who notices, and how it is mended.
+//! Broken servers and failing cards: which component notices, and how it is repaired.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ async fn three(cluster: &mut Cluster) -> Result<String> {
     Ok(ns)
 }
 
-/// It works, or works again, and its container has started so often anew.
+/// It works, or works again, and its container has restarted this often.
 async fn works(cluster: &Cluster, ns: &str, name: &str, started: i32) -> Result<()> {
     until(
         &format!("{name} works after {started} restarts"),
@@ -196,7 +196,7 @@ pub(crate) async fn a_lost_card_takes_its_own_shares_along_and_is_probed_before_
     gpus(cluster)?.driver.control(&["lost", &lost]).await?;
     let sick = health(cluster, &lost, "Unhealthy", 10).await?;
     ensure!(!sick.health_reason.is_empty(), "no reason");
-    // Its pod is evicted for it, and told why.
+    // Its pod is evicted, with the reason.
     let said = crate::strangers::notice(cluster, &ns, "one", "Evict").await?;
     ensure!(said.contains("unhealthy"), "{said}");
     until("one is gone", Duration::from_secs(30), || async {

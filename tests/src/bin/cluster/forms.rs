@@ -1,5 +1,5 @@
-//! Manifests for KAI 0.18 to 0.20: the pod runs with what it says, or its user is told in one
-//! sentence what to change.
+//! Manifests for KAI 0.18 to 0.20: the pod runs with what it says, or one sentence says what to
+//! change.
 
 use std::time::Duration;
 
@@ -93,8 +93,8 @@ pub(crate) async fn shares_of_containers_run_with_what_their_annotations_say(
     Ok(())
 }
 
-/// The scheduler counts what is kept, the server holds a share to its limit, and who is above
-/// what is kept for it gives back when a neighbour comes.
+/// The scheduler counts what is kept, the server enforces a share's limit, and a share above what
+/// is kept for it gives memory back when a neighbour arrives.
 pub(crate) async fn a_share_bursts_into_what_is_kept_for_nobody_and_gives_it_back(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -122,7 +122,7 @@ async fn bursts(cluster: &mut Cluster) -> Result<()> {
     let grown = cluster.said(&ns, "burster", "main", "grow").await?;
     let held = grown["held_mib"].as_u64().context("no held_mib")?;
     ensure!(held <= 10_000 && held > 9800, "{grown}");
-    // Beside one who needs nothing of it, it stays.
+    // Beside a share that needs none of it, it stays.
     let small = pod(&ns, "small", &[("gpu-memory", "2000")], "alloc 900 hold");
     cluster.run_share(&small).await?;
     let taken = cluster.said(&ns, "small", "main", "alloc").await?;
@@ -140,7 +140,7 @@ async fn bursts(cluster: &mut Cluster) -> Result<()> {
     let said = notice(cluster, &ns, "burster", "GPUShare").await?;
     ensure!(said.contains("2000 MiB are kept for it"), "{said}");
     ensure!(condition(&ended).is_some(), "{}", describe(&ended));
-    // Within what is kept nobody is touched.
+    // No share is stopped within what is kept for it.
     let small = cluster.pods(&ns).get("small").await?;
     ensure!(phase_of(&small) == "Running", "{}", describe(&small));
     let more = cluster

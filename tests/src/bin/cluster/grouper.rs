@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 const QUEUE: &str = "grouped";
 const PARENT: &str = "grouped-parent";
 
-/// One card of 15360 MiB, and a queue that may have all of it for good: servers are not
-/// preemptible, and such work has its quota or nothing.
+/// One card of 15360 MiB, and a queue whose quota is all of it: servers are not preemptible, and
+/// such work has its quota or nothing.
 async fn ready(cluster: &mut Cluster) -> Result<String> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
@@ -39,7 +39,7 @@ async fn ready(cluster: &mut Cluster) -> Result<String> {
     cluster.namespace().await
 }
 
-/// A pod template with a share of so many MiB.
+/// A pod template with a share of this many MiB.
 fn template(mib: &str, restart: &str) -> Value {
     json!({
         "metadata": { "labels": { "app": "w" }, "annotations": { "gpu-memory": mib } },
@@ -52,7 +52,7 @@ fn template(mib: &str, restart: &str) -> Value {
     })
 }
 
-/// A Job whose pods start together, each with a share of so many MiB.
+/// A Job whose pods start together, each with a share of this many MiB.
 fn gang(namespace: &str, name: &str, pods: u32, mib: &str) -> Value {
     let min = json!({ "kai.scheduler/batch-min-member": pods.to_string() });
     json!({
@@ -67,7 +67,7 @@ fn groups(cluster: &Cluster, namespace: &str) -> Api<PodGroup> {
     Api::namespaced(cluster.client.clone(), namespace)
 }
 
-/// The pods of a workload, once there are so many of them and all of them run.
+/// The pods of a workload, once there are this many and all of them run.
 async fn running(cluster: &Cluster, namespace: &str, count: usize) -> Result<Vec<Pod>> {
     let mut found = Vec::new();
     until(
@@ -417,8 +417,8 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
     Ok(())
 }
 
-/// Tools that see a pod placed look up its group: it says so from its binding on, and the group
-/// is there soon after, with when it started.
+/// Tools that see a pod placed look up its group: it is in the pod from its binding on, and the
+/// group exists soon after, with its start time.
 pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Cluster) -> Result<()> {
     let ns = ready(cluster).await?;
     // Both are watched from before the first pod on, so that what this test itself
@@ -461,7 +461,8 @@ pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Clus
     Ok(())
 }
 
-/// So many objects as the watch first shows them with what is asked for, and when.
+/// This many objects in the state in which the watch first shows them with the wanted property, and
+/// the time.
 async fn first_seen<K>(
     api: &Api<K>,
     params: WatchParams,

@@ -168,13 +168,13 @@ pub(crate) async fn folders_of_ours_and_devices_are_mounted_by_nobody(
         "/tmp",
         "/var/lib/kubelet",
         "/home/run/aliquot",
-        // Who may mount these owns the node; that is for Pod Security to say.
+        // A pod that may mount these controls the node; Pod Security has to prevent that.
         "/",
         "/dev",
     ] {
         table.admitted(mounts(path));
     }
-    // A pod with a share has no business in what lies above either.
+    // A pod with a share must not mount the parents either.
     for path in [
         "/",
         "/run",
@@ -507,7 +507,7 @@ fn names_of(kind: &str, cluster: &Cluster) -> Result<Vec<String>> {
         .collect())
 }
 
-/// A pod that nobody places.
+/// A pod that no scheduler places.
 pub(crate) fn pod(namespace: &str, change: &Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1",

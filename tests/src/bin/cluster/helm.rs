@@ -46,7 +46,7 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     for (reference, recipe) in stand_in::images(&cluster.programs) {
         cluster.serve_image(&recipe, reference).await?;
     }
-    // Whoever applied the manifests before goes on with helm so.
+    // How an admin who has applied the manifests continues with Helm.
     let install = [
         "install",
         "aliquot",
@@ -96,7 +96,7 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     install::ready(cluster).await?;
     shard_in_force(cluster, "5").await?;
     let now = running(cluster, "aliquot-scheduler").await?;
-    ensure!(now == schedulers, "the scheduler was started anew for it");
+    ensure!(now == schedulers, "the scheduler was restarted for it");
     let second = pod(
         &ns,
         "second",

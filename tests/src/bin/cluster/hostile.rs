@@ -146,7 +146,7 @@ async fn every_outcome(
     Ok(())
 }
 
-/// A pod with so many MiB.
+/// A pod with this many MiB.
 async fn share(
     cluster: &Cluster,
     ns: &str,
@@ -165,7 +165,7 @@ async fn share(
     })
 }
 
-/// Runs rows side by side. Answers what became of each.
+/// Runs rows side by side. Returns the result of each.
 async fn every_row(
     cluster: &Cluster,
     ns: &str,
@@ -251,7 +251,7 @@ fn waiting(mut manifest: Value, go: &Path) -> Value {
     manifest
 }
 
-/// By tenant the neighbour on its card, once so many have one.
+/// By tenant the neighbour on its card, once this many have one.
 async fn neighbours_of(cluster: &Cluster, many: usize) -> Result<BTreeMap<String, String>> {
     until("two on a card", Duration::from_secs(20), || async {
         let mut cards: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -290,7 +290,7 @@ fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Lets all begin, and waits until it is clear what became of every one.
+/// Lets all begin, and waits until the result of every one is known.
 async fn outcomes(
     cluster: &Cluster,
     ns: &str,
@@ -313,7 +313,7 @@ async fn outcomes(
             "within a minute only {tenants:?}"
         );
         for at in 0..tenants.len() {
-            // Closer than other waits are: what is held for a moment is what is asked.
+            // A shorter interval than in other waits, because allocations are brief.
             let status = gpus.driver.control(&["status"]).await?;
             for tenant in &mut tenants {
                 tenant.look(&status);
@@ -335,7 +335,7 @@ struct Tenant {
     /// Most that it held by the driver's account, MiB, and whether it holds anything now.
     most: u64,
     holds: bool,
-    /// What it said of its appetite, and since when that is known.
+    /// Its reported use, and since when that is known.
     line: Option<(Instant, Value)>,
     outcome: Option<Outcome>,
 }
@@ -358,7 +358,7 @@ impl Tenant {
     }
 
     fn judge(&mut self, pod: &Pod, log: &str, mode: Mode) {
-        /// Well after the watchdog would have acted, and after the looks that it takes less often.
+        /// Well after the watchdog would have acted, and after its less frequent checks.
         const SETTLED: Duration = Duration::from_millis(2500);
         if self.line.is_none() {
             let verbs = ["grow", "fork", "clients", "graphics", "raw"];
@@ -378,7 +378,7 @@ impl Tenant {
             // It was taken off its server before it was killed, and ended by that.
             (Some(_), _) if code == Some(TERMINATED) => Some(Killed(self.most)),
             (Some(exit), _) => Some(Refused(code.unwrap_or(exit.unsigned_abs().into()))),
-            // One that holds nothing any more was ended, and the kubelet has not said so yet.
+            // One that holds nothing any more was ended, and the kubelet has not reported it yet.
             (None, _) if self.holds && since.elapsed() > SETTLED => Some({
                 match line["connected"].as_u64() {
                     Some(count) if mode != Mode::TimeSlicing => Clients(count),
@@ -438,12 +438,12 @@ async fn measured(cluster: &mut Cluster, rounds: usize) -> Result<Vec<Duration>>
         let running = cluster.pod_phase(&ns, name, "Running").await?;
         cluster.said(&ns, name, "main", "context").await?;
         let uid = running.metadata.uid.context("a UID")?;
-        // Looked at while the command goes on: its container may end before it does.
+        // Checked while the command runs: its container may end before it does.
         let touch = ["/bin/busybox", "touch", "/tmp/go"];
         let exec = cluster.kubectl.exec(&ns, name, "main", &touch);
         let (_, time) = tokio::join!(exec, violation(gpus, &uid));
         times.push(time.with_context(|| name.clone())?);
-        // It was the watchdog who ended it.
+        // The watchdog ended it.
         let failed = cluster.pod_phase(&ns, name, "Failed").await?;
         let code = ended(&failed).map(|ended| ended.exit_code);
         ensure!(code == Some(137), "{name} ended with {code:?}");
@@ -452,8 +452,8 @@ async fn measured(cluster: &mut Cluster, rounds: usize) -> Result<Vec<Duration>>
     Ok(times)
 }
 
-/// How long a pod holds more than its 2,000 MiB, at most: from the last look at which it
-/// did not to the first at which it held nothing any more.
+/// How long a pod holds more than its 2,000 MiB, at most: from the last sample at which it did not
+/// to the first at which it held nothing any more.
 ///
 /// Polled closer than waits are: the figure is its business.
 async fn violation(gpus: &Gpus, uid: &str) -> Result<Duration> {
@@ -465,7 +465,7 @@ async fn violation(gpus: &Gpus, uid: &str) -> Result<Duration> {
         match held(gpus, uid).await? {
             Some(mib) if mib <= 2000 => begin = look,
             Some(_) => break,
-            // All of it was between two looks.
+            // All of it was between two samples.
             None => return Ok(begin.elapsed()),
         }
         ensure!(asked.elapsed() < LIMIT, "it takes nothing");

@@ -76,7 +76,7 @@ pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants
             "{name}: {report}"
         );
     }
-    // Both for the pod's life: the kubelet may run an init container anew.
+    // Both for the pod's life: the kubelet may run an init container again.
     let name = format!("{ns}/pod");
     cluster
         .ledger_is(&[(&name, "main", 2000), (&name, "prepare", 1000)])
@@ -193,7 +193,7 @@ async fn full_card(cluster: &mut Cluster) -> Result<(String, Pod)> {
     Ok((ns, holder))
 }
 
-/// A share that the scheduler has said must wait.
+/// A share that the scheduler has reported as pending.
 async fn waiting(cluster: &Cluster, ns: &str) -> Result<Pod> {
     let manifest = pod(ns, "waiting", &[("gpu-memory", "6000")], "report hold");
     cluster.apply_one(&manifest).await?;
@@ -266,7 +266,7 @@ pub(crate) async fn gets_no_gpu(cluster: &Cluster, ns: &str, name: &str, word: &
     .await
 }
 
-/// Refused when it is made, or made without a card; in both cases with a line that says so.
+/// Rejected at its creation, or created without a card; in both cases with a message.
 async fn refused_or_empty_handed(
     cluster: &Cluster,
     ns: &str,
@@ -290,7 +290,7 @@ async fn refused_or_empty_handed(
     }
 }
 
-/// The name of a device of ours that stands in the CDI directory now.
+/// The name of a device of ours that is in the CDI directory now.
 fn cdi_device() -> Result<String> {
     use proto::names::cdi::{FILE_PREFIX, KIND};
     for entry in std::fs::read_dir("/var/run/cdi")?.flatten() {

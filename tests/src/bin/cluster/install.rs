@@ -62,8 +62,8 @@ pub(crate) async fn end(cluster: &mut Cluster, machine: &mut Machine) -> Result<
     removed
 }
 
-/// The webhooks of processes are called by URL, those of pods by their Service: who goes on
-/// with the other makes them anew.
+/// The webhooks of processes are called by URL, those of pods by their Service: a change between
+/// the two recreates them.
 async fn forget_webhooks(cluster: &Cluster) -> Result<()> {
     for kind in ["mutating", "validating"] {
         let kind = format!("{kind}webhookconfiguration");
@@ -86,8 +86,8 @@ pub(crate) async fn push(cluster: &Cluster) -> Result<()> {
     cluster.registry.push(&image, IMAGE).await
 }
 
-/// A supervisor that crashes is started again by the kubelet in the same pod; the servers and
-/// whoever works with them stay.
+/// A supervisor that crashes is started again by the kubelet in the same pod; the servers and their
+/// clients stay.
 pub(crate) async fn a_crashed_mps_supervisor_ends_nobody(cluster: &mut Cluster) -> Result<()> {
     let mut driver = begin(cluster).await?;
     let outcome = crashed(cluster).await;

@@ -1,5 +1,5 @@
-//! Jobs that are made while the scheduler runs, one pod and one card each: how soon all are
-//! bound, what each costs, and how soon each pod's group is there.
+//! Jobs that are created while the scheduler runs, one pod and one card each: how soon all are
+//! bound, what each costs, and how soon each pod's group exists.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;

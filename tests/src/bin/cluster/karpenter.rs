@@ -1,5 +1,5 @@
 //! A real Karpenter beside the scheduler: how many nodes it makes for shares, and when it removes
-//! them. What `docs/operations.md` tells its users to write is what it is given.
+//! them. Its configuration is the one in `docs/operations.md`.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ const TYPES: [InstanceType; 3] = [
     of("g6.2xlarge", 1, 1.0),
     of("g6.12xlarge", 4, 4.0),
 ];
-/// A look of the scheduler, a batch of Karpenter, and a node's start.
+/// A plan of the scheduler, a batch of Karpenter, and a node's start.
 const COMES: Duration = Duration::from_mins(1);
 /// Two batches of Karpenter at least.
 const QUIET: Duration = Duration::from_secs(12);
@@ -119,7 +119,7 @@ impl Site {
         Ok(())
     }
 
-    /// Its nodes are removed when they have been empty for so long, all at once: by default
+    /// Its nodes are removed when they have been empty for this time, all at once: by default
     /// Karpenter removes a tenth of them at a time.
     async fn empty_for(&self, cluster: &Cluster, time: &str) -> Result<()> {
         let disruption = json!({ "consolidateAfter": time, "budgets": [{ "nodes": "100%" }] });
@@ -177,7 +177,8 @@ impl Site {
         cluster.kubectl.run(&args).await.map(drop)
     }
 
-    /// So many nodes come, and no more; each one's agent speaks as soon as the node is there.
+    /// This number of nodes is created, and no more; each one's agent reports as soon as the node
+    /// exists.
     async fn come(&mut self, cluster: &Cluster, all: usize) -> Result<()> {
         let nodes = self.karpenter.nodes(cluster, L4, all, COMES).await?;
         for node in &nodes {
@@ -279,7 +280,7 @@ impl Site {
         // Until a device plugin registers, the kubelet lists none of what it will offer.
         lists(cluster, &name, "allocatable", 0).await?;
         lists(cluster, &name, "capacity", 0).await?;
-        // The node starts: nobody needs a placeholder for it, and nobody removes it.
+        // The node is starting: it needs no placeholder, and is not removed.
         asked(cluster, 0).await?;
         let starting = format!("node {name} is starting, and will have room for it");
         let ns = self.ns.clone();
@@ -336,7 +337,7 @@ async fn initialized(cluster: &Cluster, node: &str) -> Result<()> {
     .await
 }
 
-/// The node's kubelet lists so many whole GPUs.
+/// The node's kubelet lists this many whole GPUs.
 async fn lists(cluster: &Cluster, node: &str, what: &str, gpus: u32) -> Result<()> {
     let status = json!({ "status": { what: { resource::GPU: gpus.to_string() } } });
     let nodes: Api<Node> = Api::all(cluster.client.clone());

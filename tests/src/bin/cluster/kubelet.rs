@@ -1,4 +1,4 @@
-//! What the kubelet and the runtime do that nobody expects, and that a node lives through.
+//! Unexpected behaviour of the kubelet and the runtime, which a node survives.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -78,7 +78,7 @@ pub(crate) async fn pod_resources_answers_from_inside_prestart(
     agent.kill().await?;
     let mark = agent.mark()?;
     agent.start_again_with(|command| command.env("RUST_LOG", "info,agent=debug"))?;
-    // A pod that comes before the kubelet has its plugin back is refused for good.
+    // A pod that comes before the kubelet has its plugin back is rejected permanently.
     let agent = &gpus(cluster)?.agent;
     until("registered again", Duration::from_secs(20), || async {
         let said = agent.said_since(mark)?;
@@ -97,7 +97,7 @@ pub(crate) async fn pod_resources_answers_from_inside_prestart(
     agent.start_again_with(|command| command.env("RUST_LOG", "info"))?;
     ran?;
     ensure!(
-        !said.contains("the only witness"),
+        !said.contains("identities come from the checkpoint alone"),
         "PodResources did not answer while PreStartContainer was open"
     );
     Ok(())
@@ -115,7 +115,7 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
     gpus(cluster)?.agent.kill().await?;
     cluster.node.kubelet.kill().await?;
     cluster.node.kubelet.start_again()?;
-    // It knows its pods again when it lets somebody into one.
+    // It knows its pods again when it allows an exec into one.
     let knows = works(cluster, &ns, "pod").await;
     for pid in processes(&uid, false) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -221,19 +221,19 @@ pub(crate) async fn a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card
         .context("no cpu")?;
     let milli: u64 = cpu.0.parse::<u64>().context(cpu.0)? * 1000;
     let most = json!({ "requests": { "cpu": format!("{}m", milli * 3 / 4) } });
-    // Older, and bound by hand while the kubelet stands still: a new one admits it first.
+    // Older, and bound by hand while the kubelet is suspended: a new one admits it first.
     let mut other = pod(&ns, "other", &[], "report hold");
     other["spec"]["schedulerName"] = json!("nobody");
     other["spec"]["containers"][0]["resources"] = most.clone();
     let other = cluster.apply_one(&other).await?;
-    // Creation is told in whole seconds.
+    // Creation times are whole seconds.
     until("a second later", Duration::from_secs(5), || async {
         let made = other.creation_timestamp().context("no time")?;
         let age = k8s_openapi::jiff::Timestamp::now().duration_since(made.0);
         Ok(Seen::when(age.as_secs() >= 2, "not yet"))
     })
     .await?;
-    // Nothing is bound to a kubelet that has lost its plugin; this one only hears of nothing.
+    // Nothing is bound to a kubelet that has lost its plugin; this one only gets no events.
     cluster.node.kubelet.signal(Signal::SIGSTOP)?;
     let bound = async {
         let mut share = pod(&ns, "share", &[("gpu-memory", "15000")], "report hold");
@@ -305,7 +305,7 @@ pub(crate) async fn foreign_and_broken_files_beside_ours_change_nothing(
         works(cluster, &ns, "pod").await
     }
     .await;
-    // One under our name is nobody's, and is swept up.
+    // A file under our name without an owner is removed.
     let swept = until(
         "the false file of ours gone",
         Duration::from_secs(20),
@@ -339,7 +339,7 @@ pub(crate) async fn a_node_that_lost_all_that_a_reboot_loses_comes_back(
     cluster.limits_hold().await
 }
 
-/// Ends kubelet, agent, MPS daemons and the processes of a namespace's pods, removes what lies in
+/// Ends kubelet, agent, MPS daemons and the processes of a namespace's pods, removes the files in
 /// memory, and starts the node again.
 pub(crate) async fn lose_what_a_reboot_loses(cluster: &mut Cluster, ns: &str) -> Result<()> {
     let uids: Vec<String> = cluster
@@ -379,7 +379,7 @@ fn mps_programs() -> Vec<i32> {
         .collect()
 }
 
-/// What lies in memory on a node.
+/// The files in memory on a node.
 fn lose_run_folders() -> Result<()> {
     let run = Path::new("/run/aliquot");
     for place in fs::read_dir(run.join("mps"))
@@ -420,7 +420,7 @@ pub(crate) async fn a_corrupt_checkpoint_takes_nothing_from_anybody(
     let name = format!("{ns}/before");
     cluster.ledger_is(&[(&name, "main", 3000)]).await?;
     works(cluster, &ns, "before").await?;
-    // The kubelet writes the file anew at its next allocation.
+    // The kubelet rewrites the file at its next allocation.
     let after = pod(&ns, "after", &[("gpu-memory", "3000")], "report hold");
     cluster.run_share(&after).await?;
     works(cluster, &ns, "after").await?;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::meter::{self, Meter};
 use crate::scale::{CARDS, LIMIT, LOAD, Sizes, admit, names, start, stop};
 
-/// One node in so many has cards.
+/// The ratio of nodes to nodes with cards.
 pub(crate) const WITH_CARDS: usize = 10;
 const AT_ONCE: usize = 64;
 /// Rounds of a hundred changes.
@@ -108,7 +108,7 @@ fn seconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64()
 }
 
-/// Says of the first so many that they run, as their kubelets would.
+/// Reports this many of the first as running, as their kubelets would.
 async fn run_them(cluster: &Cluster, count: usize) -> Result<()> {
     let pods = cluster.pods(LOAD);
     let status = Patch::Merge(json!({ "status": { "phase": "Running" } }));

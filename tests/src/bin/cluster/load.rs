@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use kube::api::ListParams;
 
 const SHARES: usize = 64;
-/// Long enough for some looks at all cards and for hundreds of samples.
+/// Long enough for some full readings of all cards and for hundreds of samples.
 const SPAN: Duration = Duration::from_secs(15);
 
 fn gpus(cluster: &Cluster) -> Result<&Gpus> {

@@ -422,7 +422,7 @@ async fn test(
     claims.retain(|claim| extended || !claim.name.starts_with("extended::"));
     let mut cluster = Cluster::start(programs, work).await?;
     say_started(&cluster);
-    // One who names a claim wants to know of each failure of it.
+    // A named claim reports each of its failures.
     let failure = match filter {
         Some(_) => Failure::Final,
         None => Failure::Retried,

@@ -63,7 +63,7 @@ async fn places(
     Ok(places)
 }
 
-/// Until a pod is told that it waits, with these words.
+/// Until a pod has a reason with these words.
 async fn waits_for(cluster: &Cluster, namespace: &str, name: &str, words: &str) -> Result<()> {
     until(&format!("{name} told that {words}"), LONG, || async {
         let pod: Pod = cluster.pods(namespace).get(name).await?;
@@ -123,7 +123,7 @@ pub(crate) async fn replicas_that_avoid_each_other_stand_on_different_nodes(
         },
     )
     .await?;
-    // Whom they avoid is not let in either, though it has no such rule.
+    // A pod that they avoid is not placed either, though it has no such rule.
     cluster.apply_one(&pod(&ns, "stranger", "web")).await?;
     let kept_out = "didn't satisfy existing pods anti-affinity rules";
     waits_for(cluster, &ns, "stranger", kept_out).await
@@ -249,7 +249,7 @@ pub(crate) async fn two_pods_with_one_host_port_are_never_on_one_node(
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("L4", 1)).await?;
     let ns = cluster.namespace().await?;
-    // On the real node, whose kubelet refuses a pod for good whose port is taken.
+    // On the real node, whose kubelet permanently rejects a pod whose port is taken.
     let with_port = |name: &str, address: Option<&str>| {
         let mut pod = plain(&ns, name);
         let mut port = json!({ "containerPort": 80, "hostPort": 18_080 });

@@ -1,6 +1,6 @@
 //! What a run costs: API writes, processor time, memory.
 //!
-//! Comes in: the API server's metrics page and `/proc`. Goes out: differences, per pod.
+//! In: the API server's metrics page and `/proc`. Out: differences, per pod.
 #![expect(clippy::print_stdout, reason = "rows of a table")]
 
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use anyhow::{Context, Result};
 const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 /// Clock ticks of `/proc` in a second.
 const TICKS: f64 = 100.0;
-/// A scheduler that wrote nothing for so long has said all.
+/// A scheduler that wrote nothing for this long has finished.
 const QUIET: Duration = Duration::from_secs(3);
-/// At most so many times is that waited for.
+/// Largest number of such waits.
 const LOOKS: usize = 60;
 
 /// All counters at one moment.
@@ -46,7 +46,7 @@ impl Meter {
         Ok(meter)
     }
 
-    /// What it took since then, for so many pods.
+    /// The use since then, for this many pods.
     #[expect(clippy::cast_precision_loss)]
     pub(crate) fn since(&self, before: &Self, pods: usize) -> String {
         let pods = pods as f64;
@@ -193,7 +193,7 @@ pub(crate) fn row(name: &str, times: &mut [Duration]) {
     );
 }
 
-/// The least value that at least so many per cent of the sorted ones do not pass.
+/// The percentile of the sorted values.
 fn quantile(sorted: &[Duration], percent: usize) -> Option<&Duration> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1))

@@ -96,7 +96,7 @@ pub(crate) async fn each_isolated_share_is_held_by_a_server_of_its_own(
 
 async fn isolated(cluster: &mut Cluster) -> Result<()> {
     let ns = cluster.namespace().await?;
-    // What the tenant says of its limit is not asked: it tells the library to take more.
+    // The tenant's own limit does not matter: it asks the library for more.
     let script = "report unset-limits raise 30000 grow 10 hold";
     for (name, mib) in [("small", "2000"), ("large", "3500")] {
         let manifest = pod(&ns, name, &[("gpu-memory", mib)], script);
@@ -234,8 +234,8 @@ pub(crate) async fn a_card_goes_from_every_mode_to_every_other(
 
 async fn around(cluster: &mut Cluster, ns: &str) -> Result<()> {
     use Mode::{Exclusive, Mps, MpsIsolated, TimeSlicing};
-    // Each of the twelve ways once: the next mode is asked for while the last one's pod is
-    // still there, so that the card is switched by a start that waits for it.
+    // Each of the twelve transitions once: the next mode is requested while the last one's pod
+    // still exists, so that the card is switched by a start that waits for it.
     let tour = [
         Mps,
         Exclusive,

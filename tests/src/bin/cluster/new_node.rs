@@ -1,4 +1,4 @@
-//! A node that has just come: what pods are told while its driver boots, and how soon its cards
+//! A node that has just come: the reason of pods while its driver boots, and how soon its cards
 //! take them.
 
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context as _, Result, ensure};
 
-/// The agent loads the driver's library anew at most this often, and kubelets start.
+/// The agent reloads the driver's library at most this often, and kubelets start.
 const BOOTED: Duration = Duration::from_secs(40);
 /// From an agent's first word of its cards to a binding.
 const PLACEABLE: Duration = Duration::from_secs(5);
-/// Why nothing is placed on a node whose driver is not there yet.
+/// Why nothing is placed on a node whose driver has not started yet.
 const REASON: &str = "the driver does not answer";
 
 pub(crate) async fn a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards(

@@ -1,4 +1,4 @@
-//! A scheduler that looks at another one's work and can read alone.
+//! A scheduler that observes another one and can only read.
 
 use std::time::Duration;
 

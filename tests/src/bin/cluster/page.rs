@@ -1,4 +1,4 @@
-//! The status page, to whoever has a token of this API server.
+//! The status page, for clients with a token of this API server.
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! All claims, on several clusters side by side: most of a claim's time is waiting.
 //!
-//! Comes in: the command line of a run without a filter. It is run once for each part, in
-//! namespaces of its own. Goes out: the parts' lines, each claim's together, and one last
-//! line with the sums.
+//! In: the command line of a run without a filter. It is run once for each part, in namespaces of
+//! its own. Out: the parts' lines, each claim's together, and one last line with the sums.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::process::{ExitCode, Stdio};

@@ -123,8 +123,8 @@ pub(crate) async fn limits_never_sum_to_more_than_a_card_can_grant(
             ))
             .await?;
     }
-    // A pod may have been looked at before the node listed what it has: a reason for waiting
-    // is no last word.
+    // A pod may have been tried before the node listed its resources: a reason for waiting is not
+    // final.
     until(
         "three run and three wait",
         Duration::from_secs(40),

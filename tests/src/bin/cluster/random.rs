@@ -29,15 +29,15 @@ use serde_json::{Value, json};
 const NAMESPACES: [&str; 3] = ["default", "team-a", "team-b"];
 const SCHEDULERS: [&str; 2] = ["default-scheduler", kai::SCHEDULER_NAME];
 const QUEUE: &str = "random";
-/// From the last object of a cluster until all that watch have seen it. Kinds are watched apart,
-/// so that no object can tell it of the others.
+/// From the last object of a cluster until all that watch have seen it. Kinds are watched
+/// separately, so an event of one kind says nothing about the others.
 const SEEN: Duration = Duration::from_millis(400);
 /// What our scheduler says of a pod whose place is on a node that others are leaving.
 const PROMISED: &str = "Waits for resources that are being released on node ";
 /// Requests under way at once.
 const AT_ONCE: usize = 16;
 
-/// What became of all pods.
+/// The results of all pods.
 #[derive(Debug, Default)]
 struct Sums {
     /// Both placed it, or neither did.
@@ -53,7 +53,7 @@ struct Sums {
     differed: Vec<String>,
 }
 
-/// So many of them.
+/// Their number.
 pub(crate) async fn clusters(cluster: &mut Cluster, count: u64) -> Result<()> {
     // The scheduler of earlier claims has the ports that this one needs.
     cluster.repair().await?;
@@ -252,7 +252,8 @@ async fn make(client: &Client, world: &Value) -> Result<()> {
             .unwrap_or_default();
         // No label value, which a taint's must be.
         taints.retain(|taint| taint["value"] != "-3");
-        // Admission marks a new node as not ready, and whom to ask is dismissed.
+        // Admission marks a new node as not ready, and the controller that would clear it does not
+        // run.
         let spec = json!({ "taints": taints, "unschedulable": node["spec"]["unschedulable"] });
         nodes
             .patch(name, &params, &Patch::Merge(json!({ "spec": spec })))

@@ -1,5 +1,5 @@
 //! Pods that come at a rate while others wait: how long each waits for its node, and for its
-//! reason. Ends in bounded time, and says who was not placed within it.
+//! reason. Ends in bounded time, and reports pods that were not placed within it.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::meter::{self, Meter};
 use crate::scale::{CARDS, LIMIT, LOAD, Sizes, gang, member, names, start, stop};
 
-/// After the last pod was made, the rest may take so long.
+/// Time for the rest after the last pod was created.
 const REST: Duration = Duration::from_mins(2);
 
 /// Pods come at a rate, where four fifths of all cards are taken and many others wait for
@@ -176,7 +176,7 @@ async fn mark(cluster: &Cluster, cards: usize) -> Result<()> {
     Ok(())
 }
 
-/// Waits until so many pods say why they wait; how long that took.
+/// Waits until this many pods have a reason; returns the time.
 async fn reasons(cluster: &Cluster, wanted: usize) -> Result<Duration> {
     let begin = Instant::now();
     let pods = cluster.pods(LOAD);

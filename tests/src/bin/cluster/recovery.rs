@@ -26,7 +26,7 @@ pub(crate) async fn killed_during_prestart_and_with_the_kubelet_restarted_nothin
     // PreStartContainer waits for the MPS daemon, which is stopped: so it is open when
     // the agent dies.
     gpus(cluster)?.mps.signal(Signal::SIGSTOP)?;
-    // Too large for the tenants' card: the other one needs a server that is not there yet.
+    // Too large for the tenants' card: the other one needs a server that does not exist yet.
     let third = pod(&ns, "third", &[("gpu-memory", "47000")], "report hold");
     cluster.apply_one(&third).await?;
     let uid = cluster

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const QUEUE: &str = "narrow";
 
-/// A pod without a share that asks for so many thousandths of a CPU.
+/// A pod without a share that requests this many thousandths of a CPU.
 fn asking(namespace: &str, name: &str, cpu: u64) -> Value {
     let mut pod = pod(namespace, name, &[], "hold");
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": format!("{cpu}m")}});
@@ -101,7 +101,7 @@ pub(crate) async fn a_pod_that_is_resized_counts_with_the_most_that_it_asks_for_
     resize(cluster, &ns, "first", all / 5).await?;
     cluster.pod_phase(&ns, "second", "Running").await?;
 
-    // More than the node has now: that is said, counts, and is given once there is room.
+    // More than the node has now: that is reported, counts, and is granted once there is room.
     resize(cluster, &ns, "first", all * 3 / 5).await?;
     let deferred = |pod: &Pod| pending(pod) == Some("Deferred");
     let first = cluster

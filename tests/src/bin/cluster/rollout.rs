@@ -1,4 +1,4 @@
-//! An agent that is replaced, and one that offers more tokens than anybody needs.
+//! An agent that is replaced, and one that offers more tokens than are needed.
 
 use std::time::{Duration, Instant};
 
@@ -121,9 +121,12 @@ pub(crate) async fn a_share_starts_at_every_moment_of_a_rolling_update(
                 let next = usual.clone().replace("--pod-uid", "next");
                 let next = next.replace("--listen", "127.0.0.1:9410").start(&logs)?;
                 let first = std::mem::replace(agent, next);
-                until("the next one stands by", LIMIT, || async {
+                until("the next one waits", LIMIT, || async {
                     let said = agent.said()?;
-                    Ok(Seen::when(said.contains("stands by"), said))
+                    Ok(Seen::when(
+                        said.contains("waits until the node's other agent has ended"),
+                        said,
+                    ))
                 })
                 .await?;
                 first.signal(Signal::SIGTERM)?;

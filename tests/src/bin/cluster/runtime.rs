@@ -1,4 +1,4 @@
-//! A container runtime that does not do what the agent asks of it.
+//! A container runtime that does not do what the agent requests.
 
 use std::fs;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn state(pod: &Pod) -> Option<ContainerState> {
     statuses.first()?.state.clone()
 }
 
-/// Switches CDI on or off in containerd's configuration and starts it anew.
+/// Switches CDI on or off in containerd's configuration and restarts it.
 async fn cdi(cluster: &mut Cluster, on: bool) -> Result<()> {
     const LINE: &str = "cdi_spec_dirs = ";
     const OFF: &str = "enable_cdi = false\n";

@@ -1,8 +1,8 @@
 //! `tests/cluster/bench scheduler`: the scheduler's figures against a real API server.
 //!
-//! Nodes and agents are simulated, everything else is real: objects in etcd, admission,
-//! token reviews, signed grants. Where there is something to compare with, both are
-//! taken in turn in the same run: whatever else the machine does falls on both.
+//! Nodes and agents are simulated, everything else is real: objects in etcd, admission, token
+//! reviews, signed grants. Where there is something to compare with, both are taken in turn in the
+//! same run: so that other load affects both.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;
@@ -160,7 +160,7 @@ pub(crate) async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
     Ok(scheduler)
 }
 
-/// Ends it; nobody speaks to it any more.
+/// Ends it; no agent connects to it any more.
 pub(crate) async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
     cluster.simulated_agents()?.speak_to(&[]);
     scheduler.daemon.stop().await
@@ -306,7 +306,7 @@ async fn bindings(cluster: &Cluster) -> Result<Vec<Value>> {
     Ok(pods.iter().map(binding).collect())
 }
 
-/// The same bindings, as the same account, as many at once, by nobody who thinks.
+/// The same bindings, as the same account, as many at once, without a scheduler.
 async fn bare(cluster: &Cluster, bindings: Vec<Value>) -> Result<()> {
     let kubeconfig = Scheduler::kubeconfig(&cluster.work.state(), "scheduler");
     let client = cluster.client_of(&kubeconfig).await?;

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 /// The label of the group's nodes.
 const GROUP: (&str, &str) = ("kwok-group", "t4");
-/// A look of the scheduler, a plan, and the writes.
+/// A check of the scheduler, a plan, and the writes.
 const SOON: Duration = Duration::from_secs(20);
-/// Two looks.
+/// Two checks.
 const QUIET: Duration = Duration::from_secs(5);
 
 pub(crate) async fn who_waits_for_room_brings_the_nodes_it_needs_and_no_more(
@@ -74,7 +74,7 @@ pub(crate) async fn placeholders(cluster: &Cluster) -> Result<Vec<Pod>> {
     Ok(listed)
 }
 
-/// Waits until autoscalers see so many nodes asked for.
+/// Waits until autoscalers see requests for this many nodes.
 pub(crate) async fn asked(cluster: &Cluster, count: usize) -> Result<Vec<Pod>> {
     until(&format!("{count} placeholders"), SOON, || async {
         let pods = placeholders(cluster).await?;
@@ -142,7 +142,7 @@ async fn asked_for(cluster: &mut Cluster, replica: Replica) -> Result<()> {
     let two = asked(cluster, 2).await?;
     ensure!(
         two.iter().any(|pod| pod.uid() == first[0].uid()),
-        "the placeholder of the first node was made anew"
+        "the placeholder of the first node was recreated"
     );
     let spec = two[0].spec.clone().unwrap_or_default();
     let requests = spec.containers[0]
@@ -179,7 +179,7 @@ async fn asked_for(cluster: &mut Cluster, replica: Replica) -> Result<()> {
     let kept = asked(cluster, 2).await?;
     ensure!(
         kept.iter().all(|pod| ours.contains(&pod.uid())),
-        "they were made anew"
+        "they were recreated"
     );
 
     // A node comes that offers no card yet: it will have room for two.

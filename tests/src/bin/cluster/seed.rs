@@ -162,7 +162,7 @@ fn queue(name: &str, priority: u32, limit: f64) -> serde_json::Value {
     })
 }
 
-/// A pod of a queue that asks for so many MiB.
+/// A pod of a queue that requests this many MiB.
 fn queued(namespace: &str, name: &str, queue: &str, mib: &str) -> serde_json::Value {
     let mut made = pod(namespace, name, &[("gpu-memory", mib)], "report hold");
     made["metadata"]["labels"] = json!({ "kai.scheduler/queue": queue });

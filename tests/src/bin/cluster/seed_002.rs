@@ -23,7 +23,7 @@ const INITIAL: [(&str, &str); 4] = [
     ("training-job-3", "node-2"),
     ("interactive-job", "node-3"),
 ];
-/// The controller that makes a moved pod anew takes its time.
+/// The controller that recreates a moved pod takes some time.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// Every job and the node that its one running pod is on.
@@ -60,7 +60,7 @@ async fn seats_are(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
     .await
 }
 
-/// Nobody is moved any more.
+/// No pod is moved any more.
 async fn stay(cluster: &Cluster, wanted: &[(&str, &str)]) -> Result<()> {
     let wanted = places(wanted);
     stays("every job in its place", Duration::from_secs(2), || async {
@@ -108,7 +108,7 @@ pub(crate) async fn seed_002_as_written_every_job_has_room_without_a_move(
     cluster
         .apply_file("tests/seeds/002/3-new-workloads.yaml")
         .await?;
-    // Node 4 is free: nobody is moved for a job that fits there.
+    // Node 4 is free: no pod is moved for a job that fits there.
     let mut wanted = INITIAL.to_vec();
     wanted.extend([("training-job-b", "node-3"), ("training-job-a", "node-4")]);
     seats_are(cluster, &wanted).await?;
@@ -118,7 +118,7 @@ pub(crate) async fn seed_002_as_written_every_job_has_room_without_a_move(
 pub(crate) async fn seed_002_with_a_node_kept_empty_jobs_are_moved_together(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    // Started anew, with the setting, and without it again whatever comes of the claim.
+    // Restarted with the setting, and without it again, whatever comes of the claim.
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     scheduler.daemon.stop().await?;

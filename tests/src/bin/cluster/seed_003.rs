@@ -90,7 +90,7 @@ pub(crate) async fn seed_003_two_vllm_servers_share_one_gpu(cluster: &mut Cluste
         );
     }
 
-    // Each has started: it found the memory that it was told to take, and holds it.
+    // Each has started: it found the requested memory, and holds it.
     for (pod, part) in [(&first[0], 700), (&second[0], 200)] {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let line = cluster.said(NAMESPACE, name, "vllm", "serve").await?;

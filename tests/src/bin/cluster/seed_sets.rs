@@ -90,7 +90,7 @@ pub(crate) async fn seed_sets_a_job_set_is_one_group_with_a_part_for_each_replic
                 ],
             "{parts:?}"
         );
-        // In order, a part is there before the next one is made.
+        // In order, a part exists before the next one is created.
         if order.is_none() {
             bound_together(&pods)?;
         }

@@ -1,4 +1,4 @@
-//! Claims about the cluster itself: what the other claims stand on.
+//! Claims about the cluster itself, on which the other claims rely.
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{self, Driver, Hardware};
@@ -144,7 +144,7 @@ pub(crate) async fn the_simulated_driver_is_seen_by_nvidia_smi_and_ends(
         logs: &logs,
         authority: cluster.control_plane.authority(),
     };
-    // It takes over the driver root: whoever comes next starts its own.
+    // It takes over the driver root: the next claim starts its own.
     if let Some(mut gpus) = cluster.gpus.take() {
         gpus.stop().await?;
     }

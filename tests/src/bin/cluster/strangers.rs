@@ -37,7 +37,7 @@ async fn evicted(cluster: &mut Cluster) -> Result<()> {
         "alloc 500 hold",
     );
     cluster.run_share(&neighbour).await?;
-    // Nobody would make it anew: it goes all the same.
+    // No controller would recreate it: it is evicted nevertheless.
     let script = "context await /tmp/go alloc 9000 hold";
     cluster
         .run_share(&pod(&ns, "greedy", &[("gpu-memory", "8000")], script))

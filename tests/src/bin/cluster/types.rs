@@ -58,7 +58,7 @@ async fn followed(cluster: &mut Cluster, ns: &str) -> Result<()> {
 }
 
 /// A pod without an owner runs, in a group of its own that is so; one that came before the
-/// scheduler saw the config map is made anew.
+/// scheduler saw the config map is recreated.
 async fn has(
     cluster: &Cluster,
     ns: &str,

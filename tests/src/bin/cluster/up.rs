@@ -38,7 +38,7 @@ pub(crate) async fn up(
     let interactive = command.is_none() && std::io::stdin().is_terminal();
     let shell = match command {
         Some(command) => vec!["-c".to_owned(), command],
-        // Nobody there to type: what comes on standard input is a script.
+        // Not a terminal: standard input is a script.
         None if !interactive => Vec::new(),
         None => {
             if hardware.is_some() {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sim_cluster::prometheus::{Answer, Prometheus};
 
 const SHARD: &str = "schedulingshard/default";
-/// From what is told or done until it acts.
+/// From a change until it takes effect.
 const SOON: Duration = Duration::from_secs(30);
 /// A decision and a binding, which wait for no answer: `usageQueryTimeout` is twice as long.
 const AT_ONCE: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ async fn waits(cluster: &mut Cluster) -> Result<()> {
         }
     }
     let ns = cluster.namespace().await?;
-    // The older queue goes first where nothing else decides.
+    // The older queue comes first if nothing else decides.
     cluster.apply_one(&queue("much")).await?;
     tokio::time::sleep(Duration::from_millis(1100)).await;
     cluster.apply_one(&queue("little")).await?;
@@ -126,7 +126,7 @@ async fn waits(cluster: &mut Cluster) -> Result<()> {
     let args = ["-n", &ns, "delete", "pod", "much-with", "--wait=true"];
     cluster.kubectl.run(&args).await?;
 
-    // It answers no more: decisions go on as without it, and the shard says so.
+    // It no longer answers: decisions continue as without it, and the shard reports it.
     server.answer(Answer::Silence);
     says(cluster, ["True", "stale", "no answer came"]).await?;
     let third = next(cluster, &ns, "little-with", "silent").await?;

@@ -110,7 +110,7 @@ pub(crate) async fn a_volume_is_made_where_its_first_consumer_goes_and_the_pod_f
     Ok(())
 }
 
-/// A disk of that node, as somebody made it known by hand.
+/// A disk of that node, as a statically provisioned volume.
 fn disk(name: &str, class: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume",
@@ -142,7 +142,7 @@ pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_wait
     for name in ["first", "second"] {
         cluster.apply_one(&claim(&ns, name, &local)).await?;
     }
-    // The other node has as many free GPUs as anybody wants, but the disk is not on it.
+    // The other node has enough free GPUs, but the disk is not on it.
     cluster.apply_one(&user(&ns, "first")).await?;
     until("the first where the disk is", LONG, || async {
         let at = node_of(cluster, &ns, "first").await?;
@@ -181,7 +181,7 @@ pub(crate) async fn a_pod_goes_where_a_disk_made_by_hand_fits_its_claim_and_wait
     Ok(())
 }
 
-/// A driver that attaches one volume to the node, and tells what it can still provision there.
+/// A driver that attaches one volume to the node, and publishes what it can still provision there.
 pub(crate) async fn a_drivers_limits_and_free_storage_and_claims_of_one_pod_are_kept(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -252,7 +252,7 @@ pub(crate) async fn a_drivers_limits_and_free_storage_and_claims_of_one_pod_are_
     cluster.delete_pod(&ns, "first").await?;
     cluster.delete_pod(&ns, "beside").await?;
     placed(cluster, "second").await?;
-    // Its claim is for one pod; the second pod is told so.
+    // Its claim is for one pod; the second pod's reason says so.
     cluster.apply_one(&aside("third", "two")).await?;
     let reason = cluster.reason(&ns, "third").await?;
     ensure!(reason.contains("ReadWriteOncePod"), "{reason}");

@@ -89,7 +89,8 @@ pub(crate) fn compare(seeds: &Seeds) -> Result<bool> {
     Ok(differed == 0)
 }
 
-/// Why an answer counts apart: a rule of `docs/claims.md`, or a search that nobody waits for.
+/// Why an answer is counted separately: a rule of `docs/claims.md`, or a search that takes too
+/// long.
 fn rule(theirs: &Said, ours: &Ours) -> Option<&'static str> {
     let can = ours.reasons.is_empty();
     if theirs.can == can || !theirs.ours_breaks.is_empty() {
@@ -167,7 +168,7 @@ fn core(cluster: &Value, only: Option<&str>) -> Result<Core> {
             core.apply(event);
         }
     }
-    // Selectors are evaluated, and the pod is looked at again.
+    // Selectors are evaluated, and the pod is tried again.
     for _ in 0..3 {
         for event in world.elapse(Time(0)) {
             core.apply(event);

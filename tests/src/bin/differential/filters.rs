@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What is said of each node.
+/// The verdict on each node.
 type Answer = BTreeMap<String, Said>;
 
 #[derive(Debug, Deserialize)]

@@ -181,8 +181,8 @@ impl<'a> BaselinePolicy<'a> {
     }
 }
 
-/// The authors then stretch the scores of all nodes that fit to 0..100, which changes
-/// nobody's place: they are whole numbers within a narrower range.
+/// The authors then stretch the scores of all nodes that fit to 0..100, which changes no placement:
+/// they are whole numbers within a narrower range.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 fn best_fit(left: &Left, shape: &Shape, card: usize) -> i64 {
     let mut after = left.clone();

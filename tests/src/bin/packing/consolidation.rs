@@ -1,8 +1,8 @@
 //! The same run through the core with its consolidation: a pod that fits nowhere may be let
 //! in by moving others, within a budget of moves for each pod that arrived.
 //!
-//! Moved is as it is in a cluster: the pod is evicted and gone, its controller makes it anew,
-//! and the next decision binds it. One that finds no place again is counted as lost.
+//! A move is as in a cluster: the pod is evicted and ends, its controller recreates it, and the
+//! next decision binds it. One that finds no place again is counted as lost.
 //!
 //! No search is made while the budget is used up, nor for a shape for which one found
 //! nothing a short while before.
@@ -18,11 +18,11 @@ use scheduler_core::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// Decisions in a row for one arrival: the search, the places, and some more where those
-/// who were moved are in each other's way.
+/// Decisions in a row for one arrival: the search, the places, and some more if moved pods are in
+/// each other's way.
 pub(crate) const ROUNDS: u64 = 8;
 
-/// So many arrivals later it is tried again for a shape for which nothing was found.
+/// After this many arrivals a search is tried again for a shape for which nothing was found.
 pub(crate) const AGAIN: u64 = 200;
 
 /// How much may be moved, and how hard it is tried.
@@ -39,7 +39,7 @@ pub(crate) struct ConsolidatingCore<'a> {
     through: CoreReplay<'a>,
     trace: &'a Trace,
     budget: Budget,
-    /// Who is placed.
+    /// The placed pods.
     pods: BTreeMap<PodUid, Pod>,
     /// Shapes for which a search found nothing, and after how many arrivals.
     infeasible: HashMap<usize, u64>,
@@ -83,7 +83,7 @@ impl<'a> ConsolidatingCore<'a> {
         tell(&mut self.through.core, event);
     }
 
-    /// What was decided is done. The pods that were told to go, made anew.
+    /// Carries out the decisions. Returns the evicted pods, recreated.
     fn carry_out(&mut self, actions: Vec<Action>, waiting: &mut BTreeMap<PodUid, Pod>) {
         for action in actions {
             self.tell(Event::Outcome(Outcome {

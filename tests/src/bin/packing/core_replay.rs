@@ -1,8 +1,8 @@
 //! The same run through the scheduler's core: each arrival is an event, a decision says
 //! where it goes, and a pod that is not placed at once is gone again.
 //!
-//! The core is not told what will come: what `fragmentation` knows of the pods are those
-//! that are there. Nodes are named by their rank, so that equals go to the lowest.
+//! The core does not know the pods that will arrive: `fragmentation` uses the existing ones. Nodes
+//! are named by their rank, so that equals go to the lowest.
 
 use crate::replay::Policy;
 use crate::trace::{Order, Shape, Trace};
@@ -74,7 +74,7 @@ impl<'a> CoreReplay<'a> {
     }
 }
 
-/// The core takes everything that it is told here.
+/// The core accepts every event here.
 pub(crate) fn tell(core: &mut Core, event: Event) {
     let problems = core.apply(event);
     assert!(problems.is_empty(), "{problems:?}");

@@ -1,4 +1,4 @@
-//! What stays unallocated at least, whoever places and however often anybody is moved.
+//! A lower bound of what stays unallocated, for every placement and any number of moves.
 //!
 //! Only cards count here: every pod that wants several is so many pods that want one, and
 //! CPU, memory, nodes and models are left aside, so that the figure is too low where they
@@ -31,7 +31,7 @@ pub(crate) struct Floor {
 
 #[allow(clippy::cast_precision_loss)] // Counts of pods, and thousandths.
 impl Floor {
-    /// After these arrivals; `placed` says who has a place.
+    /// After these arrivals; `placed` has the pods with a place.
     pub(crate) fn new(trace: &Trace, order: &Order, placed: &[Option<usize>]) -> Self {
         let mut sizes: BTreeMap<usize, Size> = BTreeMap::new();
         for (row, node) in order.arrivals.iter().zip(placed) {
@@ -48,7 +48,7 @@ impl Floor {
         }
     }
 
-    /// Of the pods of these rows, with nobody placed.
+    /// Of the pods of these rows, with none placed.
     pub(crate) fn of(trace: &Trace, rows: impl Iterator<Item = usize>) -> Self {
         let mut sizes: BTreeMap<usize, Size> = BTreeMap::new();
         for row in rows {
@@ -63,12 +63,12 @@ impl Floor {
         }
     }
 
-    /// Per cent of all GPUs, for whoever chooses among all that have arrived.
+    /// Per cent of all GPUs, if the pods may be chosen from all that have arrived.
     pub(crate) fn of_anybody(&self) -> f64 {
         self.least(|_| 0.0)
     }
 
-    /// The same, for whoever evicts nobody for good who is placed.
+    /// The same, if no placed pod is evicted permanently.
     pub(crate) fn of_staying(&self) -> f64 {
         self.least(|size| size.placed)
     }
@@ -179,7 +179,7 @@ mod tests {
         // Two fit on no card together: ten of them leave 19 per cent.
         let large = floor(10.0, &[(810, 20.0, 10.0)]);
         is_near(large.of_anybody(), 19.0);
-        // With whole ones to choose from nothing need stay; who keeps the large ones leaves it.
+        // If whole ones can be chosen nothing need stay; if the large ones stay, it does.
         let mixed = floor(10.0, &[(810, 5.0, 5.0), (1000, 10.0, 0.0)]);
         is_near(mixed.of_anybody(), 0.0);
         is_near(mixed.of_staying(), 9.5);

@@ -1,12 +1,12 @@
 //! How well pods are packed onto GPUs: the openb trace, replayed under the rules of the
 //! paper that it comes from, with the policies of that paper and through our own core.
 //!
-//! `packing [--seeds N] [--policies LIST] [--trace NAME --folder PATH]`: per policy the
-//! GPUs that are unallocated once the pods that arrived ask for 100 % of all GPUs, and for
-//! 130 %, as mean, least and most over the seeds. `--list` writes one seed's placements.
-//! `fragmentation-moving` lets pods in by moving others, `--moves` for each that arrived; of
-//! it is also printed what nobody could have less than ([`floor`]).
-//! `--steady`: the same policies with pods that come and leave ([`mod@steady`]).
+//! `packing [--seeds N] [--policies LIST] [--trace NAME --folder PATH]`: per policy the GPUs that
+//! are unallocated once the pods that arrived ask for 100 % of all GPUs, and for 130 %, as mean,
+//! least and most over the seeds. `--list` writes one seed's placements. `fragmentation-moving`
+//! lets pods in by moving others, `--moves` for each that arrived; for it the lower bound
+//! ([`floor`]) is printed too. `--steady`: the same policies with pods that come and leave
+//! ([`mod@steady`]).
 
 mod baseline;
 mod consolidation;
@@ -34,20 +34,20 @@ use trace::{Order, Trace};
 
 /// FGD's mean on the default trace, as its authors publish it.
 const FGD: f64 = 4.77;
-/// On the default trace: above this the first refusal is forced on whoever neither
-/// refuses nor moves (a linear program over all fillings of cards).
+/// On the default trace: above this a policy that neither rejects nor moves pods must reject one (a
+/// linear program over all fillings of cards).
 const BOUND: f64 = 3.71;
 
 /// Replays the trace.
 #[derive(Parser)]
 struct Args {
-    /// Where the trace lies.
+    /// The directory of the trace.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Which pod list.
     #[arg(long, default_value = "default")]
     trace: String,
-    /// So many of its orders.
+    /// Number of its orders.
     #[arg(long, default_value_t = 10)]
     seeds: usize,
     /// Which policies.
@@ -64,7 +64,7 @@ struct Args {
     /// Write the placements of the first order in place of figures.
     #[arg(long)]
     list: bool,
-    /// Pods come and leave, and who finds no room waits.
+    /// Pods arrive and leave, and a pod without room waits.
     #[arg(long, conflicts_with = "list")]
     steady: bool,
     /// How long they stay.
@@ -73,7 +73,7 @@ struct Args {
     /// Part of all GPUs that they ask for at once.
     #[arg(long, default_value_t = 0.95)]
     load: f64,
-    /// Who does not start at once is refused, in place of waiting.
+    /// A pod that does not start at once is rejected instead of waiting.
     #[arg(long)]
     refuse: bool,
     /// Hours that are counted, after one of warm-up.
@@ -273,7 +273,7 @@ fn steady(trace: &Trace, args: &Args, budget: Budget) {
     }
 }
 
-/// What was moved, and what nobody could have less than.
+/// The moves, and the lower bound.
 #[allow(clippy::print_stdout, clippy::cast_precision_loss)]
 fn tell_moves(trace: &Trace, runs: &[Run]) {
     let mean = |of: Vec<f64>| of.iter().sum::<f64>() / of.len().max(1) as f64;
@@ -289,7 +289,7 @@ fn tell_moves(trace: &Trace, runs: &[Run]) {
             staying.push(floor.of_staying());
         }
         println!(
-            "  at {arrived} %: {:.3} moves for each pod; at least {:.2} for whoever places only what has arrived, {:.2} for whoever keeps what is placed",
+            "  at {arrived} %: {:.3} moves for each pod; lower bound {:.2} for any choice of arrived pods, {:.2} if placed pods stay",
             mean(moves),
             mean(anybody),
             mean(staying),

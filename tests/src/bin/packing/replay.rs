@@ -1,6 +1,6 @@
-//! One run under the paper's rules: pods come one by one, nobody leaves, and whom no node
-//! can take is refused for good. After each arrival it is noted how much has arrived and
-//! how much is allocated; a column is the mean over the arrivals that round to it.
+//! One run under the paper's rules: pods arrive one by one, none leaves, and a pod that fits no
+//! node is rejected permanently. After each arrival it is noted how much has arrived and how much
+//! is allocated; a column is the mean over the arrivals that round to it.
 
 use crate::trace::{Order, Trace};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Per cent of the GPUs that are unallocated when so many per cent have arrived.
+    /// Per cent of the GPUs that are unallocated when this percentage has arrived.
     pub(crate) fn unallocated(&self, arrived: u32) -> Option<f64> {
         Some(100.0 - self.columns.get(&arrived)?)
     }

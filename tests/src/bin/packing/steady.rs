@@ -1,11 +1,11 @@
-//! Packing in a steady state: pods come and leave, and whoever finds no room waits.
+//! Packing in a steady state: pods arrive and leave, and a pod without room waits.
 //!
-//! Pods are drawn from the list, with replacement, at a rate at which those that are there at
-//! once ask for a given part of all GPUs, if nobody has to wait. They come as a Poisson
-//! process and stay for their lifetime from when they start. The cluster starts full: with
-//! those who would be there at a random time, and with what is left of their lifetimes.
-//! Who waits is asked about again whenever somebody leaves, first come, first served, and
-//! nobody holds up those behind. Every policy is given the same pods at the same times.
+//! Pods are drawn from the list, with replacement, at a rate at which the running pods would
+//! request a given part of all GPUs if no pod had to wait. They arrive as a Poisson process and
+//! stay for their lifetime from their start. The cluster starts full: with the pods that would run
+//! at a random time, and the rest of their lifetimes. Pending pods are tried again whenever a pod
+//! leaves, first come, first served, and none blocks those behind. Every policy gets the same pods
+//! at the same times.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -31,9 +31,9 @@ const BOUNDS: u64 = 4;
 /// How long pods stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Lifetimes {
-    /// Drawn, exponential, whatever the pod: who is there is as the list is.
+    /// Drawn, exponential, whatever the pod: the running pods are distributed as the list.
     Exponential,
-    /// The trace's, those of more than an hour cut: who is there are mostly the longest.
+    /// The trace's, with a maximum of an hour: the running pods are mostly the longest.
     Trace,
 }
 
@@ -41,15 +41,15 @@ pub(crate) enum Lifetimes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub lifetimes: Lifetimes,
-    /// Part of all GPUs that is asked for.
+    /// Requested fraction of all GPUs.
     pub load: f64,
-    /// Counted for so many times [`LIFETIME`].
+    /// Measured for this multiple of [`LIFETIME`].
     pub lengths: u64,
-    /// Who does not start at once is refused for good; else it waits.
+    /// A pod that does not start at once is rejected permanently; else it waits.
     pub refuse: bool,
 }
 
-/// What became of a pod.
+/// The result of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     Starts(usize),
@@ -57,7 +57,7 @@ pub(crate) enum Change {
     Stops(usize),
 }
 
-/// Who places pods that come and leave.
+/// A policy that places arriving and leaving pods.
 pub(crate) trait Placer {
     /// The pod of that row of the list is there, at that time, with that number.
     fn comes(&mut self, now: u64, pod: usize, row: usize) -> Vec<Change>;
@@ -75,13 +75,13 @@ pub(crate) struct Outcome {
     pub unallocated: f64,
     /// Of the time.
     pub somebody_waits: f64,
-    /// What those who wait ask for.
+    /// The requests of pending pods.
     pub waiting: f64,
-    /// What of the unallocated GPUs is asked for by those who wait, if they were one pool.
+    /// The part of the unallocated GPUs that pending pods request, if they were one pool.
     pub wanted: f64,
-    /// What is unallocated if nobody ever waited and GPUs were one pool: the fluid bound.
+    /// What would be unallocated if no pod ever waited and GPUs were one pool: the fluid bound.
     pub fluid: f64,
-    /// What is unallocated at least, over all fillings of cards with those who are there.
+    /// What is unallocated at least, over all packings of the running pods on cards.
     pub floor: f64,
     /// Moves for each pod that came.
     pub moves: f64,
@@ -115,7 +115,7 @@ fn visits(trace: &Trace, plan: &Plan, seed: u64) -> Vec<PodStay> {
     };
     let rate = plan.load * trace.capacity() as f64 / mean(&|row| gpus(row) * lasts(row));
     let mut visits = Vec::new();
-    // Who is there at the start: long lifetimes are met more often, at a random point.
+    // The pods at the start: long lifetimes are more likely, at a random point.
     let there = random.poisson(rate * mean(&lasts));
     for _ in 0..there {
         let row = loop {
@@ -160,7 +160,7 @@ struct RunTotals<'a> {
     running: u64,
     waiting: u64,
     waits: u64,
-    /// Of who would be there if nobody waited.
+    /// Of the pods that would run if none waited.
     ideal: u64,
     /// By pod: what is left of its lifetime, or when it leaves.
     left: BTreeMap<usize, StayState>,
@@ -174,7 +174,7 @@ struct RunTotals<'a> {
 /// A pod that is there.
 #[derive(Clone, Copy, Debug)]
 enum StayState {
-    /// So long, once it starts.
+    /// Its run time, from its start.
     Waits(u64),
     /// Until then.
     Runs(u64),
@@ -275,7 +275,7 @@ pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer
     };
     // When pods leave; of a pod that was moved also when it would have left.
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    // When they would have left if nobody waited.
+    // When they would have left if no pod waited.
     let mut ideal_ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let mut coming = visits.iter().enumerate().peekable();
     loop {
@@ -326,7 +326,7 @@ pub(crate) fn run(trace: &Trace, plan: &Plan, seed: u64, placer: &mut dyn Placer
     book.outcome(placer.moved())
 }
 
-/// One of the paper's policies, with those who wait beside it.
+/// One of the paper's policies, with its pending pods.
 pub(crate) struct Queueing<'a> {
     paper: BaselinePolicy<'a>,
     /// By number: the row, and where it is.
@@ -364,7 +364,7 @@ impl Placer for Queueing<'_> {
             self.waiting.remove(&pod);
             return Vec::new();
         };
-        // Nobody who waits fits anywhere else.
+        // No pending pod fits anywhere else.
         let at = self.paper.take_out(row, held);
         let mut changes = Vec::new();
         let waiting: Vec<(usize, usize)> = self.waiting.iter().map(|(a, b)| (*a, *b)).collect();
@@ -463,7 +463,7 @@ mod tests {
             assert!(came.fluid < came.unallocated, "{came:?}");
         }
         assert!((paper.unallocated - ours.unallocated).abs() < 0.02);
-        // Whom nobody waits for is refused: less is asked for, and more is idle.
+        // Rejected pods do not wait: less is requested, and more is idle.
         let mut fgd = Queueing::new(&trace, &order, Rule::Fgd);
         let refused = run(&trace, &plan(1.5, true), 7, &mut fgd);
         assert!(refused.waiting < 1e-9 && refused.unallocated > paper.unallocated);

@@ -1,10 +1,9 @@
-//! A steady state through the scheduler's core: who comes and who leaves are events, a
-//! decision follows each, and who has no place waits in the core's own queue.
+//! A steady state through the scheduler's core: arrivals and departures are events, a decision
+//! follows each, and a pod without a place waits in the core's own queue.
 //!
-//! With a budget it may move: a pod is evicted and gone, its controller makes it anew at once,
-//! and what is left of its lifetime begins where it is bound. A search is made for a pod when
-//! it comes, while the budget lasts, and not for a shape for which one found nothing a short
-//! while before.
+//! With a budget it may move: a pod is evicted and ends, its controller recreates it at once, and
+//! what is left of its lifetime begins where it is bound. A search is made for a pod when it comes,
+//! while the budget lasts, and not for a shape for which one found nothing a short while before.
 
 use crate::consolidation::{AGAIN, Budget, ROUNDS};
 use crate::core_replay::{CoreReplay, tell};
@@ -22,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 pub(crate) struct SteadyCore<'a> {
     through: CoreReplay<'a>,
     trace: &'a Trace,
-    /// `None`: nobody is moved.
+    /// `None`: no pod is moved.
     budget: Option<Budget>,
     /// By uid: which pod, and as it is.
     pods: BTreeMap<PodUid, (usize, Pod)>,
@@ -101,7 +100,7 @@ impl<'a> SteadyCore<'a> {
             for action in decision.actions {
                 self.carry_out(now, action, &mut changes);
             }
-            // Who places all at once and moves nobody has nothing to add.
+            // A policy that places all at once and moves none has nothing to add.
             if done || self.budget.is_none() && !decision.cut_short {
                 break;
             }
@@ -160,7 +159,7 @@ impl Placer for SteadyCore<'_> {
         if searches && !moved && self.waits(number) {
             self.infeasible.insert(shape, self.came);
         }
-        // Nor for those who were moved and wait.
+        // Nor for moved pods that wait.
         let stopped = changes.iter().filter_map(|change| match change {
             Change::Stops(pod) => Some(*pod),
             Change::Starts(_) => None,

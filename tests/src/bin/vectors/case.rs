@@ -38,9 +38,9 @@ pub(crate) struct Task {
     pub(crate) status: String,
     pub(crate) node: Option<String>,
     pub(crate) groups: Vec<String>,
-    /// So many whole GPUs.
+    /// This number of whole GPUs.
     pub(crate) whole: usize,
-    /// A share of each of so many GPUs.
+    /// A share of each of this many GPUs.
     pub(crate) shares: usize,
     pub(crate) delete_on_evict: bool,
     /// Names of its device claims.
@@ -236,7 +236,7 @@ fn whole(value: f64) -> anyhow::Result<u64> {
     Ok(value.round() as u64)
 }
 
-/// Of so many seconds.
+/// Of this many seconds.
 fn duration(value: &Value, key: &str) -> anyhow::Result<Option<Duration>> {
     let seconds = value[key].as_f64();
     seconds
@@ -407,8 +407,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     })
 }
 
-/// A larger `kai.scheduler/task-priority` goes first; a pod without one after those, one
-/// with an unreadable one last.
+/// A larger `kai.scheduler/task-priority` comes first
 fn task_order(task: &Value) -> i32 {
     match task["labels"]["kai.scheduler/task-priority"].as_str() {
         Some(text) => text.parse::<i32>().map_or(i32::MAX, i32::saturating_neg),

@@ -1,7 +1,7 @@
 //! Device claims of a case.
 //!
 //! A case gives each claim's status as it was when the recording ended. At the start a claim has
-//! devices where a pod that stands has it: those of its status, else the first of its node.
+//! devices if a placed pod has it: those of its status, else the first of its node.
 
 use crate::world::TaskState;
 use anyhow::Context as _;
@@ -20,7 +20,7 @@ fn is_gpu(class: &str) -> bool {
     class.contains("gpu")
 }
 
-/// Kubernetes' bound on those for whom a claim is reserved.
+/// Kubernetes' limit on the pods for which a claim is reserved.
 const MOST_CONSUMERS: usize = 256;
 /// The request of each claim.
 const REQUEST: &str = "request";

@@ -1,16 +1,16 @@
 //! Is what came one of the accepted outcomes?
 //!
-//! A shared GPU has a name in KAI and is a card here, and neither says anything about the
-//! other. What is compared is who holds a part of one GPU together with whom.
-//! A GPU that everybody leaves is a new one to KAI for those who come next, and the same card
-//! here: so who leaves and who comes count as together only where somebody stays.
+//! A shared GPU has a name in KAI and is a card here, and neither says anything about the other.
+//! The comparison is about which pods share a GPU. A GPU that all pods leave is a new one to KAI
+//! for later pods, and the same card here: so a leaving and an arriving pod count as sharing only
+//! if another pod stays.
 
 use crate::case::{Case, Expected, Task};
 use crate::world::State;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// A GPU: who holds a part of it, in order of uid.
+/// A GPU: the holders of its parts, in order of uid.
 type Holders = Vec<String>;
 /// By uid: the GPUs that the pod holds a part of, in order.
 type Sharing = BTreeMap<String, Vec<Holders>>;
@@ -94,7 +94,7 @@ fn meets(state: &State, expected: &Expected) -> bool {
     state.status == expected.status && (!stands || state.node == expected.node)
 }
 
-/// From who holds a part of what.
+/// From the holders of each GPU's parts.
 fn sharing<'a>(held: impl Iterator<Item = (&'a String, There, String)>) -> Sharing {
     let mut gpus: BTreeMap<String, Vec<(&String, There)>> = BTreeMap::new();
     for (uid, there, gpu) in held {
@@ -118,8 +118,8 @@ fn sharing<'a>(held: impl Iterator<Item = (&'a String, There, String)>) -> Shari
     sharing
 }
 
-/// What no accepted outcome says and none may be without: a pod holds as many cards as it asks
-/// for, and a whole one alone. Those who are leaving may hold it too.
+/// Holds for every accepted outcome: a pod holds as many cards as it requests, and a whole one
+/// alone. Leaving pods may hold it too.
 fn impossible(task: &Task, states: &BTreeMap<String, State>) -> Option<String> {
     let uid = task.pod.uid.as_str();
     let state = states.get(uid)?;
@@ -145,7 +145,7 @@ fn impossible(task: &Task, states: &BTreeMap<String, State>) -> Option<String> {
     })
 }
 
-/// `Running node0 [one two] [one]`: a bracket is a GPU, and who holds parts of it.
+/// `Running node0 [one two] [one]`: a bracket is a GPU with the holders of its parts.
 fn place(status: &str, node: Option<&str>, gpus: Option<&Vec<Holders>>) -> String {
     let mut text = format!("{status} {}", node.unwrap_or("-"));
     for holders in gpus.into_iter().flatten() {

@@ -278,7 +278,7 @@ mod tests {
                 continue;
             }
 
-            // Whoever runs beside another one is alone.
+            // A job beside another one is alone.
             let names: Vec<String> = groups(&mut case).map(|name| name.clone()).collect();
             let twice = names
                 .iter()
@@ -303,7 +303,7 @@ mod tests {
         );
     }
 
-    /// The names of the GPUs of those who run a share on the first node that has any.
+    /// The names of the shared GPUs on the first node that has any.
     fn groups(case: &mut case::Case) -> impl Iterator<Item = &mut String> {
         let shares: Vec<String> = case
             .tasks

@@ -117,8 +117,8 @@ pub(crate) fn tolerations(value: &Value) -> Vec<Toleration> {
         .collect()
 }
 
-/// GPU memory is not for nodes that have not said how much their GPUs have. The core's
-/// cards always say it; so the pod keeps away from such nodes by name.
+/// Requests for GPU memory exclude nodes that have not published how much their GPUs have. The
+/// core's cards always have it; so the pod keeps away from such nodes by name.
 pub(crate) fn need_known_memory(pod: &mut Pod, nodes: &Value) {
     let unknown: Vec<Arc<str>> = list(nodes)
         .iter()

@@ -1,5 +1,4 @@
-//! The world around the core in a case: pods where they stand, what is fed back between
-//! rounds.
+//! The world around the core in a case: pods on their nodes, and the events between rounds.
 
 use crate::case::{Case, NOW, Task, card_name};
 use crate::dra::{self, Held};
@@ -16,7 +15,7 @@ use std::time::Instant;
 pub(crate) enum CoreLifecycle {
     /// A new core from the facts of each round.
     Rebuilt,
-    /// One core that is told what changed.
+    /// One core that gets the changes.
     Lived,
     /// The same, but that in each round it is a new core from the snapshot of the last one, as
     /// text.
@@ -50,7 +49,7 @@ impl TaskState {
     }
 }
 
-/// What is said while a case is played.
+/// Messages while a case is played.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Verbosity {
     /// What was decided.
@@ -134,9 +133,9 @@ fn fresh(case: &Case, stands: &[TaskState], held: &Held) -> Core {
     core
 }
 
-/// Where everybody stands at the start: names of shared GPUs become cards, whole GPUs
-/// take what is left. A pod that asks for neither holds no card, whatever names it has: a few
-/// cases give names to such pods, which KAI does not count.
+/// The placements at the start: names of shared GPUs become cards, whole GPUs take what is left. A
+/// pod that asks for neither holds no card, whatever names it has: a few cases give names to such
+/// pods, which KAI does not count.
 fn place(case: &Case) -> Vec<TaskState> {
     let mut stands: Vec<TaskState> = case
         .tasks
@@ -214,7 +213,7 @@ fn free(case: &Case, node: &str, used: &BTreeSet<String>) -> Option<String> {
         .find(|card| !used.contains(card))
 }
 
-/// A stand as the API server shows it.
+/// A placement as the API server shows it.
 fn shown(stand: &TaskState) -> Event {
     let mut pod = stand.task.pod.clone();
     let placement = || {
@@ -332,7 +331,7 @@ fn feed_back(after: &[TaskState]) -> Vec<TaskState> {
     stands
 }
 
-/// Tells a living core how its actions ended and what changed.
+/// Reports outcomes and changes to a running core.
 fn report(core: &mut Core, decision: &Decision, after: &[TaskState]) {
     for action in &decision.actions {
         let _ = core.apply(Event::Outcome(Outcome {

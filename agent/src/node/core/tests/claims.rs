@@ -209,7 +209,7 @@ fn what_the_kubelet_is_done_with_is_free_once_nothing_of_it_lives() {
     assert_eq!(held(&core), []);
     // Asked again, and of what never was.
     assert_eq!(core.unprepare("c1", world.now).0, Ok(()));
-    // Before the disk was read, nothing is said of what is free.
+    // Before the disk was read, nothing is reported as free.
     assert!(new_core().unprepare("c1", world.now).0.is_err());
     let early = new_core().prepare_claim(&of, world.now).0;
     assert!(early.unwrap_err().may_pass);
@@ -311,7 +311,7 @@ fn the_admin_closes_cards_to_a_front_and_what_is_held_stays() {
     prepare(&mut world, &mut core, &open).unwrap();
     let late = on(&mut world, 6, 1);
     let why = prepare(&mut world, &mut core, &late).unwrap_err();
-    assert!(why.contains("by the plugin front alone"), "{why}");
+    assert!(why.contains("allows only the plugin front"), "{why}");
     assert!(core.offer().any_whole);
     fronts(&world, &mut core, Admin::Auto);
     prepare(&mut world, &mut core, &late).unwrap();

@@ -93,7 +93,7 @@ fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
     let why = core.state().not_offering.unwrap();
     assert!(why.contains("GPU-0"), "{why}");
     // The start of a pod that was bound before has to wait: without a free ID the kubelet would
-    // reject the pod for good. A container that has its share already may restart.
+    // reject the pod permanently. A container that has its share already may restart.
     let mut offered = core.offer().share.into_iter();
     assert!(offered.all(|device| device.health == proto::names::kubelet::HEALTHY));
     step(&mut world, &mut core, &Step::Bind(2, false, 0, 300));

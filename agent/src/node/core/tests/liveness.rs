@@ -1,4 +1,4 @@
-//! A share lives as long as its container, whatever became of its pod's object.
+//! A share lives as long as its container, whatever the state of its Pod object.
 
 use super::*;
 

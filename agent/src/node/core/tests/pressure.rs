@@ -3,8 +3,8 @@
 use super::*;
 use api::gpu_node::Reaction;
 
-/// What is done about a share that holds more than is kept for it, once a pod comes for which
-/// the rest of the card is kept: who is ended, and whose pod is to be evicted.
+/// The reaction to a share that holds more than is kept for it, once a pod arrives for which the
+/// rest of the card is kept: the containers that are ended, and the pods to be evicted.
 fn pressed(on_pressure: Option<Reaction>, kept: Option<Mib>) -> (Vec<String>, Vec<String>) {
     holding(Mib(900), on_pressure, kept)
 }
@@ -103,7 +103,7 @@ fn a_container_starts_once_what_is_kept_for_it_was_given_back() {
         let why = start(reaction, &[]).unwrap_err();
         assert!(why.contains("not known yet"), "{why}");
     }
-    // Nothing is taken back: it would wait for ever.
+    // Nothing is reclaimed: it would wait without end.
     assert_eq!(start(Some(Reaction::Report), &[900]), Ok(()));
 }
 

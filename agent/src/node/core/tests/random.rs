@@ -106,8 +106,8 @@ proptest! {
         let local = world.local();
         world.tell(&mut core, Event::Local(local));
         if !core.minted.is_empty() {
-            // An answer that came and went between two looks at the checkpoint is remembered
-            // as one that may still come; an agent that starts later cannot know of it.
+            // An answer that came and went between two readings of the checkpoint is remembered as
+            // one that may still come; an agent that starts later cannot know of it.
             world.now += reconcile::MINTED_GRACE;
             let local = world.local();
             world.tell(&mut core, Event::Local(local));
@@ -119,7 +119,7 @@ proptest! {
             core.ledger.shares().filter(|s| s.alloc_id.is_some()).cloned().collect()
         };
         prop_assert_eq!(bound(&core), bound(&rebuilt));
-        // Where more is claimed than there is, who was first is not written down anywhere.
+        // If more is claimed than exists, the order of the claims is not recorded anywhere.
         if core.claims.keys().all(|key| core.ledger.get(key).is_some()) {
             prop_assert_eq!(&core.ledger, &rebuilt.ledger);
             prop_assert_eq!(core.offer().share, rebuilt.offer().share);

@@ -85,7 +85,7 @@ fn a_container_that_the_api_server_has_not_heard_of_is_not_taken_for_one_without
     let mut world = World::new();
     let mut core = world.started();
     without_proof(&mut world, &mut core, None);
-    // It was started anew, and the API server still names the one before.
+    // It has restarted, and the API server still names the previous container.
     step(&mut world, &mut core, &Step::Prove(1));
     assert!(looks(&mut world, &mut core).is_empty());
     world.living.remove("c1");

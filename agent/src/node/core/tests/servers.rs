@@ -51,7 +51,7 @@ fn what_a_supervisor_saw_earlier_and_silence_take_nothing_back_of_what_it_saw_la
     for (event, breaks) in [
         (Event::Mps(mps::Plan::default(), observed(1, 1, 0)), 0),
         (Event::MpsSeen(observed(1, 3, 1)), 1),
-        // Sent before, and heard after.
+        // Sent before, and received after.
         (Event::Mps(mps::Plan::default(), observed(1, 2, 0)), 0),
         (Event::MpsSilent("no answer".into()), 0),
         (Event::MpsSeen(observed(1, 4, 1)), 0),

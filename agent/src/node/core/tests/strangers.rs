@@ -1,4 +1,4 @@
-//! Claims about processes that nobody granted a card.
+//! Claims about processes without a grant.
 
 use super::*;
 use crate::inventory::ComputeMode;

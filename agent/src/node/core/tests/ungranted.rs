@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Who schedulers are told of.
+/// Pods that are reported to schedulers.
 fn told(core: &Core) -> Vec<String> {
     let ungranted = core.state().ungranted;
     ungranted.into_iter().map(|one| one.pod.uid).collect()

@@ -43,7 +43,7 @@ pub(crate) async fn two_cards_of_one_claim_are_each_held_at_its_mib(
         cluster
             .apply_one(&manifest(ns, "mps", "apart", "report hold"))
             .await?;
-        refused(cluster, ns, "mps", "mode mps gives a container one card").await?;
+        refused(cluster, ns, "mps", "mode mps allows one card per container").await?;
         cluster.delete_pod(ns, "mps").await?;
         policy(cluster, json!({})).await?;
         // Two requests may get one card, which is one container's once.

@@ -52,7 +52,7 @@ pub(crate) async fn a_claim_is_configured_or_told_why_not(cluster: &mut Cluster)
                 let bad = configured(ns, "bad", "1000Mi", fields.clone());
                 let why = cluster.apply_one(&bad).await.err();
                 if why.is_none() {
-                    // Until then it was taken, and what stands is not judged again.
+                    // Until then it was admitted, and existing objects are not validated again.
                     templates.delete("bad", &DeleteParams::default()).await?;
                 }
                 let why = why.map(|why| format!("{why:#}")).unwrap_or_default();

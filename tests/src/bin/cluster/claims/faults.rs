@@ -21,14 +21,14 @@ use super::{
 use crate::kubelet::lose_what_a_reboot_loses;
 use crate::modes::policy;
 
-/// How far a prepare had come when its agent was killed, by what lies on the node.
+/// The progress of a prepare when its agent was killed, by the state of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// Nothing does.
     Before,
-    /// Its MPS server is asked for: it is in the ledger.
+    /// Its MPS server is requested: it is in the ledger.
     Entered,
-    /// Its file is written, and its container is not there.
+    /// Its file is written, and its container does not exist.
     Written,
     /// Its container starts, or runs.
     Started,

@@ -386,7 +386,7 @@ async fn attached(cluster: &Cluster, ns: &str, driver: &str) -> Result<()> {
     .await?;
     told(cluster, ns, "example.com/AttachFailed").await?;
     until("the claim without a device", LIMIT, || async {
-        // It may have it anew a moment later.
+        // It may get it again a moment later.
         let events = cluster.events_of(ns, "first").await?;
         let refused = events.iter().any(|one| one.contains("AttachFailed"));
         Ok(Seen::when(refused, events.join("; ")))

@@ -53,7 +53,7 @@ pub(crate) async fn the_admin_closes_a_card_to_one_front_and_what_runs_stays(
         cluster.run_share(&annotated(ns, "granted")).await?;
         let status = cluster.gpu_node().await?.status.context("no status")?;
         let card = &status.gpus.first().context("no card")?.uuid;
-        // To grants, while one runs: it stays, and until it is gone the card is nobody else's.
+        // To grants, while one runs: it stays, and until it has ended the card has no other front.
         policy(
             cluster,
             json!({ "gpus": [{ "uuid": card, "front": "dra" }] }),

@@ -1,5 +1,5 @@
-//! Kueue in front of claims: it lets as many shares in as its queue has quota for, and who
-//! schedules their pods does not matter to it.
+//! Kueue in front of claims: it admits as many shares as its queue has quota for, whichever
+//! scheduler places their pods.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ pub(crate) async fn a_monitoring_pod_sees_a_card_that_is_full_and_counts_nothing
         cluster.pod_phase(ns, "full", "Running").await?;
         let whole = [("full", grantable(cluster).await?)];
         let before = ledger_is(cluster, ns, &whole).await?;
-        // Kubernetes 1.36 looks for room even for who takes none.
+        // Kubernetes 1.36 searches for room even for a pod that takes none.
         let access = json!({
             "adminAccess": true, "allocationMode": "All",
             "capacity": { "requests": { "memory": "0" } },

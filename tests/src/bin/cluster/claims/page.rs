@@ -23,8 +23,8 @@ const PAGE: &str = "docs/claims.md";
 /// The card of the page's example.
 const CARD: &str = "GPU-6f0a1c9e-0000-0000-0000-000000000000";
 
-/// The YAML of a section of the page as it stands, but for names that are this cluster's own:
-/// the card. The first section has no heading.
+/// The YAML of a section of the page, unchanged except for names of this cluster: the card. The
+/// first section has no heading.
 fn section(cluster: &Cluster, heading: &str, card: &str) -> Result<Vec<Value>> {
     let page = std::fs::read_to_string(cluster.programs.tree.join(PAGE))?;
     let mut sections = page.split("\n## ");

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{LIMIT, manifest, template, with_driver};
 
-/// Of so many, both ways must win some: else it is no race.
+/// In this many rounds, both fronts must win some; otherwise it is no race.
 const ROUNDS: usize = 6;
 /// At this many it is settled that one of them never wins.
 const MOST: usize = 15;

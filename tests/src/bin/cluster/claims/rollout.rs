@@ -10,10 +10,13 @@ use serde_json::json;
 
 use super::{LIMIT, gpus, ledger_is, manifest, template, with_driver};
 
+/// In the log and on the health page of an agent that waits for the previous one.
+const WAITS: &str = "waits until the node's other agent has ended";
+
 pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    /// Pods, and at which of them the old agent is told to end.
+    /// Pods, and at which of them the old agent is stopped.
     const PODS: usize = 24;
     const ENDS: usize = 10;
     with_driver(cluster, 1, async |cluster, ns| {
@@ -23,7 +26,7 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         agent.stop().await?;
         let mark = agent.mark()?;
         agent.start_again_with(|command| command.flag("--pod-uid", "old"))?;
-        // Else either of the two may be the one that stands by.
+        // Otherwise either of the two may be the one that waits.
         until("the old one is registered", LIMIT, || async {
             let said = agent.said_since(mark)?;
             Ok(Seen::when(said.contains("registered driver"), said))
@@ -39,7 +42,7 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
         until("both are registered", LIMIT, || async {
             let said = next.said()?;
             let ready = aliquot_tests::http::get("127.0.0.1:9410", "/readyz").await?;
-            let both = said.contains("stands by") && ready.contains("stands by");
+            let both = said.contains(WAITS) && ready.contains(WAITS);
             let registered = said.contains("registered driver");
             Ok(Seen::when(both && registered, said))
         })

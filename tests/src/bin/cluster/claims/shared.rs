@@ -118,7 +118,7 @@ pub(crate) async fn a_pod_that_comes_to_a_claim_later_has_its_share_also_while_n
         rows_are(cluster, ns, &[("one", "main"), ("two", "main")], 2000).await?;
         ensure!(files()? == before + 1, "{} CDI files", files()?);
 
-        // A pod that must not have it is told so by the hook.
+        // A pod that must not have it is refused by the hook.
         let mut hostile = again("hostile", "report hold");
         hostile["spec"]["hostPID"] = json!(true);
         cluster.apply_one(&hostile).await?;
@@ -162,7 +162,7 @@ pub(crate) async fn a_pod_that_comes_to_a_claim_later_has_its_share_also_while_n
             2000,
         )
         .await?;
-        // The one that it was prepared for leaves, and the others go on.
+        // The pod that it was prepared for ends, and the others continue.
         cluster.delete_pod(ns, "one").await?;
         rows_are(cluster, ns, &[("three", "main"), ("two", "main")], 2000).await?;
         let held = cluster

@@ -30,7 +30,7 @@ fn writes(cluster: &Cluster, mark: u64) -> Result<usize> {
     Ok(written.count())
 }
 
-/// So many, and no more of them a while later.
+/// This number, and no more some time later.
 async fn written(cluster: &Cluster, what: &str, mark: u64, times: usize) -> Result<()> {
     until(what, LIMIT, || async {
         let seen = writes(cluster, mark)?;

@@ -1,4 +1,4 @@
-//! What a claim's device status says, and who may write it.
+//! A claim's device status, and which accounts may write it.
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::node;
@@ -148,7 +148,7 @@ async fn device_conditions(
     }))
 }
 
-/// Waits until a pod's claim has the condition `Ready` as it is asked for.
+/// Waits until a pod's claim has the given condition `Ready`.
 pub(super) async fn ready(
     cluster: &Cluster,
     ns: &str,

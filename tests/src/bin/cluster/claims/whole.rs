@@ -93,7 +93,7 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
             ))
         })
         .await?;
-        // Two containers, a card each: parts of the one claim that is made for them.
+        // Two containers, a card each: parts of the one claim that is created for them.
         let mut asks = pod(ns, "asks", &[], "report hold");
         asks["spec"]["schedulerName"] = json!("default-scheduler");
         let one = json!({ "limits": { "nvidia.com/gpu": "1" } });
@@ -141,7 +141,7 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
             json!({ "limits": { "nvidia.com/gpu": "1" } });
         cluster.apply_one(&third).await?;
         waits(cluster, ns, "third").await?;
-        // An agent that starts anew knows what it is.
+        // An agent that has restarted knows what it is.
         gpus(cluster)?.agent.kill().await?;
         gpus(cluster)?.agent.start_again()?;
         tokio::time::sleep(Duration::from_secs(2)).await;

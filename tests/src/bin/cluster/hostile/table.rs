@@ -24,7 +24,7 @@ pub(super) enum Outcome {
     Killed(u64),
     /// It gets this, MiB, and keeps it.
     Escapes(u64),
-    /// It keeps so many of the clients that its server takes.
+    /// It keeps this many of the clients that its server accepts.
     Clients(u64),
 }
 
@@ -50,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// Whom a tenant has beside it, and in which mode.
+/// A tenant's neighbour, and the mode.
 #[derive(Clone, Copy)]
 pub(super) struct Column {
     head: &'static str,

@@ -363,7 +363,7 @@ async fn late(cluster: &Cluster, ns: &str) -> Result<()> {
     let before = past_server(cluster).await?;
     tenant(cluster, ns, "honest", "alloc 1000 hold").await?;
     cluster.said(ns, "honest", "main", "hold").await?;
-    // By the agent's account: the kubelet tells of an end a second later.
+    // By the agent's account: the kubelet reports an end a second later.
     stays("nothing is done", Duration::from_millis(1500), || async {
         let now = past_server(cluster).await?;
         Ok(Seen::when(now.1 == before.1, format!("{now:?}")))

@@ -1,4 +1,4 @@
-//! A tenant against admission: what may be written in a pod, and by whom.
+//! A tenant against admission: what may be written in a pod, and by which account.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ async fn what_a_pod_asked_for_is_not_rewritten(cluster: &mut Cluster) -> Result<
         kai::SUB_GROUP_LABEL,
     ] {
         table.refused_write(Write::patch(path("runs"), label(key)), key);
-        // Who waits may still change queues.
+        // A pending pod may still change queues.
         table.admitted_write(Write::patch(path("waits"), label(key)));
     }
     let group = annotation(kai::POD_GROUP, json!("other"));
@@ -318,8 +318,8 @@ async fn a_namespace_uses_the_queues_of_its_list_alone(cluster: &mut Cluster) ->
     held
 }
 
-/// Takes the list away, and waits until the API server goes by none. The namespace is one that
-/// may not use the queue c.
+/// Deletes the list, and waits until the API server uses none. The namespace is one that may not
+/// use the queue c.
 async fn unlist(cluster: &Cluster, other: &str) -> Result<()> {
     for kind in [
         "validatingadmissionpolicybinding",
@@ -328,7 +328,7 @@ async fn unlist(cluster: &Cluster, other: &str) -> Result<()> {
         let delete = ["delete", "--ignore-not-found", kind, "aliquot-queues"];
         cluster.kubectl.run(&delete).await?;
     }
-    // The server goes by it for a moment more, and so would the next claim.
+    // The server uses it for a moment more, and it would affect the next claim.
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), other);
     let refused: Pod = serde_json::from_value(crate::guard::live(
         other,
@@ -348,15 +348,15 @@ async fn unlist(cluster: &Cluster, other: &str) -> Result<()> {
     .await
 }
 
-/// The list does not see workloads of operators that it does not name; the pod group that is
-/// made for one it does.
+/// The policy does not see workloads of operators that it does not name, but it sees the pod group
+/// that is created for one.
 async fn a_pod_whose_group_is_refused_is_not_placed(cluster: &mut Cluster) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     let held = refused_group(cluster, &ns).await;
     unlist(cluster, &ns).await?;
     held?;
-    // Nobody minds any more.
+    // No policy rejects it any more.
     let pods = cluster.pods(&ns);
     until("it runs", Duration::from_mins(1), || async {
         let pod = pods.get("server").await?;
@@ -531,7 +531,7 @@ async fn listed(cluster: &Cluster, ns: &str, other: &str) -> Result<()> {
     table.holds().await
 }
 
-/// One who may do everything with namespaces and pods, and nothing with the guard.
+/// An account that may do everything with namespaces and pods, and nothing with the guard.
 async fn tenant(cluster: &Cluster) -> Result<Client> {
     let name = "tenant";
     for object in [

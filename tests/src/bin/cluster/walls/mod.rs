@@ -1,4 +1,4 @@
-//! One claim for each attack that `docs/security.md` names: who tries what, and what it gets.
+//! One claim for each attack in `docs/security.md`: the attacker, and the result.
 
 mod fence;
 mod guard;

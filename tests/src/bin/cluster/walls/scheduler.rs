@@ -1,4 +1,4 @@
-//! A tenant, or a node that was taken over, against what the scheduler is told.
+//! A tenant, or a compromised node, against the scheduler's inputs.
 
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ async fn charged(cluster: &Cluster, names: [&str; 2]) -> Result<[String; 2]> {
     Ok(all)
 }
 
-/// The guard refuses these writes to everybody but the scheduler itself, in whose name they are
-/// made here: what the scheduler believes is seen alone, also of one that was started anew.
+/// The guard rejects these writes except from the scheduler itself, in whose name they are made
+/// here: the test is only about what the scheduler believes, also after a restart.
 pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -101,8 +101,8 @@ pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_wri
     Api::<Pod>::namespaced(scheduler_client(cluster).await?, &ns)
         .patch("tenant", &parameters, &lies)
         .await?;
-    // What a pod of the other queue is charged is written after the lies were heard; the second
-    // time by a scheduler that knows of the first pod what its object says, and nothing else.
+    // The charge of a pod of the other queue is written after the false reports arrived; the second
+    // time by a scheduler that knows the first pod only by its object.
     for (name, sum) in [("next", "131m"), ("after", "261m")] {
         let mut next = pod(&ns, name, &[("gpu-memory", "2000")], "hold");
         next["metadata"]["labels"] = json!({ "kai.scheduler/queue": names[1] });
@@ -317,7 +317,7 @@ async fn lied(cluster: &Cluster, whole: &Pod, share: &Pod) -> Result<()> {
             .is_err_and(|status| status.code() == Code::PermissionDenied),
         "a state of another node: {ended:?}"
     );
-    // Tokens that the API server does not know: soon it is asked no more.
+    // Tokens that the API server does not know: soon they are no longer reviewed.
     let mut codes = Vec::new();
     for number in 0..8 {
         let answer = Stream::open(cluster, &format!("junk-{number}")).await?;
@@ -328,7 +328,7 @@ async fn lied(cluster: &Cluster, whole: &Pod, share: &Pod) -> Result<()> {
             && codes[5..] == [Some(Code::ResourceExhausted); 3],
         "{codes:?}"
     );
-    // Who was accepted is not asked about again.
+    // An accepted token is not reviewed again.
     Stream::open(cluster, &token).await??;
     let metrics = scheduler.metrics().await?;
     for line in [

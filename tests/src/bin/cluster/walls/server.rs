@@ -96,7 +96,7 @@ pub(crate) async fn what_root_in_a_container_does_to_the_pipe_directory_ends_the
     let gpus = cluster.gpus.as_mut().context("no GPUs")?;
     gpus.mps.kill().await?;
     gpus.mps.start_again()?;
-    // Who is on the card keeps its memory; a new one waits until both are gone.
+    // Existing processes keep their memory; a new one waits until both are gone.
     let beside = cluster.pods(&ns).get("neighbour").await?;
     let ended = serde_json::to_string(&beside.status)?.contains("terminated");
     ensure!(!ended, "the neighbour has ended");
@@ -157,7 +157,7 @@ pub(crate) async fn shared_memory_is_common_to_a_card_only_where_the_driver_need
             (words.first() == Some(&"secret")) == common,
             "{version}: the other tenant sees {seen}"
         );
-        // Never the node's own, and never more than is said.
+        // Never the node's own, and never more than the limit.
         ensure!(!Path::new("/dev/shm/left").exists(), "it is the node's");
         let mib = if common { "1024" } else { "64" };
         ensure!(words.get(2) == Some(&mib), "{version}: {seen}");
@@ -209,7 +209,7 @@ pub(crate) async fn a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_s
         async move { drive(cluster, ns, "attacker", &command).await }
     };
     let server = attack("get_server_list".into()).await?.concat();
-    // 3050 reads back as 2G, and so do 3000: the limit that was set is not told from it.
+    // 3050 reads back as 2G, and so do 3000: so the exact limit cannot be derived from it.
     for raise in [
         format!("set_device_pinned_mem_limit {server} 0 3050M"),
         "set_default_device_pinned_mem_limit 0 3050M".to_owned(),

@@ -4,7 +4,7 @@ use super::*;
 use api::gpu_node::Reaction;
 use api::units::Fence;
 
-/// Who has a row, in order: pod, container, allocation.
+/// The rows, in order: pod, container, allocation.
 fn rows(core: &Core) -> Vec<(String, String, AllocId)> {
     let row = |share: &Share| {
         (
@@ -68,7 +68,7 @@ fn containers_and_pods_of_a_claim_have_one_share_that_counts_once() {
     prepare(&mut world, &mut core, &left).unwrap();
     let why = prepare(&mut world, &mut core, &side).unwrap_err();
     assert!(why.contains("0 MiB left"), "{why}");
-    // A new agent has the same rows, whoever is listed.
+    // A new agent has the same rows, whatever the list.
     write(&mut world, &core);
     let before = rows(&core);
     assert_eq!(rows(&world.started()), before);
