@@ -14,6 +14,10 @@ pub struct DeviceClaim {
     /// Made for this pod alone, and without devices as long as the pod waits. Pods that differ in
     /// nothing but such claims are alike.
     pub own: bool,
+    /// It stands in for the whole GPUs in the pod's resources (KEP-5004), where these are given
+    /// by [`Front::Claim`](super::Front); where not, it does not matter. At most one of a pod,
+    /// which asks for no shares beside.
+    pub stands_in: bool,
     /// What it wants.
     pub wants: Arc<DeviceWants>,
 }
