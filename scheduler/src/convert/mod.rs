@@ -395,10 +395,14 @@ impl World {
                 converted.phase = Phase::Stuck(placement);
             }
         }
-        let whole = converted
-            .gpus
-            .iter()
-            .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
+        // What it has by claim is its claim's to say.
+        let by_plugin = agent::placement(&converted)
+            .is_none_or(|place| place.front == scheduler_core::model::Front::Plugin);
+        let whole = by_plugin
+            && converted
+                .gpus
+                .iter()
+                .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
         let spec = pod.spec.as_ref();
         let node = spec.and_then(|spec| spec.node_name.as_deref());
         // A claim may be for a share, which its node's agent then tells.

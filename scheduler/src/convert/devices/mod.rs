@@ -173,62 +173,6 @@ impl Known {
         (say, filters)
     }
 
-    /// What the claim says that stands in for the pod's GPUs, where one can. Its requests are those
-    /// that a class and the pod make, also once the object is there: a placed pod is then like one
-    /// that waits.
-    fn say_stand_in(&self, pod: &KubePod, waits: bool, say: &mut Say, filters: &mut Vec<Wanted>) {
-        let placed = stand_in::of_placed(pod).filter(|_| !waits);
-        let class = stand_in::class(&self.classes);
-        if placed.is_none() && class.is_none() {
-            return;
-        }
-        let namespace = pod.namespace().unwrap_or_default();
-        let name = placed.map_or_else(|| stand_in::name_for(pod), str::to_owned);
-        let full = format!("{namespace}/{name}");
-        let known = self.claims.get(&full);
-        let uid = match known {
-            Some(claim) => claim.uid.clone(),
-            None if name == stand_in::name_for(pod) => stand_in::uid(&namespace, &name),
-            // Another scheduler's, which is not seen yet.
-            None => {
-                say.is_open = true;
-                return;
-            }
-        };
-        if waits && let Some(claim) = known {
-            let why = if uid != stand_in::uid(&namespace, &name) {
-                Some("it was not created for the pod")
-            } else if claim.leaving {
-                Some("it is being deleted")
-            } else {
-                None
-            };
-            if let Some(why) = why {
-                let why = format!("DynamicResources: resource claim {full}: {why}");
-                say.lacks.push(Arc::from(why));
-                return;
-            }
-        }
-        let is_allocated = known.is_some_and(claims::Claim::is_allocated);
-        let made = class.and_then(|class| stand_in::of(pod, class));
-        let wants = made.map(|made| wants::of(&made.spec, &self.classes, None));
-        let wants = match wants {
-            Some(Ok(wants)) => wants,
-            Some(Err(_)) | None if waits => return,
-            Some(Err(_)) | None => wants::Wants::default(),
-        };
-        if waits && !is_allocated {
-            filters.extend(wants.filters);
-        }
-        say.devices.push(DeviceClaim {
-            uid,
-            name: Arc::from(full),
-            own: !(waits && is_allocated),
-            stands_in: true,
-            wants: Arc::new(wants.wants),
-        });
-    }
-
     fn claim(
         &self,
         named: &Named,
@@ -327,20 +271,6 @@ impl Known {
         }
     }
 
-    /// All is listed, and there is no class for whole GPUs: those who only ask for them are no
-    /// case for claims.
-    fn forget_plain(&mut self) {
-        if !self.is_listed() || stand_in::class(&self.classes).is_some() {
-            return;
-        }
-        let is_plain =
-            |user: &User| user.asks && user.say == Say::default() && !has_claims(&user.pod);
-        let plain = self.users.iter().filter(|(_, user)| is_plain(user));
-        for uid in plain.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.forget(&uid);
-        }
-    }
-
     /// Pools that have changed, put together; and the pods for which that may be news.
     fn put_together(&mut self) -> (Vec<Event>, BTreeSet<String>) {
         let (mut events, mut users) = (Vec::new(), BTreeSet::new());
@@ -359,14 +289,6 @@ impl Known {
             users.extend(self.users.keys().cloned());
         }
         (events, users)
-    }
-
-    /// What is to be written where that claim of the pod stands in for its GPUs.
-    fn stand_in(&self, bind: &Bind, claim: &str) -> Option<StandIn> {
-        let user = self.users.get(bind.pod.as_str())?;
-        let mut claims = user.say.devices.iter();
-        claims.find(|one| one.stands_in && *one.name == *claim)?;
-        stand_in::of(&user.pod, stand_in::class(&self.classes)?)
     }
 
     fn told(&mut self, pool: &PoolName) -> Option<Event> {
