@@ -528,7 +528,6 @@ fn a_claim_that_stands_in_is_known_by_its_pod_from_before_it_is_there() {
     assert_eq!(allocation(&events).claim, claim.uid);
     // Whose pod waits with devices goes on with them; one of an earlier process loses them.
     assert!(!told(&events).devices[0].own);
-    let mut world = world;
     world.elapse(Time(1_000_000_000));
     let strays = world.stray_claims();
     assert_eq!(strays.len(), 1);

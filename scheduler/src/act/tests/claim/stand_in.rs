@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::convert::{StandIn, stand_in};
+use kube::api::ListParams;
 use scheduler_core::model::Front;
 
 impl Site {
@@ -91,7 +92,7 @@ async fn the_claim_is_made_gets_its_devices_and_is_named_in_the_pod_before_the_b
     site.bind_by_claim(&asks);
     assert!(confirmed(&site.outcome().await));
     assert!(site.is_bound("p").await);
-    let all = site.claims().list(&Default::default()).await.unwrap();
+    let all = site.claims().list(&ListParams::default()).await.unwrap();
     let [made] = all.items.as_slice() else {
         panic!("{all:?}");
     };
