@@ -7,7 +7,7 @@ use crate::config::Step;
 use crate::ids::{
     ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, VolumeName,
 };
-use crate::model::{AllocatedDevice, ContainerGrant, NodeTerm, Placement};
+use crate::model::{AllocatedDevice, ContainerGrant, Front, NodeTerm, Placement};
 use crate::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,6 +116,8 @@ pub struct Bind {
     pub devices: Vec<DeviceBinding>,
     /// `received-resource-type`.
     pub received: Received,
+    /// How the whole GPUs in its resources are given.
+    pub front: Front,
     /// The queue that it is charged to from now on; `None` for a pod that holds no cards of
     /// ours, which is charged by what its object says.
     pub queue: Option<QueueName>,
@@ -130,6 +132,7 @@ impl Bind {
             node: self.node.clone(),
             grants: self.grants.clone(),
             decision: Some(self.decision),
+            front: self.front,
         }
     }
 }

@@ -195,7 +195,7 @@ fn assumed(
         _ => return None,
     };
     let spec = &state.specs.get(row.spec)?.spec;
-    let bind = cycle::bind(state, key, cell.node?, cell.holds(), spec, decision)?;
+    let bind = cycle::bind(state, key, cell.node?, cell, spec, decision)?;
     let answered = state
         .open
         .get(&decision)
@@ -254,6 +254,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
             node: state.nodes.get(node)?.name.clone(),
             grants,
             decision: row.rare.granted_by,
+            front: cell.front,
         })
     };
     let phase = match row.seen {

@@ -116,6 +116,9 @@ fn pod(index: u8, kind: u8, size: u16) -> Pod {
             });
         }
     }
+    if size % 2 == 0 {
+        by_claim::stand_in(&mut pod);
+    }
     pod
 }
 

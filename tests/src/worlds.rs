@@ -154,6 +154,7 @@ pub fn on(mut pod: Pod, node: usize, cards: &[usize]) -> Pod {
         node: NodeName::new(node_name(node)),
         grants: grants.into_iter().collect(),
         decision: None,
+        front: scheduler_core::model::Front::Plugin,
     });
     pod
 }

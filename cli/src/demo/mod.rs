@@ -305,6 +305,9 @@ async fn limit(hardware: &HardwareControl, seen: channel::Receiver<ClusterView>)
     }
 }
 
+/// How long the story waits for cards of nodes that may never have them.
+const AGENTS_START: Duration = Duration::from_secs(10);
+
 /// The story, step by step: the next begins when the last is placed.
 async fn tell(
     args: &Args,
@@ -315,6 +318,10 @@ async fn tell(
     for queue in story::queues() {
         manifest::apply(client, &queue).await?;
     }
+    // The first pod goes to the first node only if that is there.
+    let all = usize::try_from(args.nodes * args.gpu.count)?;
+    let there = seen.wait_for(|view| view.cards().filter(|(_, card)| card.ready).count() == all);
+    let _ = tokio::time::timeout(AGENTS_START, there).await;
     let mut roles = Vec::new();
     for Step { role, object } in story::steps(args.nodes, args.gpu.count) {
         manifest::apply(client, &object).await?;

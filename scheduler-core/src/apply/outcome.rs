@@ -360,6 +360,7 @@ fn stop_holding(
         TaskCell {
             status: Status::Releasing,
             node: Some(node),
+            front: cell.front,
             holds: None,
             decision: None,
             leaving: None,
@@ -428,6 +429,7 @@ pub(super) fn assumed(
         TaskCell {
             status: Status::Assumed,
             node: Some(node),
+            front: bind.front,
             holds: (!holds.is_empty()).then(|| Arc::from(holds)),
             decision: Some(bind.decision),
             leaving: None,

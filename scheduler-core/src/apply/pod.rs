@@ -3,7 +3,9 @@
 use super::node::worth;
 use crate::config::{Config, Plugin};
 use crate::ids::{GroupName, PodUid};
-use crate::model::{Amount, Ask, ContainerGrant, Lead, Phase, Placement, Pod, PodRules, TaskOrder};
+use crate::model::{
+    Amount, Ask, ContainerGrant, Front, Lead, Phase, Placement, Pod, PodRules, TaskOrder,
+};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
@@ -416,6 +418,7 @@ fn placed(
                 _ => Status::Releasing,
             },
             node: Some(node),
+            front: placement.front,
             holds: None,
             decision: None,
             leaving: None,
@@ -426,7 +429,8 @@ fn placed(
         .get(node)
         .and_then(|row| row.node.as_ref())
         .is_some_and(|node| node.managed);
-    if placement.grants.is_empty() && !spec.gpus.is_empty() && managed {
+    let by_plugin = placement.front == Front::Plugin;
+    if placement.grants.is_empty() && !spec.gpus.is_empty() && managed && by_plugin {
         problems.push(Problem::NoGrant {
             pod: uid.clone(),
             node: placement.node.clone(),
@@ -444,6 +448,7 @@ fn placed(
     TaskCell {
         status,
         node: Some(node),
+        front: placement.front,
         holds: (!holds.is_empty()).then(|| Arc::from(holds)),
         decision: None,
         leaving: None,

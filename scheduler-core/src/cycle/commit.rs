@@ -8,9 +8,10 @@ use super::Cycle;
 use super::plan::{Eviction, Planned};
 use crate::action::{Action, Bind, ClaimBinding, Evict, Promise, Received};
 use crate::ids::{DecisionId, NodeUid};
-use crate::model::{Ask, ContainerGrant};
+use crate::model::{Ask, ContainerGrant, Front};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
+use crate::state::transition::whole_gpus;
 use crate::state::{Known, OpenDecision, State};
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ impl Cycle<'_> {
         };
         let spec = Arc::clone(&spec.spec);
         let id = self.next_id();
-        let Some(bind) = bind(self.state, task, node, cell.holds(), &spec, id) else {
+        let Some(bind) = bind(self.state, task, node, &cell, &spec, id) else {
             return;
         };
         self.state.name_decision(task, id);
@@ -146,6 +147,7 @@ impl Cycle<'_> {
                 Some(leaving) => TaskCell {
                     status: Status::Releasing,
                     node: Some(leaving.node),
+                    front: leaving.front,
                     holds: leaving.holds.clone(),
                     decision: None,
                     leaving: None,
@@ -156,13 +158,13 @@ impl Cycle<'_> {
     }
 }
 
-/// The action for a task that is placed, or about to be placed, on a node with those holds. `None`:
+/// The action for a task that is placed, or about to be placed, on a node as the cell says. `None`:
 /// there is no such task or node.
 pub(crate) fn bind(
     state: &State,
     task: TaskKey,
     node: NodeKey,
-    holds: &[Hold],
+    cell: &TaskCell,
     spec: &Spec,
     decision: DecisionId,
 ) -> Option<Bind> {
@@ -172,12 +174,12 @@ pub(crate) fn bind(
     let node_uid = on.node.as_ref().map(|node| node.uid.clone());
     let received = if spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))) {
         Received::Fraction
-    } else if crate::state::transition::whole_gpus(spec) > 0 {
+    } else if whole_gpus(spec) > 0 && cell.front == Front::Plugin {
         Received::Regular
     } else {
         Received::Nothing
     };
-    let grants = grants(state, holds);
+    let grants = grants(state, cell.holds());
     let charged = Some(row).filter(|_| !grants.is_empty());
     let queue = charged
         .and_then(|row| state.jobs.get(row.job?)?.queue)
@@ -198,8 +200,9 @@ pub(crate) fn bind(
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
         claims: claims.collect(),
-        devices: state.devices.bindings(task),
+        devices: state.devices.bindings(task, cell.front),
         received,
+        front: cell.front,
         queue,
         group: state.group_name(row).cloned(),
     })

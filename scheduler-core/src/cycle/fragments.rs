@@ -111,7 +111,11 @@ impl Fragments {
         let (cpu, cards) = left(state, key);
         let mut after = cards.clone();
         // Whole cards come last.
-        after.truncate(after.len().saturating_sub(spec.whole as usize));
+        after.truncate(
+            after
+                .len()
+                .saturating_sub(spec.gpus_by(assignment.front) as usize),
+        );
         for hold in assignment.holds.iter().filter(|hold| !hold.lent) {
             let Some(row) = state.cards.get(hold.card) else {
                 continue;
@@ -181,8 +185,8 @@ fn shape(row: &SpecRow, smallest_card: u128) -> Shape {
     };
     let mut shape = Shape {
         cpu: row.spec.cpu.0,
-        cards: row.whole,
-        part: if row.whole > 0 { WHOLE } else { 0 },
+        cards: row.gpus(),
+        part: if row.gpus() > 0 { WHOLE } else { 0 },
     };
     for ask in &row.spec.gpus {
         if let Ask::Share(share) = &ask.ask {

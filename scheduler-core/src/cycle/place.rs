@@ -365,6 +365,7 @@ impl Cycle<'_> {
             (!assignment.holds.is_empty()).then(|| Arc::from(assignment.holds));
         if let Some(leaving) = cell.leaving.clone()
             && leaving.node == node
+            && leaving.front == assignment.front
             && same_cards(holds.as_deref(), &leaving)
             && self.state.can_keep_its_devices(task)
         {
@@ -380,6 +381,7 @@ impl Cycle<'_> {
             TaskCell {
                 status,
                 node: Some(node),
+                front: assignment.front,
                 holds,
                 decision: None,
                 leaving: cell.leaving,
@@ -397,6 +399,7 @@ impl Cycle<'_> {
             TaskCell {
                 status: leaving.was,
                 node: Some(leaving.node),
+                front: leaving.front,
                 holds: leaving.holds.clone(),
                 decision: leaving.decision,
                 leaving: None,

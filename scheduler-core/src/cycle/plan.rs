@@ -10,6 +10,7 @@ use super::Cycle;
 use crate::action::EvictCause;
 use crate::fit::choose_whole;
 use crate::ids::GroupName;
+use crate::model::Front;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, TaskKey};
 use crate::units::Time;
@@ -131,7 +132,10 @@ impl Cycle<'_> {
         let Some((node, spec)) = cell.node.zip(spec) else {
             return;
         };
-        let mut holds = choose_whole(self.state, spec, node);
+        let mut holds = match cell.front {
+            Front::Plugin => choose_whole(self.state, spec, node),
+            Front::Claim => Vec::new(),
+        };
         if !holds.is_empty() {
             holds.extend(cell.holds().iter().cloned());
             let holds = Some(Arc::from(holds));
@@ -172,6 +176,7 @@ impl Cycle<'_> {
             (Status::Victim, Some(leaving)) => TaskCell {
                 status: Status::Releasing,
                 node: Some(leaving.node),
+                front: leaving.front,
                 holds: leaving.holds.clone(),
                 decision: None,
                 leaving: None,

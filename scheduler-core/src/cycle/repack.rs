@@ -244,7 +244,7 @@ impl Cycle<'_> {
             let Some(row) = self.state.specs.get(spec) else {
                 continue;
             };
-            movable_pods.counted |= row.whole > 0 && cell.holds().is_empty();
+            movable_pods.counted |= row.gpus() > 0 && cell.holds().is_empty();
             let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
             if !is_as_asked || row.depends_on_others() {
                 // On its current node it takes something else than elsewhere, or what it gives back

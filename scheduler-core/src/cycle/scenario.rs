@@ -314,7 +314,7 @@ impl Cycle<'_> {
                     .tasks
                     .get(*task)
                     .and_then(|row| self.state.specs.get(row.spec))
-                    .map_or(0, |spec| spec.whole as usize),
+                    .map_or(0, |spec| spec.gpus() as usize),
                 holds => holds,
             };
             *freed.entry(node).or_default() += i64::try_from(cards).unwrap_or(i64::MAX);

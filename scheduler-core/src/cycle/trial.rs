@@ -9,6 +9,7 @@ use crate::action::EvictCause;
 use crate::fit;
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
+use crate::model::Front;
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, TaskKey};
@@ -85,6 +86,7 @@ impl Cycle<'_> {
             (was, Some(node)) => Some(Arc::new(Leaving {
                 was,
                 node,
+                front: cell.front,
                 holds: cell.holds,
                 decision: cell.decision,
             })),
@@ -94,6 +96,7 @@ impl Cycle<'_> {
             TaskCell {
                 status: Status::Victim,
                 node: None,
+                front: Front::default(),
                 holds: None,
                 decision: None,
                 leaving,

@@ -7,11 +7,11 @@
 //! set of victims helps on this node; a "yes" means perhaps.
 
 use super::card;
-use crate::model::{Ask, Mode};
+use crate::model::{Ask, Front, Mode};
 use crate::state::State;
 use crate::state::cell::{CardSums, Status};
 use crate::state::rows::{MigStrategy, NodeKey, NodeRow, SpecRow, TaskKey};
-use crate::state::transition::whole_gpus;
+use crate::state::transition::counted_gpus;
 
 /// What the ones that stay hold of the node.
 #[derive(Default)]
@@ -45,11 +45,20 @@ pub(crate) fn could_fit(
     if super::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
         || !mig(row, spec)
         || !state.volumes.could_serve(&spec.spec.claims, key)
-        || !state.could_serve_devices(&spec.spec, key)
+        || !state.could_serve_devices(&spec.spec, key, Front::Plugin)
     {
         return false;
     }
-    let on_cards = spec.whole > 0 || spec.shares;
+    // As `front_of` has it.
+    let by_claim = spec.either > 0
+        && node.gpus == 0
+        && state.could_serve_devices(&spec.spec, key, Front::Claim);
+    let of_plugin = spec.gpus_by(if by_claim {
+        Front::Claim
+    } else {
+        Front::Plugin
+    });
+    let on_cards = of_plugin > 0 || spec.shares;
     let silent = node.managed && row.agent.is_none();
     let offers = node.managed
         && row
@@ -72,7 +81,7 @@ pub(crate) fn could_fit(
             let there = node.extended.get(name).copied().unwrap_or(0);
             super::is_token(node, name) || has(there, *taken, *amount)
         })
-        && (spec.whole == 0 || whole(state, row, &remaining) >= i128::from(spec.whole))
+        && (of_plugin == 0 || whole(state, row, &remaining) >= i128::from(of_plugin))
         && spec.spec.gpus.iter().all(|ask| match &ask.ask {
             Ask::Whole(_) => true,
             Ask::Share(share) => {
@@ -155,9 +164,7 @@ fn remaining(
         remaining.cpu += u128::from(own.spec.cpu.0);
         remaining.memory += u128::from(own.spec.memory.0);
         remaining.pods += 1;
-        if cell.holds().is_empty() {
-            remaining.gpus += u128::from(whole_gpus(&own.spec));
-        }
+        remaining.gpus += u128::from(counted_gpus(&own.spec, cell.front, cell.holds()));
         for (name, sum) in spec.spec.extended.keys().zip(&mut remaining.extended) {
             *sum += u128::from(own.spec.extended.get(name).copied().unwrap_or(0));
         }

@@ -9,7 +9,7 @@ use super::card;
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Amount, Ask, Fence, Mode, Node, Pool, Share};
+use crate::model::{Amount, Ask, Fence, Front, Mode, Node, Pool, Share};
 use crate::reason::{CardLine, CardReason, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::CardUse;
@@ -23,6 +23,8 @@ use std::sync::Arc;
 /// Where on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Assignment {
+    /// How the node gives whole GPUs.
+    pub front: Front,
     /// Shares on their cards; whole GPUs are not in it.
     pub holds: Vec<Hold>,
     /// Free now; else only once something has left.
@@ -164,15 +166,17 @@ pub(crate) fn whole(
     spec: &SpecRow,
     key: NodeKey,
     node: &Node,
+    front: Front,
 ) -> Result<(), NodeReason> {
-    if spec.whole == 0 {
+    let wanted = spec.gpus_by(front);
+    if wanted == 0 {
         return Ok(());
     }
     let agent = state.nodes.get(key).and_then(|row| row.agent.as_ref());
     if node.managed && agent.is_none() {
         return Err(NodeReason::AgentSilent);
     }
-    if whole_count(state, key).later < i64::from(spec.whole) {
+    if whole_count(state, key).later < i64::from(wanted) {
         return Err(NodeReason::Gpus);
     }
     Ok(())
@@ -185,14 +189,17 @@ pub(crate) fn cards(
     spec: &SpecRow,
     key: NodeKey,
     config: &Config,
+    front: Front,
     room: Room,
 ) -> Result<Assignment, NodeVerdict> {
     let mut assignment = Assignment {
+        front,
         now: room.now,
         ..Assignment::default()
     };
     assignment.allocatable = assignment.now;
-    if spec.whole == 0 && !spec.shares {
+    let whole = i64::from(spec.gpus_by(front));
+    if whole == 0 && !spec.shares {
         return Ok(assignment);
     }
     let no = |why, cards| NodeVerdict {
@@ -210,12 +217,11 @@ pub(crate) fn cards(
         return Err(no(NodeReason::AgentSilent, Vec::new()));
     }
     let count = whole_count(state, key);
-    if spec.whole > 0 {
-        let wanted = i64::from(spec.whole);
-        if count.later < wanted {
-            return Err(no(NodeReason::Gpus, whole_lines(state, row, count, wanted)));
+    if whole > 0 {
+        if count.later < whole {
+            return Err(no(NodeReason::Gpus, whole_lines(state, row, count, whole)));
         }
-        assignment.now &= count.now >= wanted;
+        assignment.now &= count.now >= whole;
     }
     assignment.allocatable = assignment.now;
     if !spec.shares {

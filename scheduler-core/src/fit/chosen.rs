@@ -9,11 +9,13 @@ use crate::whole;
 
 /// Chooses the cards for a pod whose whole GPUs were counted so far, and says what its
 /// containers hold. Empty on a node without an agent, whose plugin chooses.
+/// Not for a pod that has them by claim.
 pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<Hold> {
     let Some(node) = state.nodes.get(key) else {
         return Vec::new();
     };
-    if spec.whole == 0 || !node.node.as_ref().is_some_and(|node| node.managed) {
+    let wanted = spec.gpus() as usize;
+    if wanted == 0 || !node.node.as_ref().is_some_and(|node| node.managed) {
         return Vec::new();
     }
     let free: Vec<CardKey> = node
@@ -37,10 +39,10 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
             .get(*key)
             .is_none_or(|used| used.promised.holds() == 0)
     });
-    if clear.len() < spec.whole as usize {
+    if clear.len() < wanted {
         clear.extend(promised);
     }
-    let chosen = whole::choose(state, &clear, spec.whole as usize);
+    let chosen = whole::choose(state, &clear, wanted);
     let mut holds: Vec<Hold> = Vec::new();
     let mut next = 0;
     for ask in &spec.spec.gpus {

@@ -21,7 +21,7 @@ pub(crate) mod pods;
 use crate::config::Config;
 use crate::devices::{self, ClaimsReason};
 use crate::ids::ResourceName;
-use crate::model::{Effect, Node, NodeRules, Taint, Toleration};
+use crate::model::{Effect, Front, Node, NodeRules, Taint, Toleration};
 use crate::reason::{CardLine, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::Amounts;
@@ -52,11 +52,11 @@ pub(crate) fn node(
     };
     rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| no(vec![why]))?;
     let mut room = Room { now: true, promise };
-    before_cards(state, spec, key, node, &mut room).map_err(|why| NodeVerdict {
+    let front = before_cards(state, spec, key, node, &mut room).map_err(|why| NodeVerdict {
         cards: device_lines(state, spec, key, &why),
         why,
     })?;
-    assignment::cards(state, spec, key, config, room)
+    assignment::cards(state, spec, key, config, front, room)
 }
 
 /// What the node says to it, without a seat or words of its cards: the same as [`node`] asked
@@ -78,9 +78,9 @@ pub(crate) fn why(
     };
     let open = rules(row, &spec.spec, spec.is_gpu_work()).map_err(|why| vec![why]);
     let open = open.and_then(|()| before_cards(state, spec, key, announced, &mut room));
-    Some(
-        open.and_then(|()| assignment::whole(state, spec, key, announced).map_err(|why| vec![why])),
-    )
+    Some(open.and_then(|front| {
+        assignment::whole(state, spec, key, announced, front).map_err(|why| vec![why])
+    }))
 }
 
 fn announced(state: &State, key: NodeKey) -> Option<(&NodeRow, &Node)> {
@@ -88,15 +88,15 @@ fn announced(state: &State, key: NodeKey) -> Option<(&NodeRow, &Node)> {
     Some((row, row.node.as_ref()?))
 }
 
-/// What a node must have beside its own rules and free cards: countable resources, volumes, and
-/// the MIG strategy.
+/// What a node must have beside its own rules and free cards: countable resources, volumes,
+/// devices, and the MIG strategy. Says how the node would give whole GPUs.
 fn before_cards(
     state: &State,
     spec: &SpecRow,
     key: NodeKey,
     node: &Node,
     room: &mut Room,
-) -> Result<(), Vec<NodeReason>> {
+) -> Result<Front, Vec<NodeReason>> {
     let short = resources(state, spec, key, node, room);
     if !short.is_empty() {
         return Err(short);
@@ -112,14 +112,32 @@ fn before_cards(
         let picked = state.volumes.pick(&spec.spec.claims, key);
         picked.map_err(|why| vec![why])?;
     }
+    let mut front = Front::Plugin;
     if !spec.spec.devices.is_empty() {
-        let found = state.find_devices(&spec.spec, key);
+        front = front_of(state, spec, key, node);
+        let found = state.find_devices(&spec.spec, key, front);
         room.now &= found.map_err(|why| vec![NodeReason::Devices(why)])?;
     }
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| vec![why])?;
     }
-    Ok(())
+    Ok(front)
+}
+
+/// How the node would give the pod its whole GPUs. By its device plugin where that lists any, as
+/// kube-scheduler does; where it lists none, by the claim that stands in for them. A plugin that
+/// lists none while all cards are shared will list some when the shares have left: that counts
+/// where the claim has no devices.
+fn front_of(state: &State, spec: &SpecRow, key: NodeKey, node: &Node) -> Front {
+    if spec.either == 0 || node.gpus > 0 || !state.has_devices(node) {
+        return Front::Plugin;
+    }
+    let by_claim = state.find_devices(&spec.spec, key, Front::Claim).is_ok();
+    if by_claim || assignment::whole(state, spec, key, node, Front::Plugin).is_err() {
+        Front::Claim
+    } else {
+        Front::Plugin
+    }
 }
 
 /// A line for each device that will not do for the request for which there is none.
@@ -129,9 +147,11 @@ fn device_lines(state: &State, spec: &SpecRow, key: NodeKey, why: &[NodeReason])
     };
     let requests = spec.spec.devices.iter().flat_map(|ask| &ask.wants.requests);
     let stuck = requests.filter(|request| request.name == *name);
+    // Only a claim that stands in has none where another front might.
+    let by_annotation = spec.spec.is_by_annotation(Front::Claim);
     let lines = stuck
         .flat_map(|request| &request.alternatives)
-        .flat_map(|ask| devices::lines(state, key, ask, spec.spec.is_by_annotation()));
+        .flat_map(|ask| devices::lines(state, key, ask, by_annotation));
     lines.map(|(id, no)| CardLine::Device(id, no)).collect()
 }
 

@@ -3,7 +3,7 @@
 
 use crate::action::{Action, Decision};
 use crate::ids::{ClaimUid, DeviceId};
-use crate::model::AllocatedDevice;
+use crate::model::{AllocatedDevice, DeviceClaim};
 use crate::state::State;
 use crate::state::devices::{DeviceUse, Slot};
 use crate::state::rows::{NodeKey, TaskKey};
@@ -27,7 +27,13 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     for (task, cell) in state.task_cells.iter() {
         for claim in state.devices.of(task) {
             let of = users.entry(claim.uid.clone()).or_default();
-            of.extend(cell.taken().map(|(node, how)| (task, node, rank(how))));
+            let leaving = cell.leaving.as_ref().map(|leaving| leaving.front);
+            let fronts = leaving.into_iter().chain([cell.front]);
+            let places = cell
+                .taken()
+                .zip(fronts)
+                .filter(|(_, front)| claim.is_used(*front));
+            of.extend(places.map(|((node, how), _)| (task, node, rank(how))));
         }
     }
     users.retain(|_, users| !users.is_empty());
@@ -127,7 +133,8 @@ pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<
     };
     for bind in binds() {
         let of_pod = state.task_of(&bind.pod);
-        let claims = of_pod.map_or(0, |task| state.devices.of(task).len());
+        let used = |claim: &&DeviceClaim| claim.is_used(bind.front);
+        let claims = of_pod.map_or(0, |task| state.devices.of(task).iter().filter(used).count());
         if claims != bind.devices.len() {
             wrong.push(format!("pod {} is bound without its devices", bind.pod));
         }

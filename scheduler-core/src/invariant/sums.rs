@@ -1,7 +1,7 @@
 //! Every sum, added up again from the tasks, without the code that moves sums.
 
 use crate::ids::{ClaimUid, ResourceName};
-use crate::model::{Attachment, HostPort};
+use crate::model::{Attachment, Front, HostPort};
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
 use crate::state::pod_counts::{CountKey, Who};
@@ -148,7 +148,8 @@ impl Sums {
         }
         self.count_pod(state, row, spec, cell);
         if let Some(leaving) = &cell.leaving {
-            self.place(leaving.node, &spec.spec, leaving.holds(), As::Leaving);
+            let place = (leaving.node, leaving.front, leaving.holds());
+            self.place(place, &spec.spec, As::Leaving);
         }
         let how = match cell.status {
             Status::Assumed | Status::Bound | Status::Running | Status::Stuck => Some(As::Taken),
@@ -157,7 +158,7 @@ impl Sums {
             Status::Pending | Status::Victim | Status::Done | Status::Detached => None,
         };
         if let (Some(node), Some(how)) = (cell.node, how) {
-            self.place(node, &spec.spec, holds, how);
+            self.place((node, cell.front, holds), &spec.spec, how);
             if !row.facts.ours {
                 let foreign = &mut self.nodes.entry(node).or_default().foreign;
                 add(foreign, state.charge(key, holds));
@@ -215,10 +216,10 @@ impl Sums {
         }
     }
 
-    fn place(&mut self, node: NodeKey, spec: &Spec, holds: &[Hold], how: As) {
+    fn place(&mut self, (node, front, holds): (NodeKey, Front, &[Hold]), spec: &Spec, how: As) {
         let (taken, leaving) = (how != As::Promised, how == As::Leaving);
         let counts = [taken, leaving, !taken];
-        let whole = if holds.is_empty() {
+        let whole = if holds.is_empty() && front == Front::Plugin {
             whole_gpus(spec)
         } else {
             0

@@ -14,6 +14,10 @@ pub struct DeviceClaim {
     /// Made for this pod alone, and without devices as long as the pod waits. Pods that differ in
     /// nothing but such claims are alike.
     pub own: bool,
+    /// It stands in for the whole GPUs in the pod's resources (KEP-5004) on nodes that give them by
+    /// [`Front::Claim`](super::Front), and is ignored on the others. A pod has at most one such
+    /// claim, and then requests no shares.
+    pub stands_in: bool,
     /// Its request.
     pub wants: Arc<DeviceWants>,
 }

@@ -29,7 +29,7 @@ pub use device::{
 pub use device_claim::{Alternative, Constraint, Count, DeviceClaim, DeviceRequest, DeviceWants};
 pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
-pub use pod::{Lead, Phase, Placement, Pod, TaskOrder};
+pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};

@@ -162,4 +162,16 @@ pub struct Placement {
     pub grants: Vec<ContainerGrant>,
     /// The decision in the grant; an outcome event that names it is not needed any more.
     pub decision: Option<DecisionId>,
+    /// How the whole GPUs in its resources were given.
+    pub front: Front,
+}
+
+/// How a node gives the whole GPUs in a pod's resources (`nvidia.com/gpu`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Front {
+    /// By its device plugin: they count against those that the node lists.
+    #[default]
+    Plugin,
+    /// By the claim that stands in for them ([`super::DeviceClaim::stands_in`]).
+    Claim,
 }

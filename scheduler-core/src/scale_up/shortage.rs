@@ -335,6 +335,7 @@ fn standing(state: &State, key: NodeKey, jobs: &BTreeSet<JobKey>, events: &mut V
                 node: node.name.clone(),
                 grants: cycle::grants(state, cell.holds()),
                 decision: None,
+                front: cell.front,
             });
         }
         events.push(Event::Pod(Box::new(in_one_queue(pod, 0))));

@@ -10,12 +10,12 @@ pub(crate) use super::card_use::{CardSums, CardUse, square};
 use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
 use super::pod_counts::CountKey;
-use super::rows::{CardKey, Hold, NodeKey, QueueKey, TaskKey};
+use super::rows::{CardKey, Hold, NodeKey, QueueKey, SpecRow, TaskKey};
 use super::transition::As;
 use super::volumes::ClaimUse;
 use super::{PlacedEntry, State};
 use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};
-use crate::model::Mode;
+use crate::model::{Front, Mode};
 use std::sync::Arc;
 
 /// Where a task is, for the ledger.
@@ -51,6 +51,8 @@ pub(crate) enum Status {
 pub(crate) struct TaskCell {
     pub status: Status,
     pub node: Option<NodeKey>,
+    /// How its whole GPUs are given there.
+    pub front: Front,
     /// `None`: nothing.
     pub holds: Option<Arc<[Hold]>>,
     /// The open decision, while assumed.
@@ -64,6 +66,7 @@ pub(crate) struct TaskCell {
 pub(crate) struct Leaving {
     pub was: Status,
     pub node: NodeKey,
+    pub front: Front,
     pub holds: Option<Arc<[Hold]>>,
     pub decision: Option<DecisionId>,
 }
@@ -367,7 +370,7 @@ impl State {
             .tasks
             .get(key)
             .and_then(|row| self.specs.get(row.spec))
-            .map_or(0, |spec| spec.whole);
+            .map_or(0, SpecRow::gpus);
         let held = cell
             .holds()
             .iter()
@@ -586,6 +589,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
                         leaving: Some(Arc::new(Leaving {
                             was: cell.status,
                             node: cell.node.unwrap(),
+                            front: cell.front,
                             holds: cell.holds.clone(),
                             decision: None,
                         })),

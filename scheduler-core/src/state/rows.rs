@@ -10,8 +10,8 @@ use crate::ids::{
     ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants, HostPort, Labels,
-    Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder, Toleration,
+    Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants, Front, HostPort,
+    Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder, Toleration,
 };
 use crate::reason::WaitReason;
 use crate::state::State;
@@ -329,8 +329,16 @@ pub(crate) struct Spec {
 
 impl Spec {
     /// It asks for cards by annotation or as whole ones, other than by claims.
-    pub(crate) fn is_by_annotation(&self) -> bool {
-        !self.gpus.is_empty()
+    pub(crate) fn is_by_annotation(&self, front: Front) -> bool {
+        let by_claim = |ask: &ContainerAsk| {
+            front == Front::Claim && self.stands_in() && matches!(ask.ask, Ask::Whole(_))
+        };
+        !self.gpus.iter().all(by_claim)
+    }
+
+    /// A claim may stand in for its whole GPUs.
+    pub(crate) fn stands_in(&self) -> bool {
+        self.devices.iter().any(|ask| ask.stands_in)
     }
 }
 
@@ -339,6 +347,8 @@ impl Spec {
 pub(crate) struct ClaimAsk {
     /// `None`: made for the pod alone, so that it does not matter which one it is.
     pub claim: Option<ClaimUid>,
+    /// For the whole GPUs in the pod's resources.
+    pub stands_in: bool,
     pub wants: Arc<DeviceWants>,
 }
 
@@ -346,6 +356,7 @@ impl ClaimAsk {
     pub(crate) fn of(claim: &DeviceClaim) -> Self {
         Self {
             claim: (!claim.own).then(|| claim.uid.clone()),
+            stands_in: claim.stands_in,
             wants: Arc::clone(&claim.wants),
         }
     }
@@ -445,8 +456,12 @@ pub(crate) struct SpecRow {
     pub spec: Arc<Spec>,
     /// How many pods have it.
     pub users: u32,
-    /// Whole GPUs that it takes at once.
+    /// Whole GPUs that it takes at once of a device plugin.
     pub whole: u32,
+    /// Whole GPUs that it takes at once of a device plugin or, where a node lists none, by the
+    /// claim that stands in for them. Then [`Self::whole`] is 0: no bound over what nodes list
+    /// speaks of them.
+    pub either: u32,
     /// True when it asks for shares.
     pub shares: bool,
     /// Fractions of all its containers and devices.
@@ -455,7 +470,7 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
-    /// What its claims on devices count for.
+    /// What its claims on devices count for, and [`Self::either`].
     pub device_nano: u128,
     /// Of each volume that is attached where it goes, what it is counted as.
     pub attached: Vec<[ResourceName; 2]>,

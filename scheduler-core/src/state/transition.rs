@@ -5,7 +5,7 @@ use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{Amount, Ask, Attachment, DeviceRequest, HostPort, Mode};
+use crate::model::{Amount, Ask, Attachment, DeviceRequest, Front, HostPort, Mode};
 use crate::units::NanoGpu;
 use std::sync::Arc;
 
@@ -80,6 +80,15 @@ pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
     apps.max(inits)
 }
 
+/// Whole GPUs of a place that are only counted: not those that it holds by card or by claim.
+pub(crate) fn counted_gpus(spec: &Spec, front: Front, holds: &[Hold]) -> u32 {
+    if holds.is_empty() && front == Front::Plugin {
+        whole_gpus(spec)
+    } else {
+        0
+    }
+}
+
 /// GPUs that a MIG profile `nvidia.com/mig-<g>g.<m>gb` counts for: its g.
 pub(crate) fn mig_slices(name: &str) -> u64 {
     name.strip_prefix("nvidia.com/mig-")
@@ -149,13 +158,14 @@ impl State {
             return;
         };
         if let Some(leaving) = &at.leaving {
-            self.move_place(leaving.node, &spec, leaving.holds(), As::Leaving, way);
+            let place = (leaving.node, leaving.front, leaving.holds());
+            self.move_place(place, &spec, As::Leaving, way);
         }
         for (node, how) in at.taken() {
             self.move_counts(key, node, how, way);
         }
         if let (Some(node), Some(how)) = (at.node, at.status.counts_as()) {
-            self.move_place(node, &spec, at.holds(), how, way);
+            self.move_place((node, at.front, at.holds()), &spec, how, way);
             if !ours {
                 self.move_foreign(key, node, at.holds(), way);
             }
@@ -169,12 +179,14 @@ impl State {
         }
     }
 
-    fn move_place(&mut self, node: NodeKey, spec: &Spec, holds: &[Hold], how: As, way: Way) {
-        let counted = if holds.is_empty() {
-            u128::from(whole_gpus(spec))
-        } else {
-            0
-        };
+    fn move_place(
+        &mut self,
+        (node, front, holds): (NodeKey, Front, &[Hold]),
+        spec: &Spec,
+        how: As,
+        way: Way,
+    ) {
+        let counted = u128::from(counted_gpus(spec, front, holds));
         let mut used = self.node_use.get(node).copied().unwrap_or_default();
         let change = |sum: &mut Amounts| {
             way.add(&mut sum.cpu, u128::from(spec.cpu.0));
@@ -277,8 +289,9 @@ impl State {
         let Some(spec) = self.tasks.get(key).and_then(|row| self.specs.get(row.spec)) else {
             return [0; 3];
         };
+        let one = u128::from(NanoGpu::ONE.0);
         let gpus: u128 = if holds.is_empty() {
-            u128::from(spec.whole) * u128::from(NanoGpu::ONE.0)
+            u128::from(spec.gpus()) * one
         } else {
             holds
                 .iter()
@@ -286,8 +299,9 @@ impl State {
                 .map(|hold| u128::from(hold.nano))
                 .sum()
         };
+        let claims = spec.device_nano - u128::from(spec.either) * one;
         [
-            gpus + spec.mig_nano + spec.device_nano,
+            gpus + spec.mig_nano + claims,
             u128::from(spec.spec.cpu.0),
             u128::from(spec.spec.memory.0),
         ]
@@ -361,8 +375,15 @@ impl SpecRow {
                     * u128::from(NanoGpu::ONE.0)
             })
             .sum();
+        let gpus = whole_gpus(&spec);
+        let (whole, either) = if spec.stands_in() {
+            (0, gpus)
+        } else {
+            (gpus, 0)
+        };
         Self {
-            whole: whole_gpus(&spec),
+            whole,
+            either,
             shares: spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))),
             share_nano,
             share_mib,
@@ -370,9 +391,11 @@ impl SpecRow {
             device_nano: spec
                 .devices
                 .iter()
+                .filter(|ask| !ask.stands_in)
                 .flat_map(|ask| &ask.wants.requests)
                 .map(DeviceRequest::nano)
-                .fold(0, u128::saturating_add),
+                .fold(0, u128::saturating_add)
+                .saturating_add(u128::from(either) * u128::from(NanoGpu::ONE.0)),
             attached: spec
                 .attachments
                 .iter()
@@ -420,6 +443,19 @@ impl SpecRow {
         !self.shares || self.spec.gpus.len() <= 1
     }
 
+    /// Whole GPUs that it takes at once, however they are given.
+    pub(crate) fn gpus(&self) -> u32 {
+        self.whole.saturating_add(self.either)
+    }
+
+    /// Whole GPUs that it takes at once of a device plugin where they are given so.
+    pub(crate) fn gpus_by(&self, front: Front) -> u32 {
+        match front {
+            Front::Plugin => self.gpus(),
+            Front::Claim => self.whole,
+        }
+    }
+
     /// True when it is a pod with GPUs for the roles of nodes: by claim, too.
     pub(crate) fn is_gpu_work(&self) -> bool {
         self.wants_gpus() || self.device_nano > 0
@@ -427,6 +463,6 @@ impl SpecRow {
 
     /// True when it wants GPUs of any kind, those of claims left aside.
     pub(crate) fn wants_gpus(&self) -> bool {
-        self.whole > 0 || self.shares || self.mig_nano > 0
+        self.gpus() > 0 || self.shares || self.mig_nano > 0
     }
 }

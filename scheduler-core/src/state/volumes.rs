@@ -501,6 +501,7 @@ mod tests {
             leaving: Some(Arc::new(Leaving {
                 was: before.status,
                 node: before.node.unwrap(),
+                front: before.front,
                 holds: None,
                 decision: None,
             })),

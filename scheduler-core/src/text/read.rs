@@ -20,9 +20,9 @@ use crate::ids::{
     ResourceName, SetName, TopologyName, VolumeName,
 };
 use crate::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Grace, Labels, Lead, Mode, Node, NodeTerm, Operator,
-    Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share, SubGroup,
-    Taint, Topology, TopologyRule, Weight,
+    Amount, Ask, ContainerAsk, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeTerm,
+    Operator, Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share,
+    SubGroup, Taint, Topology, TopologyRule, Weight,
 };
 use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
@@ -476,6 +476,7 @@ fn phase(line: &Line) -> Read<Phase> {
                 node: NodeName::new(node),
                 grants: grants(line)?,
                 decision: decision_of(line, "decision")?,
+                front: front(line),
             })
         })
         .transpose()?;
@@ -495,6 +496,14 @@ fn phase(line: &Line) -> Read<Phase> {
         Some("failed") => Phase::Failed,
         Some(other) => return Err(line.error(format!("{other} is no phase"))),
     })
+}
+
+fn front(line: &Line) -> Front {
+    if line.flag("by-claim") {
+        Front::Claim
+    } else {
+        Front::Plugin
+    }
 }
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
@@ -595,6 +604,7 @@ fn assumed(line: &Line) -> Read<Bind> {
             .map(device_binding)
             .collect::<Read<_>>()?,
         received,
+        front: front(line),
         queue: line.get("queue").map(QueueName::new),
         group: line.get("group").map(GroupName::new),
     })

@@ -176,6 +176,7 @@ fn claim(line: &Line) -> Read<DeviceClaim> {
         uid: ClaimUid::new(line.name(1)?),
         name: Arc::from(needed(line, "name")?),
         own: line.flag("own"),
+        stands_in: line.flag("stands-in"),
         wants: Arc::new(wants),
     };
     line.finish()?;

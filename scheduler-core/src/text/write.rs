@@ -6,7 +6,7 @@ use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
-    Amount, Ask, Card, ContainerGrant, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
+    Amount, Ask, Card, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
     Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
     TopologyRule,
 };
@@ -534,6 +534,7 @@ impl Text {
         if let Some(placement) = placement {
             self.pair("on", &placement.node);
             self.some("decision", placement.decision);
+            self.flag("by-claim", placement.front == Front::Claim);
         }
         self.end();
     }
@@ -569,6 +570,7 @@ impl Text {
             Received::Regular => self.pair("received", "regular"),
             Received::Fraction => self.pair("received", "fraction"),
         }
+        self.flag("by-claim", bind.front == Front::Claim);
         self.some("queue", bind.queue.as_ref());
         self.some("group", bind.group.as_ref());
         self.end();

@@ -99,6 +99,7 @@ impl Text {
         self.start("  devices", &claim.uid);
         self.pair("name", &claim.name);
         self.flag("own", claim.own);
+        self.flag("stands-in", claim.stands_in);
         self.end();
         for request in &claim.wants.requests {
             self.request(request);

@@ -3,9 +3,9 @@
 use scheduler_core::Bind;
 use scheduler_core::ids::{ClaimUid, DeviceId, FilterName, GpuUuid, NodeName, PoolName};
 use scheduler_core::model::{
-    Allocation, Alternative, Amounts, Attribute, Capacity, Constraint, Count, Device, DeviceClaim,
-    DeviceNodes, DevicePool, DeviceRequest, DeviceTaint, DeviceToleration, DeviceWants, Effect,
-    NodeTerm, Operator, Pod, PoolFault, Range, Requirement,
+    Allocation, Alternative, Amounts, Ask, Attribute, Capacity, Constraint, Count, Device,
+    DeviceClaim, DeviceNodes, DevicePool, DeviceRequest, DeviceTaint, DeviceToleration,
+    DeviceWants, Effect, NodeTerm, Operator, Pod, PoolFault, Range, Requirement,
 };
 use scheduler_core::units::Quantity;
 use std::collections::BTreeMap;
@@ -196,6 +196,7 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
         uid: ClaimUid::new(&name),
         name: text(format!("default/{name}")),
         own,
+        stands_in: false,
         wants: Arc::new(wants),
     };
     let own = claim(format!("own-{}", pod.uid), true, wants(size / 7, size));
@@ -208,6 +209,29 @@ pub(crate) fn give(pod: &mut Pod, kind: u8, size: u64) {
         pod.devices
             .push(claim(format!("shared-{shared}"), false, wants));
     }
+}
+
+/// Gives a pod that asks for whole GPUs alone a claim that may stand in for them.
+pub(crate) fn stand_in(pod: &mut Pod) {
+    let whole = pod.gpus.iter().map(|ask| match ask.ask {
+        Ask::Whole(count) => Some(u64::from(count)),
+        Ask::Share(_) => None,
+    });
+    let Some(most) = whole.max().flatten() else {
+        return;
+    };
+    let name = format!("ext-{}", pod.uid);
+    let wants = DeviceWants {
+        requests: vec![request("gpu", ask("whole", Count::Exactly(most)))],
+        constraints: Vec::new(),
+    };
+    pod.devices.push(DeviceClaim {
+        uid: ClaimUid::new(&name),
+        name: text(format!("default/{name}")),
+        own: true,
+        stands_in: true,
+        wants: Arc::new(wants),
+    });
 }
 
 /// The claims of a pod that is being bound, as the API server shows them then.

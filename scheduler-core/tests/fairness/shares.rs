@@ -365,6 +365,7 @@ impl Tree {
                     node: NodeName::new("n0"),
                     grants: Vec::new(),
                     decision: None,
+                    front: scheduler_core::model::Front::Plugin,
                 });
             }
             events.push(Event::Pod(Box::new(pod)));

@@ -308,7 +308,7 @@ mod tests {
                 "gpu-memory annotation value must be a positive integer greater than 0",
             ),
             (pod(json!({}), token), "gpu-memory"),
-            (json!({"spec": 5}), "no pod"),
+            (json!({"spec": 5}), "not a pod"),
             (
                 json!({"spec": {"containers": vec![json!({"name": "c"}); 1025]}}),
                 "the pod has 1025 containers",

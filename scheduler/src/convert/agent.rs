@@ -182,9 +182,12 @@ impl World {
                 continue;
             }
             self.held.insert(uid.to_owned(), grants);
-            let known = self.held.get(uid).map(Vec::as_slice);
-            let corrected = self.read(pod, known);
-            events.extend(corrected.map(|pod| Event::Pod(Box::new(pod))));
+            let (known, pod) = (self.held.get(uid).map(Vec::as_slice), pod.clone());
+            let Some(mut corrected) = self.read(&pod, known) else {
+                continue;
+            };
+            self.claim_devices(&pod, &mut corrected);
+            events.push(Event::Pod(Box::new(corrected)));
         }
         events
     }

@@ -47,7 +47,8 @@ use crate::watch::{Fact, Seen};
 use agent::AgentEviction;
 use cards::Strangers;
 use classes::Classes;
-pub use devices::{ClaimTerms, Stray, Terms};
+pub(crate) use devices::stand_in;
+pub use devices::{ClaimTerms, StandIn, Stray, Terms};
 use hindrance::Hindrance;
 pub use isolation::Isolation;
 use k8s_openapi::api::core::v1::Pod as KubePod;
@@ -397,10 +398,14 @@ impl World {
                 converted.phase = Phase::Stuck(placement);
             }
         }
-        let whole = converted
-            .gpus
-            .iter()
-            .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
+        // What it has by claim is its claim's to say.
+        let by_plugin = agent::placement(&converted)
+            .is_none_or(|place| place.front == scheduler_core::model::Front::Plugin);
+        let whole = by_plugin
+            && converted
+                .gpus
+                .iter()
+                .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
         let spec = pod.spec.as_ref();
         let node = spec.and_then(|spec| spec.node_name.as_deref());
         // A claim may be for a share, which its node's agent then tells.

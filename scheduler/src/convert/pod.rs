@@ -4,6 +4,7 @@
 //! scheduler counts where it stands and is nothing before.
 
 use super::classes::Classes;
+use super::devices::stand_in;
 use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
 use super::{pod_rules, resources, rules};
@@ -16,7 +17,8 @@ use kube::ResourceExt as _;
 use proto::names::{grant, kai};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, QueueName, SetName};
 use scheduler_core::model::{
-    Amount, Ask, ContainerAsk, ContainerGrant, Lead, Mode, Phase, Placement, Pod, Share, TaskOrder,
+    Amount, Ask, ContainerAsk, ContainerGrant, Front, Lead, Mode, Phase, Placement, Pod, Share,
+    TaskOrder,
 };
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
@@ -370,7 +372,13 @@ pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {
 /// What a bound pod holds.
 fn placement(pod: &KubePod, node: &str, held: Option<&[ContainerGrant]>) -> Placement {
     let grant = own_grant(pod, node);
+    let by_claim = grant.is_none() && stand_in::of_placed(pod).is_some();
     Placement {
+        front: if by_claim {
+            Front::Claim
+        } else {
+            Front::Plugin
+        },
         node: NodeName::new(node),
         decision: grant
             .as_ref()

@@ -348,6 +348,35 @@ fn nothing_is_placed_on_the_cards_of_an_agent_without_a_stream() {
     assert_eq!(of(heard(state(vec![]))), Some(first));
 }
 
+/// Its claim's devices are what it has: its agent's rows of them are no grant.
+#[test]
+fn a_whole_card_by_the_claim_that_stands_in_for_it_is_no_grant() {
+    let mut world = world();
+    let mut by_claim = pod("u1", Some("n1"), 1);
+    by_claim["status"] = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c",
+        "requestMappings": [{"containerName": "main", "resourceName": "nvidia.com/gpu",
+            "requestName": "container-0-request-0"}]}});
+    let events = world.take(Fact::Pod(there(by_claim)));
+    let Some(Event::Pod(pod)) = events.first() else {
+        panic!("{events:?}");
+    };
+    assert_eq!(
+        placement(pod).map(|place| (place.front, place.grants.len())),
+        Some((scheduler_core::model::Front::Claim, 0))
+    );
+    let share = HeldShare {
+        pod_uid: "u1".into(),
+        container: "main".into(),
+        gpu_uuids: vec!["GPU-2".into()],
+        memory_mib: 1000,
+        mode: "exclusive".into(),
+        ..HeldShare::default()
+    };
+    let (events, _) = world.hear(heard(state(vec![share])));
+    let is_pod = |event: &Event| matches!(event, Event::Pod(_));
+    assert!(!events.iter().any(is_pod), "{events:?}");
+}
+
 #[test]
 fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
     let mut world = world();

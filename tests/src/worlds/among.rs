@@ -61,6 +61,7 @@ pub fn reclaim_among_shares(count: usize) -> Vec<Event> {
                 asked: None,
             }],
             decision: None,
+            front: scheduler_core::model::Front::Plugin,
         });
         events.push(event(pod));
     }

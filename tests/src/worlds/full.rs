@@ -73,6 +73,7 @@ fn running(index: usize) -> Pod {
             asked: None,
         }],
         decision: None,
+        front: scheduler_core::model::Front::Plugin,
     });
     pod
 }

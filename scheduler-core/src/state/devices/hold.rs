@@ -9,7 +9,7 @@ use super::{DeviceUse, Devices, Sum};
 use crate::devices::{Free, Wanted, counters_suffice};
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{
-    AllocatedDevice, DeviceClaim, DeviceNodes, DeviceWants, NodeTerm, Operator, Requirement,
+    AllocatedDevice, DeviceClaim, DeviceNodes, DeviceWants, Front, NodeTerm, Operator, Requirement,
 };
 use crate::units::Quantity;
 use std::sync::Arc;
@@ -154,10 +154,34 @@ impl DeviceUse {
     }
 }
 
-/// The places of a pod: which it leaves, and which it has or is promised.
-fn places(cell: &TaskCell) -> (Option<NodeKey>, Option<(NodeKey, As)>) {
-    let leaves = cell.leaving.as_ref().map(|leaving| leaving.node);
-    (leaves, cell.node.zip(cell.status.counts_as()))
+/// The places of a pod with claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Places {
+    /// Which it leaves.
+    leaves: Option<(NodeKey, Front)>,
+    /// Which it has or is promised.
+    own: Option<(NodeKey, As, Front)>,
+}
+
+impl Places {
+    fn of(cell: &TaskCell) -> Self {
+        let leaves = cell.leaving.as_ref();
+        let own = cell.node.zip(cell.status.counts_as());
+        Self {
+            leaves: leaves.map(|leaving| (leaving.node, leaving.front)),
+            own: own.map(|(node, how)| (node, how, cell.front)),
+        }
+    }
+
+    /// Those at which the pod has that claim.
+    fn with(self, claim: &DeviceClaim) -> (Option<NodeKey>, Option<(NodeKey, As)>) {
+        let leaves = self.leaves.filter(|(_, front)| claim.is_used(*front));
+        let own = self.own.filter(|(.., front)| claim.is_used(*front));
+        (
+            leaves.map(|(node, _)| node),
+            own.map(|(node, how, _)| (node, how)),
+        )
+    }
 }
 
 /// One claim of a pod that moves.
@@ -175,23 +199,27 @@ impl State {
         let Some(claims) = self.devices.of.get(&task).map(Arc::clone) else {
             return;
         };
-        if places(from) == places(to) {
+        let places = Places::of(to);
+        if Places::of(from) == places {
             return;
         }
-        let (leaves, own) = places(to);
         let had: Vec<[Option<Picked>; 2]> = claims
             .iter()
-            .map(|claim| self.leave_claim(task, claim, leaves, own))
+            .map(|claim| {
+                let (leaves, own) = places.with(claim);
+                self.leave_claim(task, claim, leaves, own)
+            })
             .collect();
-        let Some((node, how)) = own else {
+        let Some((node, how, front)) = places.own else {
             return;
         };
         let come = claims.iter().zip(had);
+        let come = come.filter(|(claim, _)| claim.is_used(front));
         let mut moving: Vec<Moving> = come
             .map(|(claim, had)| self.enter_claim(claim, had, node, to))
             .collect();
         if self.deciding && moving.iter().any(|one| one.wants) {
-            self.pick_devices(task, &mut moving, node, to.status);
+            self.pick_devices(task, &mut moving, node, to);
         }
         for mut one in moving {
             one.hold.users.push(User { task, node, how });
@@ -291,7 +319,7 @@ impl State {
     }
 
     /// The devices that [`State::find_devices`] has found.
-    fn pick_devices(&self, task: TaskKey, moving: &mut [Moving], node: NodeKey, status: Status) {
+    fn pick_devices(&self, task: TaskKey, moving: &mut [Moving], node: NodeKey, to: &TaskCell) {
         let spec = self
             .tasks
             .get(task)
@@ -299,10 +327,10 @@ impl State {
         let wanting = || moving.iter().enumerate().filter(|(_, one)| one.wants);
         let at: Vec<usize> = wanting().map(|(at, _)| at).collect();
         let wants: Vec<&DeviceWants> = wanting().map(|(_, one)| &*one.claim.wants).collect();
-        let now = status != Status::Promised || wanting().all(|(_, one)| !one.slot.again);
+        let now = to.status != Status::Promised || wanting().all(|(_, one)| !one.slot.again);
         let wanted = Wanted {
             claims: &wants,
-            by_annotation: spec.is_some_and(|row| row.spec.is_by_annotation()),
+            by_annotation: spec.is_some_and(|row| row.spec.is_by_annotation(to.front)),
         };
         let Ok((found, _)) = self.allocate(node, wanted, now) else {
             return;

@@ -16,7 +16,7 @@ use crate::action::DeviceBinding;
 use crate::devices::{ClaimsReason, Free, Wanted, allocate};
 use crate::ids::{ClaimUid, DeviceId, GpuUuid, NodeName, PoolName};
 use crate::model::{
-    AllocatedDevice, Allocation, Amounts, DeviceClaim, DeviceWants, Node, NodeTerm,
+    AllocatedDevice, Allocation, Amounts, DeviceClaim, DeviceWants, Front, Node, NodeTerm,
 };
 use crate::state::rows::Spec;
 pub(crate) use hold::{ClaimHold, Kept, Picked, Slot};
@@ -171,8 +171,8 @@ impl Devices {
         Some((&picked.devices, picked.nodes.as_deref()))
     }
 
-    /// What the claims of a pod have.
-    pub(crate) fn bindings(&self, task: TaskKey) -> Vec<DeviceBinding> {
+    /// What the claims of a pod have that has its whole GPUs so.
+    pub(crate) fn bindings(&self, task: TaskKey, front: Front) -> Vec<DeviceBinding> {
         let binding = |claim: &DeviceClaim| {
             let (devices, nodes) = self.devices_of(&claim.uid)?;
             Some(DeviceBinding {
@@ -182,7 +182,18 @@ impl Devices {
                 nodes: nodes.map(Arc::from),
             })
         };
-        self.of(task).iter().filter_map(binding).collect()
+        let claims = self.of(task).iter();
+        claims
+            .filter(|claim| claim.is_used(front))
+            .filter_map(binding)
+            .collect()
+    }
+}
+
+impl DeviceClaim {
+    /// A pod that has its whole GPUs so has the claim's devices.
+    pub(crate) fn is_used(&self, front: Front) -> bool {
+        !self.stands_in || front == Front::Claim
     }
 }
 
@@ -201,8 +212,13 @@ impl State {
     }
 
     /// Whether those claims can have devices there: now, or (false) when those who leave have
-    /// left.
-    pub(crate) fn find_devices(&self, spec: &Spec, key: NodeKey) -> Result<bool, ClaimsReason> {
+    /// left. `front`: how its whole GPUs are to be given.
+    pub(crate) fn find_devices(
+        &self,
+        spec: &Spec,
+        key: NodeKey,
+        front: Front,
+    ) -> Result<bool, ClaimsReason> {
         let row = self.nodes.get(key);
         let Some(node) = row.and_then(|row| row.node.as_ref()) else {
             return Err(ClaimsReason::Elsewhere);
@@ -213,6 +229,14 @@ impl State {
                 .claim
                 .as_ref()
                 .and_then(|claim| Some((claim, self.devices.devices_of(claim)?)));
+            if ask.stands_in && front == Front::Plugin {
+                // A binding that did not come to its end left it: its pod goes on from there, or
+                // waits until it is gone.
+                if known.is_some() {
+                    return Err(ClaimsReason::Elsewhere);
+                }
+                continue;
+            }
             match known.map(|(claim, _)| self.is_here(claim, node)) {
                 Some(Some(true)) => {}
                 Some(Some(false)) => return Err(ClaimsReason::Elsewhere),
@@ -229,7 +253,7 @@ impl State {
         }
         let wanted = Wanted {
             claims: &wants,
-            by_annotation: spec.is_by_annotation(),
+            by_annotation: spec.is_by_annotation(front),
         };
         self.allocate(key, wanted, now).map(|(_, now)| now)
     }
@@ -258,20 +282,27 @@ impl State {
 
     /// Whether the node has devices for the claims at all, allocated or not. Of claims that
     /// several pods can use nothing is asked: one may have devices already.
-    pub(crate) fn could_serve_devices(&self, spec: &Spec, key: NodeKey) -> bool {
+    pub(crate) fn could_serve_devices(&self, spec: &Spec, key: NodeKey, front: Front) -> bool {
         let own = spec.devices.iter().filter(|ask| ask.claim.is_none());
+        let own = own.filter(|ask| !ask.stands_in || front == Front::Claim);
         let wants: Vec<&DeviceWants> = own.map(|ask| &*ask.wants).collect();
         if wants.is_empty() {
             return true;
         }
         let wanted = Wanted {
             claims: &wants,
-            by_annotation: spec.is_by_annotation(),
+            by_annotation: spec.is_by_annotation(front),
         };
         match allocate(self, key, wanted, Free::Whatever) {
             Ok(_) | Err(ClaimsReason::CutShort(_)) => true,
             Err(_) => false,
         }
+    }
+
+    /// Some device can be used there, free or not.
+    pub(crate) fn has_devices(&self, node: &Node) -> bool {
+        let mut pools = self.devices.pools_of(&node.name);
+        pools.any(|pool| pool.devices_on(node).next().is_some())
     }
 
     /// The API server shows a claim with devices.

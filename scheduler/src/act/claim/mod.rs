@@ -5,8 +5,10 @@
 //! that no other scheduler's is overwritten. Written twice, it is taken once. A process that
 //! ends in between leaves a claim with devices and a pod that waits: the next one goes on from
 //! there, or takes the devices back ([`free`]).
+//! - [`stand_in`]: a claim that is made for the binding.
 
 mod allocation;
+mod stand_in;
 
 use super::WriteContext;
 use super::answer::{self, Answer, refused};
@@ -99,6 +101,9 @@ pub(super) async fn reserve(
     for (at, claim) in bind.devices.iter().enumerate() {
         let terms = terms.get(at).cloned().unwrap_or_default();
         repeat(|| reserve_one(context, &api, bind, claim, &terms)).await?;
+        if let Some(made) = &terms.stand_in {
+            repeat(|| stand_in::name_in_pod(context, bind, claim, made)).await?;
+        }
     }
     Ok(())
 }
@@ -158,6 +163,11 @@ fn reserved_for(claim: &DynamicObject) -> Vec<Value> {
         .unwrap_or_default()
 }
 
+/// It is the one that the core knows by that.
+fn is_it(found: &DynamicObject, uid: &ClaimUid) -> bool {
+    crate::convert::stand_in::uid_of(&found.metadata) == *uid
+}
+
 fn is_of(consumer: &Value, pod: &str) -> bool {
     consumer["uid"] == pod
 }
@@ -173,10 +183,14 @@ async fn reserve_one(
         let why = format!("resource claim {} {what}", claim.name);
         Err(Stop::Refused(refused(why)))
     };
-    let Some(mut found) = get(api, name(claim)).await? else {
+    let found = match &terms.stand_in {
+        Some(made) => Some(stand_in::made(context, api, bind, claim, made).await?),
+        None => get(api, name(claim)).await?,
+    };
+    let Some(mut found) = found else {
         return no("is gone");
     };
-    if found.metadata.uid.as_deref() != Some(claim.uid.as_str()) {
+    if !is_it(&found, &claim.uid) {
         return no("was made anew");
     }
     if found.metadata.deletion_timestamp.is_some() {
@@ -284,7 +298,7 @@ pub(super) async fn undo(context: &WriteContext, bind: &Bind) {
     let api = claims(context, &bind.namespace);
     let pods = [bind.pod.to_string()];
     for claim in &bind.devices {
-        let take = || take_back(&api, name(claim), &claim.uid, &pods, false);
+        let take = || take_back(context, &api, name(claim), &claim.uid, &pods, false);
         if let Err(why) = repeat(take).await {
             tracing::warn!(claim = %claim.name, ?why, "its devices are not taken back");
         }
@@ -299,7 +313,7 @@ pub(super) async fn free(context: &WriteContext, stray: &Stray) {
     };
     let api = claims(context, &stray.namespace);
     let claim = format!("{}/{}", stray.namespace, stray.name);
-    let take = || take_back(&api, &stray.name, &stray.uid, &stray.pods, true);
+    let take = || take_back(context, &api, &stray.name, &stray.uid, &stray.pods, true);
     match repeat(take).await {
         Ok(()) => tracing::info!(
             claim,
@@ -311,6 +325,7 @@ pub(super) async fn free(context: &WriteContext, stray: &Stray) {
 
 /// `all`: not if somebody else has a reservation.
 async fn take_back(
+    context: &WriteContext,
     api: &Api<DynamicObject>,
     name: &str,
     uid: &ClaimUid,
@@ -318,16 +333,23 @@ async fn take_back(
     all: bool,
 ) -> Result<(), Stop> {
     let found = get(api, name).await?;
-    let is_it = |found: &Claim| found.metadata.uid.as_deref() == Some(uid.as_str());
-    let Some(mut found) = found.filter(is_it) else {
+    let Some(mut found) = found.filter(|found| is_it(found, uid)) else {
         return Ok(());
     };
     let mut reserved = reserved_for(&found);
     let before = reserved.len();
     reserved.retain(|one| !pods.iter().any(|pod| is_of(one, pod)));
+    if all && !reserved.is_empty() {
+        return Ok(());
+    }
+    if reserved.is_empty()
+        && let Some(withdrawn) = stand_in::withdraw(context, api, &found).await
+    {
+        return withdrawn;
+    }
     let allocation = found.data.pointer("/status/allocation");
     let has_devices = allocation.is_some_and(|one| !one.is_null());
-    if all && !reserved.is_empty() || reserved.len() == before && !(has_devices && before == 0) {
+    if reserved.len() == before && !(has_devices && before == 0) {
         return Ok(());
     }
     if reserved.is_empty() {

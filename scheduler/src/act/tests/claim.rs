@@ -1,5 +1,7 @@
 //! Claims on devices: what is written before a binding, and how it is taken back.
 
+mod stand_in;
+
 use super::*;
 use crate::convert::{ClaimTerms, Stray};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -115,6 +117,7 @@ async fn a_claim_has_its_devices_and_the_pod_before_the_pod_is_bound() {
             ],
         )]
         .into(),
+        stand_in: None,
     };
     // Neither an answer that is lost nor a server that is busy makes it twice.
     site.server.plan("PUT", "/c/status", Fault::LoseAnswer);

@@ -55,6 +55,7 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
         claims: Vec::new(),
         devices: Vec::new(),
         received: Received::Fraction,
+        front: scheduler_core::model::Front::Plugin,
         queue: Some("q".into()),
         group: Some("ns/g".into()),
     }

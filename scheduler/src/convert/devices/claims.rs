@@ -2,6 +2,7 @@
 
 use super::super::rules;
 use super::pools::amounts;
+use super::stand_in;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimSpec};
 use kube::ResourceExt as _;
@@ -46,7 +47,7 @@ impl Claim {
         let allocation = status.and_then(|status| status.allocation.as_ref());
         let label = |key: &str| claim.labels().get(key).cloned();
         Self {
-            uid: ClaimUid::from(claim.uid().unwrap_or_default()),
+            uid: stand_in::uid_of(&claim.metadata),
             made_for: made_for.next().map(|owner| owner.uid.clone()),
             leaving: claim.metadata.deletion_timestamp.is_some(),
             queue: label(queue_label).or_else(|| label(kai::QUEUE_LABEL)),

@@ -3,12 +3,14 @@
 //!
 //! - [`pools`]: `ResourceSlice`s; [`wants`]: what a claim's spec means; [`claims`]: claims, and
 //!   which of them a pod has; [`filters`]: which devices selectors select.
+//! - [`stand_in`]: the claim that stands in for whole GPUs in a pod's resources.
 //! - [`strays`]: claims that lose their devices because their pods were not bound.
 //! - here: the pods that have claims, looked at again when something about these has changed.
 
 mod claims;
 mod filters;
 mod pools;
+pub(crate) mod stand_in;
 mod strays;
 mod wants;
 
@@ -24,9 +26,10 @@ use kube::ResourceExt as _;
 use pools::Pools;
 pub use pools::Terms;
 use scheduler_core::ids::{FilterName, PoolName};
-use scheduler_core::model::{DeviceClaim, DeviceWants, Phase, Pod};
+use scheduler_core::model::{Ask, ContainerAsk, DeviceClaim, Phase, Pod};
 use scheduler_core::units::{Quantity, Time};
 use scheduler_core::{Bind, Event};
+pub use stand_in::StandIn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 pub use strays::Stray;
@@ -39,6 +42,8 @@ pub struct ClaimTerms {
     pub(crate) devices: Vec<Terms>,
     /// `config` of the classes that its requests name.
     pub(crate) config: BTreeMap<String, Vec<DeviceClassConfiguration>>,
+    /// It stands in for GPUs in its pod's resources, and is made for the binding.
+    pub(crate) stand_in: Option<StandIn>,
 }
 
 /// What a pod's claims say.
@@ -59,6 +64,8 @@ struct User {
     pod: Box<KubePod>,
     /// It waits, and is ours.
     waits: bool,
+    /// It asks for whole GPUs, for which a claim may stand in.
+    asks: bool,
     queue: String,
     say: Say,
     filters: BTreeSet<FilterName>,
@@ -124,7 +131,7 @@ impl Known {
     }
 
     /// What the claims of a pod say now, and the filters that they name.
-    fn say(&self, pod: &KubePod, waits: bool, queue: &str) -> (Say, Vec<Wanted>) {
+    fn say(&self, pod: &KubePod, waits: bool, asks: bool, queue: &str) -> (Say, Vec<Wanted>) {
         let (mut say, mut filters) = (Say::default(), Vec::new());
         let uid = pod.uid().unwrap_or_default();
         let mut seen = BTreeSet::new();
@@ -160,6 +167,9 @@ impl Known {
                 Err(No::Unknown(what)) => say.unsupported.push(Arc::from(what)),
             }
         }
+        if asks {
+            self.say_stand_in(pod, waits, &mut say, &mut filters);
+        }
         (say, filters)
     }
 
@@ -188,10 +198,7 @@ impl Known {
             Ok(wants) => wants,
             Err(no) if waits && !claim.is_allocated() => return Err(no),
             // It has its devices.
-            Err(_) => wants::Wants {
-                wants: DeviceWants::default(),
-                filters: Vec::new(),
-            },
+            Err(_) => wants::Wants::default(),
         };
         // KAI counts a claim that pods share in the queue that it names.
         let counts = wants
@@ -212,6 +219,7 @@ impl Known {
             uid: claim.uid.clone(),
             name: Arc::from(named.claim.as_str()),
             own: named.own && !(waits && claim.is_allocated()),
+            stands_in: false,
             wants: Arc::new(wants.wants),
         })
     }
@@ -242,7 +250,7 @@ impl Known {
     /// The pod, if its claims say something else than when it was looked at last.
     pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
         let user = self.users.get(uid)?;
-        let (mut say, wanted) = self.say(&user.pod, user.waits, &user.queue);
+        let (mut say, wanted) = self.say(&user.pod, user.waits, user.asks, &user.queue);
         let filters: BTreeSet<FilterName> = wanted.iter().map(Wanted::name).collect();
         self.answers(&filters, &mut say);
         (say != user.say || filters != user.filters).then_some(&*user.pod)
@@ -253,11 +261,11 @@ impl Known {
             return;
         };
         self.filters.unused(user.filters.iter(), uid);
-        for named in claims::named(&user.pod).into_iter().flatten() {
-            if let Some(users) = self.by_claim.get_mut(&named.claim) {
+        for name in names(&user.pod, user.waits, user.asks) {
+            if let Some(users) = self.by_claim.get_mut(&name) {
                 users.remove(uid);
                 if users.is_empty() {
-                    self.by_claim.remove(&named.claim);
+                    self.by_claim.remove(&name);
                 }
             }
         }
@@ -289,6 +297,26 @@ impl Known {
     }
 }
 
+fn has_claims(pod: &KubePod) -> bool {
+    let claims = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.resource_claims.as_ref());
+    claims.is_some_and(|claims| !claims.is_empty())
+}
+
+/// Its claims by namespace and name, also that which may stand in for its GPUs.
+fn names(pod: &KubePod, waits: bool, asks: bool) -> Vec<String> {
+    let names = claims::named(pod).into_iter().flatten();
+    let mut names: Vec<String> = names.map(|named| named.claim).collect();
+    if asks {
+        let placed = stand_in::of_placed(pod).filter(|_| !waits);
+        let name = placed.map_or_else(|| stand_in::name_for(pod), str::to_owned);
+        names.push(format!("{}/{name}", pod.namespace().unwrap_or_default()));
+    }
+    names
+}
+
 impl World {
     /// What is written of the devices of a pod's claims.
     pub(crate) fn claim_terms(&self, bind: &Bind) -> Vec<ClaimTerms> {
@@ -300,7 +328,9 @@ impl World {
                     known.pools.terms(&pool, name)
                 })
             });
+            let stand_in = known.stand_in(bind, &claim.name);
             let spec = known.claims.get(&claim.name).map(|claim| &claim.spec);
+            let spec = stand_in.as_ref().map(|made| &made.spec).or(spec);
             let classes = spec.into_iter().flat_map(wants::classes);
             let config = classes.filter_map(|name| {
                 let spec = known.classes.get(name)?.spec.as_ref()?;
@@ -309,6 +339,7 @@ impl World {
             ClaimTerms {
                 devices: devices.collect(),
                 config: config.collect(),
+                stand_in,
             }
         };
         bind.devices.iter().map(of).collect()
@@ -323,17 +354,19 @@ impl World {
             converted.phase,
             Phase::Releasing(None) | Phase::Succeeded | Phase::Failed
         );
-        let has_some = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.resource_claims.as_ref())
-            .is_some_and(|claims| !claims.is_empty());
-        if ends || !has_some {
+        let waits = converted.phase == Phase::Pending;
+        let whole = |ask: &ContainerAsk| matches!(ask.ask, Ask::Whole(_));
+        // One pod has one front: with a share by annotation it is the plugin's.
+        let asks = !converted.gpus.is_empty() && converted.gpus.iter().all(whole);
+        let asks = asks
+            && (stand_in::class(&known.classes).is_some()
+                || !known.is_listed()
+                || stand_in::of_placed(pod).is_some());
+        if ends || !asks && !has_claims(pod) {
             return;
         }
-        let waits = converted.phase == Phase::Pending;
         let queue = converted.queue.to_string();
-        let (mut say, wanted) = known.say(pod, waits, &queue);
+        let (mut say, wanted) = known.say(pod, waits, asks, &queue);
         for one in &wanted {
             known.filters.used(one, uid, &known.pools);
         }
@@ -346,8 +379,7 @@ impl World {
                 .unsupported
                 .extend(say.unsupported.iter().cloned());
         }
-        let names = claims::named(pod).into_iter().flatten();
-        let names: Vec<String> = names.map(|named| named.claim).collect();
+        let names = names(pod, waits, asks);
         if waits || say.is_open {
             for name in &names {
                 let users = known.by_claim.entry(name.clone()).or_default();
@@ -356,6 +388,7 @@ impl World {
             let user = User {
                 pod: Box::new(pod.clone()),
                 waits,
+                asks,
                 queue,
                 say,
                 filters,
@@ -509,6 +542,7 @@ impl World {
         if !self.devices.is_listed() {
             return Vec::new();
         }
+        self.devices.forget_plain();
         let known = &self.devices;
         let due = known.users.keys().filter_map(|uid| known.changed(uid));
         let due: Vec<KubePod> = due.cloned().collect();

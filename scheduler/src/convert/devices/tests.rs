@@ -4,7 +4,7 @@ use super::super::tests::{gone, pod as any_pod, settled, there, world};
 use crate::convert::World;
 use crate::watch::{Fact, Seen};
 use scheduler_core::Event;
-use scheduler_core::model::{Allocation, DevicePool, Pod, PoolFault};
+use scheduler_core::model::{Allocation, Count, DevicePool, Front, Phase, Pod, PoolFault};
 use scheduler_core::text;
 use scheduler_core::units::Time;
 use serde_json::{Value, json};
@@ -443,4 +443,101 @@ fn a_claim_whose_pods_wait_loses_its_devices_once_no_binding_can_be_under_way() 
     settled(&mut world, claim("c", one(), has(&["u1"])));
     settled(&mut world, Fact::Pod(there(pod("u1", Some("n1"), "c"))));
     assert_eq!((at(&mut world, 1000), world.wake_at()), (vec![], None));
+}
+
+/// A pod with GPUs in its resources, of a scheduler.
+fn asks(uid: &str, node: Option<&str>, more: Value) -> Fact {
+    let gpu = json!({"nvidia.com/gpu": "2"});
+    let mut pod = any_pod(uid, node, 0);
+    pod["spec"]["containers"] = json!([{"name": "main", "resources":
+        {"limits": gpu, "requests": gpu}}]);
+    json_patch::merge(&mut pod, &more);
+    Fact::Pod(there(pod))
+}
+
+fn class_of_gpus() -> Fact {
+    Fact::DeviceClass(there(json!({"metadata": {"name": CLASS}, "spec": {
+        "extendedResourceName": "nvidia.com/gpu",
+        "selectors": [{"cel": {"expression": "device.driver == 'gpu.example.com'"}}]}})))
+}
+
+#[test]
+fn a_claim_stands_in_for_gpus_where_a_class_is_of_them() {
+    let mut world = with_devices();
+    let events = settled(&mut world, asks("u1", None, json!({})));
+    assert!(told(&events).devices.is_empty());
+    settled(&mut world, class_of_gpus());
+    let events = settled(
+        &mut world,
+        asks("u1", None, json!({"metadata": {"labels": {"a": "b"}}})),
+    );
+    let pod = told(&events).clone();
+    assert_eq!(waits(&pod), [""; 0]);
+    let [claim] = pod.devices.as_slice() else {
+        panic!("{pod:?}");
+    };
+    assert!(claim.stands_in && claim.own);
+    let name = claim.name.split_once('/').unwrap().1;
+    assert_eq!(claim.uid.as_str(), &*claim.name);
+    assert_eq!(
+        claim.wants.requests[0].alternatives[0].count,
+        Count::Exactly(2)
+    );
+    assert_eq!(pod.gpus.len(), 1);
+    // Bound so, or by the plugin, it is the same but for its place.
+    let named = json!({"status": {"phase": "Running", "extendedResourceClaimStatus": {
+        "resourceClaimName": name, "requestMappings": [{"containerName": "main",
+            "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}]}}});
+    for (more, front) in [(named, Front::Claim), (json!({}), Front::Plugin)] {
+        let events = settled(&mut world, asks("u1", Some("n1"), more));
+        let placed = told(&events);
+        let (Phase::Running(place) | Phase::Bound(place)) = &placed.phase else {
+            panic!("{placed:?}");
+        };
+        assert_eq!((place.front, &placed.devices), (front, &pod.devices));
+    }
+}
+
+#[test]
+fn a_claim_that_stands_in_is_known_by_its_pod_from_before_it_is_there() {
+    let mut world = with_devices();
+    settled(&mut world, class_of_gpus());
+    let events = settled(&mut world, asks("u1", None, json!({})));
+    let claim = told(&events).devices[0].clone();
+    let name = claim.name.split_once('/').unwrap().1;
+    let object = |more: Value| {
+        let mut object = claim_object(
+            name,
+            json!([]),
+            json!({"metadata": {
+            "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u1",
+                "controller": true}]}}),
+        );
+        json_patch::merge(&mut object, &more);
+        Fact::DeviceClaim(there(object))
+    };
+    settled(&mut world, object(json!({})));
+    let events = settled(
+        &mut world,
+        object(json!({"status": {
+        "allocation": {"devices": {"results": [{"request": "r", "driver": "gpu.example.com",
+            "pool": "n1", "device": "gpu-0"}]}},
+        "reservedFor": [{"resource": "pods", "name": "p", "uid": "u1"}]}})),
+    );
+    assert_eq!(allocation(&events).claim, claim.uid);
+    // Whose pod waits with devices goes on with them; one of an earlier process loses them.
+    assert!(!told(&events).devices[0].own);
+    world.elapse(Time(1_000_000_000));
+    let strays = world.stray_claims();
+    assert_eq!(strays.len(), 1);
+    assert_eq!((&strays[0].uid, &*strays[0].name), (&claim.uid, name));
+    // One that is on its way out is waited for.
+    let events = settled(
+        &mut world,
+        object(json!({"metadata": {
+        "deletionTimestamp": "2026-01-01T00:00:00Z"}})),
+    );
+    let line = format!("resource claim {}: it is being deleted", claim.name);
+    assert_eq!(waits(told(&events)), [line]);
 }

@@ -28,7 +28,7 @@ pub(super) enum No {
 }
 
 /// A claim's spec, read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Wants {
     pub wants: DeviceWants,
     /// Of each request.

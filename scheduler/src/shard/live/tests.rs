@@ -100,12 +100,12 @@ fn what_cannot_be_meant_changes_nothing_and_is_said_with_its_field_and_a_fix() {
         (
             json!({"args": {"max-consolidation-preemptees": "many"}}),
             "spec.args.max-consolidation-preemptees: ",
-            "no number",
+            "not a number",
         ),
         (
             json!({"plugins": {"proportion": {"arguments": {"kValue": "x"}}}}),
             "spec.plugins.proportion.arguments.kValue: ",
-            "no number",
+            "not a number",
         ),
         (
             json!({"partitionLabelValue": "pool-b"}),

@@ -350,7 +350,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             with(json!({"windowType": "tumbling", "tumblingWindowStartTime": "noon"})),
-            "usageParams.tumblingWindowStartTime: noon is no time",
+            "usageParams.tumblingWindowStartTime: noon is not a time",
         ),
         (
             with(json!({"windowType": "cron"})),

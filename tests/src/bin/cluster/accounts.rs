@@ -221,7 +221,9 @@ scheduler watch csistoragecapacities.storage.k8s.io
 scheduler watch resourceslices.resource.k8s.io
 scheduler watch deviceclasses.resource.k8s.io
 scheduler watch resourceclaims.resource.k8s.io
+scheduler create resourceclaims.resource.k8s.io
 scheduler update resourceclaims.resource.k8s.io
+scheduler delete resourceclaims.resource.k8s.io
 scheduler update resourceclaims/status.resource.k8s.io
 scheduler update resourceclaims/binding.resource.k8s.io
 scheduler watch namespaces
@@ -287,8 +289,8 @@ scheduler delete podgroups.scheduling.run.ai
 scheduler patch deployments.apps
 scheduler create jobs.batch
 scheduler patch nodes
-scheduler create resourceclaims.resource.k8s.io
-scheduler delete resourceclaims.resource.k8s.io
+scheduler patch resourceclaims.resource.k8s.io
+scheduler create resourceclaimtemplates.resource.k8s.io
 scheduler associated-node:update resourceclaims/driver.resource.k8s.io - aliquot.dev
 scheduler arbitrary-node:update resourceclaims/driver.resource.k8s.io - aliquot.dev
 scheduler update resourceslices.resource.k8s.io

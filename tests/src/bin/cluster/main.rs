@@ -389,6 +389,7 @@ async fn test(
             claims::two_cards_of_one_claim_are_each_held_at_its_mib,
             claims::a_whole_card_by_claim_is_one_pods_alone,
             claims::a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_scheduler_makes,
+            claims::under_our_scheduler_a_gpu_comes_by_the_claim_that_kubernetes_would_make,
             claims::a_claim_is_configured_or_told_why_not,
             claims::a_claim_is_stricter_than_a_class_that_reports,
             claims::a_monitoring_pod_sees_a_card_that_is_full_and_counts_nothing,

@@ -145,6 +145,7 @@ pub(crate) fn of_task(task: &Value, claims: &Claims, pod: &mut Pod) -> anyhow::R
             uid: claim.uid.clone(),
             name: Arc::from(name),
             own: false,
+            stands_in: false,
             wants: Arc::clone(&claim.wants),
         });
         names.push(name.to_owned());

@@ -242,6 +242,7 @@ fn shown(stand: &TaskState) -> Event {
                 }]
             },
             decision: None,
+            front: scheduler_core::model::Front::Plugin,
         }
     };
     pod.phase = match stand.status.as_str() {

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::pod::describe;
-use aliquot_tests::share::pod;
+use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{LIMIT, claim_pod, gpus, ledger_is, manifest, template, waits, with_driver};
+use super::{LIMIT, claim_pod, gpus, ledger_is, manifest, template, unbound, waits, with_driver};
 use crate::modes::policy;
 
 const CLASS: &str = "gpu.aliquot.dev";
@@ -78,21 +80,7 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
 ) -> Result<()> {
     with_driver(cluster, 2, async |cluster, ns| {
         policy(cluster, json!({ "defaultFront": "dra" })).await?;
-        // The device plugin has none to give.
-        let nodes: Api<Node> = Api::all(cluster.client.clone());
-        until("no card at the plugin", LIMIT, || async {
-            let node = nodes.get(aliquot_tests::node::NAME).await?;
-            let status = node.status.context("no status")?;
-            let allocatable = status.allocatable.unwrap_or_default();
-            let gpus = allocatable
-                .get("nvidia.com/gpu")
-                .map(|amount| amount.0.clone());
-            Ok(Seen::when(
-                gpus.as_deref().is_none_or(|gpus| gpus == "0"),
-                format!("{gpus:?}"),
-            ))
-        })
-        .await?;
+        plugin_has_none(cluster).await?;
         // Two containers, a card each: parts of the one claim that is created for them.
         let mut asks = pod(ns, "asks", &[], "report hold");
         asks["spec"]["schedulerName"] = json!("default-scheduler");
@@ -148,6 +136,133 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
         cluster.delete_pod(ns, "asks").await?;
         cluster.pod_phase(ns, "third", "Running").await?;
         cluster.delete_pod(ns, "third").await?;
+        ledger_is(cluster, ns, &[]).await?;
+        policy(cluster, json!({})).await
+    })
+    .await
+}
+
+/// The node's allocatable has no GPU.
+async fn plugin_has_none(cluster: &Cluster) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    until("no card at the plugin", LIMIT, || async {
+        let node = nodes.get(aliquot_tests::node::NAME).await?;
+        let status = node.status.context("no status")?;
+        let allocatable = status.allocatable.unwrap_or_default();
+        let gpus = allocatable
+            .get("nvidia.com/gpu")
+            .map(|amount| amount.0.clone());
+        Ok(Seen::when(
+            gpus.as_deref().is_none_or(|gpus| gpus == "0"),
+            format!("{gpus:?}"),
+        ))
+    })
+    .await
+}
+
+/// A pod with GPUs in its resources, one for each of its containers.
+fn with_gpus(ns: &str, name: &str, scheduler: &str, containers: &[&str]) -> Value {
+    let mut pod = pod(ns, name, &[], "report hold");
+    pod["spec"]["schedulerName"] = json!(scheduler);
+    let mut container = pod["spec"]["containers"][0].clone();
+    container["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    let each = containers.iter().map(|name| {
+        container["name"] = json!(name);
+        container.clone()
+    });
+    pod["spec"]["containers"] = each.collect();
+    pod
+}
+
+/// What is to be alike in a claim of one pod and of another: its object, and how the pod names it.
+async fn made_for(cluster: &Cluster, ns: &str, name: &str) -> Result<Value> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), ns);
+    let pod = pods.get(name).await?;
+    let status = pod.status.as_ref();
+    let named = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    let named = named.with_context(|| format!("no claim was made: {}", describe(&pod)))?;
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
+    let claim = json!(claims.get(&named.resource_claim_name).await?);
+    let base = format!("{name}-extended-resources-");
+    ensure!(named.resource_claim_name.starts_with(&base), "{named:?}");
+    let meta = &claim["metadata"];
+    let owner = &meta["ownerReferences"];
+    ensure!(
+        owner[0]["uid"] == json!(pod.metadata.uid) && owner[0]["name"] == name,
+        "{owner}"
+    );
+    let devices = &claim["status"]["allocation"]["devices"];
+    let results = devices["results"].as_array().context("no devices")?;
+    let fields: Vec<Value> = results
+        .iter()
+        .map(|one| {
+            json!([
+                one["request"],
+                one["driver"],
+                one["pool"],
+                one["consumedCapacity"]
+            ])
+        })
+        .collect();
+    Ok(json!({
+        "annotations": meta["annotations"],
+        "finalizers": meta["finalizers"],
+        "controller": [owner[0]["apiVersion"], owner[0]["kind"], owner[0]["controller"]],
+        "spec": claim["spec"],
+        "results": fields,
+        "config": devices["config"],
+        "nodes": claim["status"]["allocation"]["nodeSelector"],
+        "reserved": claim["status"]["reservedFor"].as_array().map(Vec::len),
+        "mappings": named.request_mappings,
+    }))
+}
+
+pub(crate) async fn under_our_scheduler_a_gpu_comes_by_the_claim_that_kubernetes_would_make(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        policy(cluster, json!({ "defaultFront": "dra" })).await?;
+        plugin_has_none(cluster).await?;
+        let containers = ["main", "second"];
+        let theirs = with_gpus(ns, "same", "default-scheduler", &containers);
+        cluster.apply_one(&theirs).await?;
+        cluster.pod_phase(ns, "same", "Running").await?;
+        let expected = made_for(cluster, ns, "same").await?;
+        cluster.delete_pod(ns, "same").await?;
+        ledger_is(cluster, ns, &[]).await?;
+        let ours = with_gpus(ns, "same", "kai-scheduler", &containers);
+        cluster.apply_one(&ours).await?;
+        cluster.pod_phase(ns, "same", "Running").await?;
+        let made = made_for(cluster, ns, "same").await?;
+        ensure!(made == expected, "{made}\ninstead of\n{expected}");
+        let mut cards = Vec::new();
+        for container in containers {
+            let report = cluster.said(ns, "same", container, "report").await?;
+            let devices = report["devices"].as_array().context("no devices")?;
+            ensure!(devices.len() == 1, "{container}: {report}");
+            cards.push(devices[0]["uuid"].to_string());
+        }
+        ensure!(cards[0] != cards[1], "{cards:?}");
+        // There is no third one, and our scheduler says so.
+        let next = with_gpus(ns, "next", "kai-scheduler", &["main"]);
+        cluster.apply_one(&next).await?;
+        let words =
+            "cannot allocate all claims: no device is left for request container-0-request-0";
+        cluster
+            .pod_until(ns, "next", words, |pod| {
+                why_pending(pod).is_some_and(|why| why.contains(words))
+            })
+            .await?;
+        unbound(cluster, ns, "next").await?;
+        cluster.delete_pod(ns, "same").await?;
+        cluster.pod_phase(ns, "next", "Running").await?;
+        cluster.delete_pod(ns, "next").await?;
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
+        until("no claim is left", LIMIT, || async {
+            let left = claims.list(&ListParams::default()).await?.items.len();
+            Ok(Seen::when(left == 0, left.to_string()))
+        })
+        .await?;
         ledger_is(cluster, ns, &[]).await?;
         policy(cluster, json!({})).await
     })
