@@ -89,9 +89,9 @@ fn run(source: &str) -> Result<(Vec<Decision>, Vec<String>), String> {
         shadow.feed(&pending)?;
         pending = "\n".repeat(at + 1);
         if let Some(time) = words.next() {
-            let time: u64 = time
-                .parse()
-                .map_err(|_| format!("line {}: `{time}` is no number of milliseconds", at + 1))?;
+            let time: u64 = time.parse().map_err(|_| {
+                format!("line {}: `{time}` is not a number of milliseconds", at + 1)
+            })?;
             shadow.now = Time(time).max(shadow.now);
         }
         rounds.push(shadow.decide());
@@ -142,7 +142,7 @@ pod b created=2 gpu-memory.main=22000 extended.aliquot.dev/gpu-share=1
         for (more, expected) in [
             (
                 "decide soon\n",
-                "line 7: `soon` is no number of milliseconds",
+                "line 7: `soon` is not a number of milliseconds",
             ),
             ("decide\nnonsense x\n", "line 8: "),
         ] {

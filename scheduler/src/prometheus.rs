@@ -245,8 +245,9 @@ impl<C: Connect + Clone + Send + Sync + 'static> PrometheusClient<C> {
 /// A URL and the user with the password in it.
 pub(crate) fn url(text: &str) -> Result<(Uri, Option<String>), String> {
     // Not repeated: it may have a password.
-    let no =
-        || "the connection string is no URL, such as http://prometheus.monitoring:9090".to_owned();
+    let no = || {
+        "the connection string is not a URL, such as http://prometheus.monitoring:9090".to_owned()
+    };
     let uri: Uri = text.trim().parse().map_err(|_| no())?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err(no());

@@ -47,7 +47,7 @@ impl Drop for Traces {
 /// sending of spans by OTLP over gRPC. Once per process, and inside of a tokio runtime where
 /// there is an endpoint.
 ///
-/// # Errors The endpoint is no URL. A missing collector is no error: spans are dropped.
+/// # Errors The endpoint is not a URL. A missing collector is no error: spans are dropped.
 ///
 /// # Panics
 /// The process has a log already.

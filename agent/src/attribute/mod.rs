@@ -77,7 +77,7 @@ pub fn living(proc_root: &Path) -> io::Result<BTreeSet<String>> {
 /// They cannot be listed.
 pub fn pids(proc_root: &Path) -> io::Result<Vec<u32>> {
     let pid = |entry: io::Result<DirEntry>| match entry {
-        // Everything else there has a name that is no number.
+        // Everything else there has a name that is not a number.
         Ok(entry) => Some(Ok(entry.file_name().to_str()?.parse().ok()?)),
         Err(error) => Some(Err(error)),
     };

@@ -32,7 +32,7 @@ impl std::str::FromStr for Cards {
             .parse()
             .ok()
             .filter(|count| (1..=16).contains(count))
-            .ok_or_else(|| format!("`{count}` is no number of cards: 1 to 16"))?;
+            .ok_or_else(|| format!("`{count}` is not a number of cards: 1 to 16"))?;
         Ok(Self {
             preset: preset.to_owned(),
             count,

@@ -219,7 +219,7 @@ fn why(rounds: &[Decision], intake: &Intake) -> Option<String> {
 
 /// MiB: a plain number, or a Kubernetes quantity of bytes, rounded up.
 fn mib(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no amount of memory: MiB such as 2000, or 8Gi");
+    let wrong = || format!("`{text}` is not an amount of memory: MiB such as 2000, or 8Gi");
     if let Ok(mib) = text.parse::<u64>() {
         return if mib == 0 { Err(wrong()) } else { Ok(mib) };
     }
@@ -322,9 +322,9 @@ n1    1       7      3000  mps"
         for (flags, words) in [
             (
                 &["--gpu-memory", "lots"][..],
-                "`lots` is no amount of memory",
+                "`lots` is not an amount of memory",
             ),
-            (&["--gpu-memory", "0"], "`0` is no amount of memory"),
+            (&["--gpu-memory", "0"], "`0` is not an amount of memory"),
             (
                 &["--gpu-fraction", "1.5"],
                 "gpu-fraction annotation value must be a positive number smaller than 1.0",

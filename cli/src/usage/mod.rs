@@ -242,7 +242,7 @@ fn decimal(number: Option<f64>, digits: usize) -> Cell {
 
 /// `24h`, `7d`, `2w` as hours.
 fn hours(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no time: hours, days or weeks, such as 24h, 7d or 2w");
+    let wrong = || format!("`{text}` is not a time: hours, days or weeks, such as 24h, 7d or 2w");
     let unit = text.char_indices().next_back().ok_or_else(wrong)?;
     let of = match unit.1 {
         'h' => 1,

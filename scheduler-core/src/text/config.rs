@@ -194,7 +194,7 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     number("backoff-longest", &mut config.backoff_longest.0)?;
     for (product, mib) in line.prefixed("base") {
         let mib = mib.parse();
-        let mib = mib.map_err(|_| line.error(format!("base.{product} is no number")))?;
+        let mib = mib.map_err(|_| line.error(format!("base.{product} is not a number")))?;
         config.bases.insert(product.to_owned(), mib);
     }
     Ok(config)

@@ -171,7 +171,7 @@ impl Line {
         self.get(key)
             .map(|text| {
                 text.parse()
-                    .map_err(|_| self.error(format!("{key} is no number: {text}")))
+                    .map_err(|_| self.error(format!("{key} is not a number: {text}")))
             })
             .transpose()
     }

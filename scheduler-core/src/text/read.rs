@@ -139,7 +139,7 @@ fn of_line(line: &Line) -> Read<Event> {
 
 fn parsed<T: std::str::FromStr>(line: &Line, text: &str) -> Read<T> {
     text.parse()
-        .map_err(|_| line.error(format!("{text} is no number")))
+        .map_err(|_| line.error(format!("{text} is not a number")))
 }
 
 pub(super) fn needed<'a>(line: &'a Line, key: &str) -> Read<&'a str> {

@@ -505,7 +505,7 @@ pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, 
 }
 
 fn number(text: &Spanned<String>, field: &str) -> Result<f64, Remark> {
-    let no = |_| remark(text, field, format!("{} is no number", text.value));
+    let no = |_| remark(text, field, format!("{} is not a number", text.value));
     text.value.parse().map_err(no)
 }
 

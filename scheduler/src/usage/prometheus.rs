@@ -109,7 +109,10 @@ fn amount(series: &Series, resource: &str) -> Result<f64, String> {
                 Some(queue) => format!("{resource} use of queue {}", words(queue)),
                 None => format!("{resource} of the cluster"),
             };
-            Err(format!("its {of} is {}, which is no amount", words(text)))
+            Err(format!(
+                "its {of} is {}, which is not an amount",
+                words(text)
+            ))
         }
     }
 }

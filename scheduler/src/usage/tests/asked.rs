@@ -245,10 +245,10 @@ async fn nonsense_is_refused_with_a_sentence() {
             r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#.to_owned(),
             "is a matrix where a vector was asked for",
         ),
-        (200, vector("a", "NaN"), "GPU use of queue a is NaN, which is no amount"),
-        (200, vector("a", "-1"), "is -1, which is no amount"),
-        (200, vector("a", "+Inf"), "is +Inf, which is no amount"),
-        (200, vector("a", "many"), "is many, which is no amount"),
+        (200, vector("a", "NaN"), "GPU use of queue a is NaN, which is not an amount"),
+        (200, vector("a", "-1"), "is -1, which is not an amount"),
+        (200, vector("a", "+Inf"), "is +Inf, which is not an amount"),
+        (200, vector("a", "many"), "is many, which is not an amount"),
         (
             200,
             r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":"x"}]}}"#.to_owned(),
@@ -322,7 +322,7 @@ fn a_wrong_field_is_named_and_changes_nothing() {
         ),
         (
             json!({"clientType": "prometheus", "connectionString": "me:secret@p"}),
-            "connectionString: the connection string is no URL",
+            "connectionString: the connection string is not a URL",
         ),
         (
             json!({"clientType": "prometheus", "connectionString": url, "connectionStringEnvVar": "X"}),

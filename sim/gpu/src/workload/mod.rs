@@ -352,8 +352,9 @@ impl Workload {
 }
 
 fn number(text: &str) -> Result<u64, CallError> {
-    text.parse()
-        .map_err(|_| CallError::refused(CudaError::InvalidValue, format!("`{text}` is no number")))
+    text.parse().map_err(|_| {
+        CallError::refused(CudaError::InvalidValue, format!("`{text}` is not a number"))
+    })
 }
 
 fn memory(view: &MemoryView) -> Value {

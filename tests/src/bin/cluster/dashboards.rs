@@ -139,7 +139,7 @@ async fn filled(cluster: &Cluster, prometheus: &Prometheus, ns: &str) -> Result<
             let query = query.replace("$S", SCHEDULER).replace("$I", INTERVAL);
             until(title, Duration::from_secs(10), || async {
                 let values = prometheus.query(&query).await?;
-                // Grafana draws no line through what is no number.
+                // Grafana draws no line through what is not a number.
                 let drawn = values.iter().any(|value| value.is_finite());
                 Ok(Seen::when(drawn, format!("{query}: {values:?}")))
             })
