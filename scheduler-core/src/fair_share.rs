@@ -7,9 +7,9 @@
 //!    amount. Quotas whose sum exceeds the available amount are not scaled down.
 //! 2. The rest is divided by weight, higher priorities first, in rounds. A sibling that requests
 //!    less than its part gets what it requests; the others get their part, rounded down to whole
-//!    units. Rounds continue as long as some sibling requested less than its part. The weight is `n
-//!    + k (n - usage)`, at least zero, where n is the sibling's part of all weights with an open
-//!    request.
+//!    units. Rounds continue as long as some sibling requested less than its part. The weight is
+//!    `n + k (n - usage)`, at least zero, where n is the sibling's part of all weights with an
+//!    open request.
 //! 3. The rounding remainder, once every priority was served, is handed out unit by unit: higher
 //!    priorities first, then the largest remainder, then the older queue, then by name.
 //!
