@@ -131,6 +131,10 @@ pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluste
                 "Under Aliquot's scheduler",
                 rows(&[("queued", "main", 2000)]),
             ),
+            (
+                "`nvidia.com/gpu` by claim",
+                rows(&[("either-way", "main", whole)]),
+            ),
         ] {
             let objects = section(cluster, heading, &card)?;
             let pods = done(cluster, ns, &objects).await.context(heading)?;
