@@ -131,9 +131,9 @@ impl Node {
         }
     }
 
-    /// Its object. Before its agent's first report it lists no GPUs.
+    /// Its object. Before its agent has reported, a machine of an autoscaler lists no GPUs.
     pub fn object(&self) -> Value {
-        let has = if self.speaks {
+        let has = if self.speaks || self.group.is_none() {
             self.listed()
         } else {
             Self::plain()
