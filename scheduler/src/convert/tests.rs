@@ -319,7 +319,7 @@ fn the_same_word_twice_is_no_event_and_silence_is_one() {
     assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
 }
 
-/// A kubelet without the plugin rejects what is bound to it for good.
+/// A kubelet without the plugin permanently rejects pods that are bound to its node.
 #[test]
 fn nothing_is_placed_on_the_cards_of_an_agent_without_a_stream() {
     let mut world = world();

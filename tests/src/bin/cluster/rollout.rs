@@ -92,8 +92,7 @@ pub(crate) async fn an_agent_started_beside_the_old_one_waits_and_takes_over_wit
     cluster.limits_hold().await
 }
 
-/// The kubelet rejects a pod for good when it has to start it without the plugin, and such a pod
-/// stays `Failed`. So pods come all the time while one agent replaces the other: first as a
+/// The kubelet permanently rejects a pod that it has to start without the plugin. So pods come all the time while one agent replaces the other: first as a
 /// `DaemonSet` with `maxSurge` does it, then after a crash.
 pub(crate) async fn a_share_starts_at_every_moment_of_a_rolling_update(
     cluster: &mut Cluster,

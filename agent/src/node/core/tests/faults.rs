@@ -46,8 +46,8 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
             part != LocalSource::Checkpoint,
             "{part:?}: {why:?}"
         );
-        // The kubelet would reject a pod that was bound before for good, so the tokens stay
-        // healthy and its start waits.
+        // The tokens stay healthy, because the kubelet would permanently reject a pod that was
+        // bound before; its start waits.
         let mut offered = core.offer().share.into_iter();
         assert!(offered.all(|device| device.health == proto::names::kubelet::HEALTHY));
         step(&mut world, &mut core, &Step::Bind(1, false, 0, 300));
