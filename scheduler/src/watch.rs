@@ -5,6 +5,7 @@
 
 use crate::act::event::{self, Annotations, KubeEvent};
 use crate::convert::csi::limits;
+use crate::convert::stand_in;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::stream::BoxStream;
@@ -159,17 +160,19 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let complaints = &complaints;
-    // The priority of a pod and of a group is its class's, and which of a pod's volumes count is
-    // what nodes say: they are listed after these, and again when these change.
+    // The priority of a pod and of a group is its class's, which of a pod's volumes count is what
+    // nodes say, and whether its GPUs are devices is what their class says: they are listed after
+    // these, and again when these change.
     let (classes, class) = watch::channel(0);
     let (limits, limit) = watch::channel(0);
+    let (devices, device) = watch::channel(0);
     let kinds = async {
         tokio::join!(
             follow_anew(
                 || all(client.clone()),
                 &facts,
                 pod,
-                [class.clone(), limit],
+                [class.clone(), limit, device],
                 relist.clone()
             ),
             follow_anew(
@@ -210,7 +213,7 @@ pub async fn run(
             follow(all(client.clone()), &facts, Fact::CsiDriver),
             follow(all(client.clone()), &facts, Fact::CsiCapacity),
             follow(all(client.clone()), &facts, Fact::DeviceSlice),
-            follow(all(client.clone()), &facts, Fact::DeviceClass),
+            follow_device_classes(client.clone(), &facts, devices),
             follow_anew(
                 || all(client.clone()),
                 &facts,
@@ -306,6 +309,43 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
                 news = !std::mem::replace(&mut listed, true);
             }
             (Fact::CsiNode(seen), news)
+        },
+        || told.send_modify(|count| *count += 1),
+    )
+    .await;
+}
+
+/// Classes of devices; counts up when all are known, and when `nvidia.com/gpu` has a class that had
+/// none: pods that only ask for it were no case for claims until then.
+async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sender<u64>) {
+    let (mut serving, mut listed) = (BTreeSet::new(), false);
+    // Before the listing that is going on.
+    let mut had_one = false;
+    follow_with(
+        all(client),
+        facts,
+        |seen: Seen<DeviceClass>| {
+            let news = match &seen {
+                Seen::There(class) if stand_in::is_of_gpus(class) => {
+                    let is_first = serving.is_empty() && !had_one;
+                    serving.insert(class.name_any());
+                    is_first && listed
+                }
+                Seen::There(class) | Seen::Gone(class) => {
+                    serving.remove(&class.name_any());
+                    false
+                }
+                Seen::Listing => {
+                    had_one = !serving.is_empty();
+                    serving.clear();
+                    false
+                }
+                Seen::Listed => {
+                    had_one = false;
+                    !std::mem::replace(&mut listed, true)
+                }
+            };
+            (Fact::DeviceClass(seen), news)
         },
         || told.send_modify(|count| *count += 1),
     )
@@ -509,136 +549,4 @@ fn is_unknown(error: &watcher::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-    use kube::CustomResourceExt as _;
-    use kube::api::PostParams;
-    use serde_json::{Value, json};
-    use sim_cluster::api_server::{ApiServer, Config};
-    use std::time::Duration;
-
-    async fn until(facts: &mut mpsc::UnboundedReceiver<Fact>, is: impl Fn(&Fact) -> bool) -> Fact {
-        let found = async {
-            loop {
-                let fact = facts.recv().await.expect("facts");
-                if is(&fact) {
-                    return fact;
-                }
-            }
-        };
-        let found = tokio::time::timeout(Duration::from_secs(10), found).await;
-        found.expect("within ten seconds")
-    }
-
-    async fn make<K>(api: Api<K>, object: Value)
-    where
-        K: Clone + Debug + DeserializeOwned + serde::Serialize,
-    {
-        let object = serde_json::from_value(object).expect("an object");
-        let made = api.create(&PostParams::default(), &object).await;
-        made.expect("made");
-    }
-
-    #[tokio::test]
-    async fn a_changed_class_has_groups_told_again_and_pods_come_without_what_they_run() {
-        let server = ApiServer::bind(Config::default()).await.expect("a port");
-        let client = Client::try_from(server.handle().config()).expect("a client");
-        let stop = CancellationToken::new();
-        let _end = stop.clone().drop_guard();
-        tokio::spawn(server.serve(stop.clone()));
-        make(
-            Api::<CustomResourceDefinition>::all(client.clone()),
-            json!(PodGroup::crd()),
-        )
-        .await;
-        let groups: Api<PodGroup> = Api::namespaced(client.clone(), "default");
-        let group = json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-            "metadata": {"name": "g"}, "spec": {"priorityClassName": "high"}});
-        make(groups, group).await;
-        let (facts, mut told) = mpsc::unbounded_channel();
-        let relist = watch::channel(0).1;
-        tokio::spawn(run(client.clone(), facts, |_| {}, None, relist, stop));
-        let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
-        until(&mut told, is_group).await;
-        let class = json!({"metadata": {"name": "high"}, "value": 125});
-        make(Api::<PriorityClass>::all(client.clone()), class).await;
-        until(&mut told, |fact| {
-            matches!(fact, Fact::Class(Seen::There(_)))
-        })
-        .await;
-        until(&mut told, is_group).await;
-
-        let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-        let container = json!({"name": "main", "image": "none", "env": [{"name": "SECRET", "value": "1"}],
-            "resources": {"limits": {"nvidia.com/gpu": "1"}}});
-        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [container]}});
-        make(pods, pod).await;
-        let seen = until(&mut told, |fact| matches!(fact, Fact::Pod(Seen::There(_)))).await;
-        let Fact::Pod(Seen::There(pod)) = seen else {
-            unreachable!("it was asked for");
-        };
-        assert_eq!(
-            json!(pod.spec.expect("a spec").containers),
-            json!([{"name": "main", "resources": {
-                "limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}}])
-        );
-    }
-
-    #[tokio::test]
-    async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
-        let server = ApiServer::bind(Config::default()).await.expect("a port");
-        let client = Client::try_from(server.handle().config()).expect("a client");
-        let stop = CancellationToken::new();
-        let _end = stop.clone().drop_guard();
-        tokio::spawn(server.serve(stop.clone()));
-        let kind = PodGroup::crd();
-        make(
-            Api::<CustomResourceDefinition>::all(client.clone()),
-            json!(kind),
-        )
-        .await;
-        let kind = kube::core::ApiResource::erase::<PodGroup>(&());
-        let groups: Api<kube::core::DynamicObject> =
-            Api::namespaced_with(client.clone(), "default", &kind);
-        let group = |name: &str, spec: Value| {
-            json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-                "metadata": {"name": name}, "spec": spec})
-        };
-        make(groups.clone(), group("absurd", Value::Null)).await;
-        make(groups.clone(), group("fine", json!({}))).await;
-        let (facts, mut told) = mpsc::unbounded_channel();
-        let (complaints, mut unreadable) = mpsc::channel(8);
-        let relist = watch::channel(0).1;
-        let complaints = Some(complaints);
-        tokio::spawn(run(client.clone(), facts, |_| {}, complaints, relist, stop));
-        let of_group = |fact: &Fact| matches!(fact, Fact::Group(_));
-        let mut seen = Vec::new();
-        while !matches!(seen.last(), Some(Fact::Group(Seen::Listed))) {
-            seen.push(until(&mut told, of_group).await);
-            // A failed listing is repeated without end.
-            assert!(seen.len() < 4, "{seen:?}");
-        }
-        let named = |fact: &Fact| match fact {
-            Fact::Group(Seen::There(group) | Seen::Gone(group)) => Some(group.name_any()),
-            _ => None,
-        };
-        assert_eq!(seen.iter().filter_map(named).collect::<Vec<_>>(), ["fine"]);
-        let first = unreadable.recv().await.expect("the absurd one");
-        assert_eq!(first.about.kind.as_deref(), Some("PodGroup"));
-        assert_eq!(first.about.name.as_deref(), Some("absurd"));
-        assert!(
-            first.about.uid.is_some() && !first.why.is_empty(),
-            "{first:?}"
-        );
-        // An object that can no longer be read counts as deleted.
-        let patch = kube::api::Patch::Merge(json!({ "spec": null }));
-        let params = kube::api::PatchParams::default();
-        let patched = groups.patch("fine", &params, &patch).await;
-        patched.expect("patched");
-        let fact = until(&mut told, |fact| named(fact).is_some()).await;
-        assert!(matches!(fact, Fact::Group(Seen::Gone(_))), "{fact:?}");
-        let second = unreadable.recv().await.expect("what was fine");
-        assert_eq!(second.about.name.as_deref(), Some("fine"));
-    }
-}
+mod tests;

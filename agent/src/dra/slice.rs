@@ -30,7 +30,11 @@ pub fn spec(state: &State) -> Option<ResourceSliceSpec> {
     if !known || !state.restored || state.node.uid.is_empty() {
         return None;
     }
-    let devices = cards(state).map(|card| device(state, card)).collect();
+    // The last card first: schedulers allocate devices in the slice's order, and the kubelet and
+    // the scheduler take the device plugin's cards from the first on. What both fronts give away
+    // at the same time is the same card only where a single one is idle.
+    let mut devices: Vec<Device> = cards(state).map(|card| device(state, card)).collect();
+    devices.reverse();
     Some(ResourceSliceSpec {
         devices: Some(devices),
         driver: names::DRIVER.to_owned(),

@@ -146,6 +146,17 @@ fn nothing_is_said_before_it_is_known() {
     assert_eq!(devices(&node(vec![card(0), mig])).len(), 1);
 }
 
+/// The device plugin's cards are taken from the first on.
+#[test]
+fn the_last_card_is_the_first_to_be_allocated() {
+    let names: Vec<String> = devices(&node(vec![card(0), card(1), card(2)]))
+        .into_iter()
+        .map(|device| device.name)
+        .collect();
+    let expected = [2, 1, 0].map(|n| device_name(&card(n).uuid));
+    assert_eq!(names, expected);
+}
+
 type Change = fn(&mut State);
 
 #[test]

@@ -74,14 +74,17 @@ pub(crate) fn pod_of(claim: &ObjectMeta) -> Option<(&str, &str)> {
     is_it.then_some((&owner.name, &owner.uid))
 }
 
+/// Whether `nvidia.com/gpu` is devices of this class.
+pub(crate) fn is_of_gpus(class: &DeviceClass) -> bool {
+    let spec = class.spec.as_ref();
+    let of = spec.and_then(|spec| spec.extended_resource_name.as_deref());
+    of == Some(resource::GPU)
+}
+
 /// The class whose devices `nvidia.com/gpu` is: of several the newest, as in Kubernetes.
 pub(super) fn class(classes: &Classes) -> Option<&str> {
-    let is_it = |class: &&DeviceClass| {
-        let spec = class.spec.as_ref();
-        let of = spec.and_then(|spec| spec.extended_resource_name.as_deref());
-        of == Some(resource::GPU)
-    };
-    let all = classes.values().map(AsRef::as_ref).filter(is_it);
+    let all = classes.values().map(AsRef::as_ref);
+    let all = all.filter(|class: &&DeviceClass| is_of_gpus(class));
     let age = |class: &&DeviceClass| class.metadata.creation_timestamp.as_ref().map(|at| at.0);
     // By name: `rev` makes the first of equals the last, which is the one that is kept.
     let newest = all.rev().max_by_key(age)?;

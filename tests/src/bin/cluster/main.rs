@@ -398,6 +398,7 @@ async fn test(
             claims::a_claim_deleted_by_force_gives_nothing_away_while_its_container_lives,
             claims::a_claim_is_prepared_at_every_moment_of_a_rolling_update,
             claims::both_fronts_race_for_one_idle_card,
+            claims::cards_that_both_fronts_give_away_at_once_are_different_ones,
             claims::under_mps_a_hostile_tenant_with_a_claim_gets_what_the_table_says,
             claims::under_mps_isolated_a_hostile_tenant_with_a_claim_gets_what_the_table_says,
             claims::under_time_slicing_a_hostile_tenant_with_a_claim_gets_what_the_table_says,

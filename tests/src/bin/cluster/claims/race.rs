@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use super::{LIMIT, manifest, template, with_driver};
+use super::whole::{CLASS, allocatable, with_gpus};
+use super::{LIMIT, ledger_is, manifest, template, with_driver};
 
 /// In this many rounds, both fronts must win some; otherwise it is no race.
 const ROUNDS: usize = 6;
@@ -56,6 +57,36 @@ pub(crate) async fn race(cluster: &mut Cluster, rounds: usize) -> Result<()> {
             println!("{rounds} races: {granted} by annotation, {claimed} by claim");
         }
         ensure!(granted > 0 && claimed > 0, "{granted} to {claimed}");
+        Ok(())
+    })
+    .await
+}
+
+/// Neither scheduler knows of the other's choice before it is done: Aliquot's takes the first card,
+/// Kubernetes' the slice's first device, which is the last card.
+pub(crate) async fn cards_that_both_fronts_give_away_at_once_are_different_ones(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 2, async |cluster, ns| {
+        let class = json!({ "deviceClassName": CLASS });
+        template(cluster, ns, "whole", "", &class).await?;
+        for round in 0..ROUNDS {
+            allocatable(cluster, "2").await?;
+            let (one, other) = (format!("p{round}"), format!("c{round}"));
+            let by_plugin = with_gpus(ns, &one, "kai-scheduler", &["main"]);
+            let by_claim = manifest(ns, &other, "whole", "report hold");
+            tokio::try_join!(cluster.apply_one(&by_plugin), cluster.apply_one(&by_claim))?;
+            let mut cards = Vec::new();
+            for name in [&one, &other] {
+                cluster.pod_phase(ns, name, "Running").await?;
+                let report = cluster.said(ns, name, "main", "report").await?;
+                cards.push(report["devices"][0]["uuid"].to_string());
+            }
+            ensure!(cards[0] != cards[1], "round {round}: {cards:?}");
+            cluster.delete_pod(ns, &one).await?;
+            cluster.delete_pod(ns, &other).await?;
+            ledger_is(cluster, ns, &[]).await?;
+        }
         Ok(())
     })
     .await

@@ -9,15 +9,15 @@ use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use super::{LIMIT, claim_pod, gpus, ledger_is, manifest, template, unbound, waits, with_driver};
 use crate::modes::policy;
 
-const CLASS: &str = "gpu.aliquot.dev";
+pub(super) const CLASS: &str = "gpu.aliquot.dev";
 
 pub(crate) async fn a_whole_card_by_claim_is_one_pods_alone(cluster: &mut Cluster) -> Result<()> {
     with_driver(cluster, 2, async |cluster, ns| {
@@ -80,7 +80,7 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
 ) -> Result<()> {
     with_driver(cluster, 2, async |cluster, ns| {
         policy(cluster, json!({ "defaultFront": "dra" })).await?;
-        plugin_has_none(cluster).await?;
+        allocatable(cluster, "0").await?;
         // Two containers, a card each: parts of the one claim that is created for them.
         let mut asks = pod(ns, "asks", &[], "report hold");
         asks["spec"]["schedulerName"] = json!("default-scheduler");
@@ -142,26 +142,22 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
     .await
 }
 
-/// The node's allocatable has no GPU.
-async fn plugin_has_none(cluster: &Cluster) -> Result<()> {
+/// The node's allocatable has that many GPUs.
+pub(super) async fn allocatable(cluster: &Cluster, count: &str) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    until("no card at the plugin", LIMIT, || async {
+    until("GPUs of the plugin", LIMIT, || async {
         let node = nodes.get(aliquot_tests::node::NAME).await?;
         let status = node.status.context("no status")?;
         let allocatable = status.allocatable.unwrap_or_default();
-        let gpus = allocatable
-            .get("nvidia.com/gpu")
-            .map(|amount| amount.0.clone());
-        Ok(Seen::when(
-            gpus.as_deref().is_none_or(|gpus| gpus == "0"),
-            format!("{gpus:?}"),
-        ))
+        let gpus = allocatable.get("nvidia.com/gpu");
+        let gpus = gpus.map_or("0", |amount| &amount.0);
+        Ok(Seen::when(gpus == count, gpus.to_owned()))
     })
     .await
 }
 
 /// A pod with GPUs in its resources, one for each of its containers.
-fn with_gpus(ns: &str, name: &str, scheduler: &str, containers: &[&str]) -> Value {
+pub(super) fn with_gpus(ns: &str, name: &str, scheduler: &str, containers: &[&str]) -> Value {
     let mut pod = pod(ns, name, &[], "report hold");
     pod["spec"]["schedulerName"] = json!(scheduler);
     let mut container = pod["spec"]["containers"][0].clone();
@@ -217,12 +213,25 @@ async fn made_for(cluster: &Cluster, ns: &str, name: &str) -> Result<Value> {
     }))
 }
 
+/// Takes the class of `nvidia.com/gpu` away; returns it as it can be applied again.
+async fn without_class(cluster: &Cluster) -> Result<Value> {
+    let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
+    let class = classes.get(CLASS).await?;
+    classes.delete(CLASS, &DeleteParams::default()).await?;
+    Ok(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": { "name": CLASS, "labels": class.metadata.labels },
+        "spec": class.spec,
+    }))
+}
+
 pub(crate) async fn under_our_scheduler_a_gpu_comes_by_the_claim_that_kubernetes_would_make(
     cluster: &mut Cluster,
 ) -> Result<()> {
     with_driver(cluster, 2, async |cluster, ns| {
         policy(cluster, json!({ "defaultFront": "dra" })).await?;
-        plugin_has_none(cluster).await?;
+        allocatable(cluster, "0").await?;
         let containers = ["main", "second"];
         let theirs = with_gpus(ns, "same", "default-scheduler", &containers);
         cluster.apply_one(&theirs).await?;
@@ -230,8 +239,14 @@ pub(crate) async fn under_our_scheduler_a_gpu_comes_by_the_claim_that_kubernetes
         let expected = made_for(cluster, ns, "same").await?;
         cluster.delete_pod(ns, "same").await?;
         ledger_is(cluster, ns, &[]).await?;
+        // It waits for devices in vain until they are GPUs by their class.
+        let class = without_class(cluster).await?;
         let ours = with_gpus(ns, "same", "kai-scheduler", &containers);
         cluster.apply_one(&ours).await?;
+        cluster
+            .pod_until(ns, "same", "waits", |pod| why_pending(pod).is_some())
+            .await?;
+        cluster.apply_one(&class).await?;
         cluster.pod_phase(ns, "same", "Running").await?;
         let made = made_for(cluster, ns, "same").await?;
         ensure!(made == expected, "{made}\ninstead of\n{expected}");
