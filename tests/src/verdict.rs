@@ -39,6 +39,14 @@ impl Write {
         }
     }
 
+    /// A deletion. With a body the API server reads no options from the query.
+    pub fn delete(path: impl Into<String>) -> Self {
+        Self {
+            method: "DELETE",
+            ..Self::create(path, serde_json::json!({ "dryRun": ["All"] }))
+        }
+    }
+
     /// A merge patch that knows lists by their keys.
     pub fn strategic(path: impl Into<String>, body: Value) -> Self {
         Self {

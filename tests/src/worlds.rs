@@ -4,6 +4,7 @@
 
 pub mod absurd;
 pub mod among;
+pub mod by_claim;
 pub mod full;
 pub mod pod_rules;
 

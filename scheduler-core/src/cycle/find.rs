@@ -17,6 +17,7 @@ use crate::state::node_set::NodeSet;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
+use slotmap::SecondaryMap;
 use std::sync::Arc;
 
 /// The result, and how many nodes were checked.
@@ -62,7 +63,7 @@ pub(super) fn best(
     over: &mut Option<Arc<WaitReason>>,
 ) -> BestNode {
     cycle.state.refresh_rooms();
-    let cycle = &*cycle;
+    let mut refusals = std::mem::take(&mut cycle.refusals);
     let mut search = NodeSearch {
         cycle,
         task,
@@ -71,6 +72,7 @@ pub(super) fn best(
         over,
         looked_at: 0,
         later: None,
+        refused: refusals.of(spec, cycle.state.devices.version, way == Way::Promise),
     };
     let best = cycle.state.specs.get(spec).and_then(|spec| {
         if spec.wants_gpus() {
@@ -79,9 +81,37 @@ pub(super) fn best(
             search.without(spec)
         }
     });
-    BestNode {
+    let best = BestNode {
         best: best.or(search.later),
         looked_at: search.looked_at,
+    };
+    cycle.refusals = refusals;
+    best
+}
+
+/// Which nodes refused the last request for devices, while nothing of them has changed. Nodes
+/// whose devices are all in use come first, and a search among devices is a hundred times the
+/// look at a number.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    /// The request, [`crate::state::devices::Devices::version`], and whether only a promise was
+    /// wanted.
+    of: Option<(SpecKey, u64, bool)>,
+    /// [`crate::state::rows::NodeRow::generation`] at that time.
+    at: SecondaryMap<NodeKey, u64>,
+}
+
+impl Refusals {
+    fn of(
+        &mut self,
+        spec: SpecKey,
+        devices: u64,
+        promise: bool,
+    ) -> &mut SecondaryMap<NodeKey, u64> {
+        if self.of.replace((spec, devices, promise)) != self.of {
+            self.at.clear();
+        }
+        &mut self.at
     }
 }
 
@@ -94,6 +124,7 @@ struct NodeSearch<'a, 'b> {
     looked_at: u64,
     /// The best place that is not free yet.
     later: Option<(NodeKey, Assignment)>,
+    refused: &'a mut SecondaryMap<NodeKey, u64>,
 }
 
 impl NodeSearch<'_, '_> {
@@ -116,7 +147,20 @@ impl NodeSearch<'_, '_> {
         self.looked_at += 1;
         let promise = self.way == Way::Promise;
         let cycle = self.cycle;
-        let assignment = fit::node(cycle.state, spec, key, cycle.config, promise).ok()?;
+        // What other pods and volumes allow may change with other nodes.
+        let by_itself = spec.spec.others.is_none() && spec.spec.claims.is_empty();
+        let remembers = !spec.spec.devices.is_empty() && by_itself;
+        let row = cycle.state.nodes.get(key).filter(|_| remembers);
+        let generation = row.map(|row| row.generation);
+        if generation.is_some() && self.refused.get(key).copied() == generation {
+            return None;
+        }
+        let Ok(assignment) = fit::node(cycle.state, spec, key, cycle.config, promise) else {
+            if let Some(generation) = generation {
+                self.refused.insert(key, generation);
+            }
+            return None;
+        };
         if !wanted(&assignment) || !assignment.allocatable && self.later.is_some() {
             return None;
         }

@@ -152,6 +152,8 @@ pub(crate) struct Cycle<'a> {
     /// The jobs that may be moved, and the requests for which that may help, while nothing has
     /// moved.
     moves: Option<consolidate::MoveBounds>,
+    /// Nodes that have no devices for the request that was placed last.
+    refusals: find::Refusals,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
@@ -210,6 +212,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         reclaim_bounds: reclaim_bound::ReclaimBounds::default(),
         eviction_bounds: std::mem::take(&mut memory.eviction_bounds),
         moves: None,
+        refusals: find::Refusals::default(),
         open: FxHashMap::default(),
         scores: FxHashMap::default(),
         topologies: std::mem::take(&mut memory.topologies),

@@ -98,7 +98,9 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         ("aliquot-grant", grant::PROTECTED.map(quoted).to_vec()),
         ("aliquot-agent-node", resources[1..].to_vec()),
     ];
-    wanted.push(("aliquot-grant", vec![account(object::SCHEDULER_ACCOUNT)]));
+    for policy in ["aliquot-grant", "aliquot-scheduler-claims"] {
+        wanted.push((policy, vec![account(object::SCHEDULER_ACCOUNT)]));
+    }
     for policy in ["aliquot-agent-node", "aliquot-agent-gpunode"] {
         let node = quoted(telemetry::NODE_NAME_EXTRA);
         wanted.push((policy, vec![account(object::AGENT_ACCOUNT), node]));

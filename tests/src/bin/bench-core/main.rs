@@ -11,6 +11,7 @@ mod full;
 mod large;
 mod meter;
 
+use aliquot_tests::worlds::by_claim::Asks;
 use aliquot_tests::worlds::{self, NOW};
 use clap::Parser;
 use meter::{Counting, exponent, spread, total};
@@ -195,6 +196,26 @@ fn rows() -> Vec<Row> {
             ms(100),
             "-",
             move || world(4000, 10_000),
+        ));
+    }
+    for (how, asks) in [
+        ("by claim", Asks::Claim),
+        (
+            "by nvidia.com/gpu, for which a claim stands in",
+            Asks::Resource,
+        ),
+    ] {
+        rows.push(Row::new(
+            format!("4,000 GPUs given {how}, 500 nodes"),
+            ms(200),
+            "-",
+            move || worlds::by_claim::waiting(500, asks),
+        ));
+        rows.push(Row::new(
+            format!("400 GPUs reclaimed {how}, 100 nodes"),
+            ms(200),
+            "-",
+            move || worlds::by_claim::full(100, asks),
         ));
     }
     for variant in 1..=20 {

@@ -8,6 +8,8 @@ use aliquot_tests::token::{self, AccountToken, Credential};
 use aliquot_tests::verdict::Write;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use proto::names::{NAMESPACE, grant, object, resource};
@@ -96,6 +98,66 @@ pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Clus
     others.admitted_write(Write::patch(&path, note.clone()));
     others.admitted_write(Write::patch(format!("{path}/status"), note));
     others.holds().await
+}
+
+pub(crate) async fn the_scheduler_creates_and_deletes_claims_of_extended_resources_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let all = format!("/apis/resource.k8s.io/v1/namespaces/{ns}/resourceclaims");
+    // Owners that are there: an object without one is collected.
+    cluster.apply_one(&live(&ns, &json!({}))).await?;
+    let pod = cluster.pods(&ns).get("live").await?;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &ns);
+    let map = maps.get("kube-root-ca.crt").await?;
+    let pod = ("Pod", pod.metadata);
+    let map = ("ConfigMap", map.metadata);
+    let owner = |(kind, owner): &(&str, ObjectMeta), controller: bool| {
+        json!([{ "apiVersion": "v1", "kind": kind, "name": owner.name, "uid": owner.uid,
+            "controller": controller }])
+    };
+    let marked = json!({ "resource.kubernetes.io/extended-resource-claim": "true" });
+    let other = json!({ "resource.kubernetes.io/extended-resource-claim": "false" });
+    let claim = |name: &str, annotations: &Value, owner: Value| {
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": { "name": name, "namespace": ns, "annotations": annotations,
+                "ownerReferences": owner },
+            "spec": { "devices": { "requests": [{ "name": "r", "exactly": {
+                "deviceClassName": "gpu.aliquot.dev" } }] } },
+        })
+    };
+    let tenants = [
+        claim("plain", &json!({}), json!([])),
+        claim("unmarked", &other, owner(&pod, true)),
+        claim("of-a-map", &marked, owner(&map, true)),
+        claim("owned", &marked, owner(&pod, false)),
+    ];
+    let stand_in = claim("stands-in", &marked, owner(&pod, true));
+    let policy = "aliquot-scheduler-claims";
+    let client = account(cluster, object::SCHEDULER_ACCOUNT, None).await?;
+    let mut scheduler = Table::new(cluster, policy, &ns).by(client.clone());
+    let mut others = Table::new(cluster, policy, &ns);
+    for claim in &tenants {
+        let name = claim["metadata"]["name"].as_str().context("a name")?;
+        scheduler.refused_write(Write::create(&all, claim.clone()), name);
+        others.admitted_write(Write::create(&all, claim.clone()));
+    }
+    scheduler.admitted_write(Write::create(&all, stand_in.clone()));
+    scheduler.holds().await?;
+    others.admits().await?;
+    let mut scheduler = Table::new(cluster, policy, &ns).by(client);
+    let mut others = Table::new(cluster, policy, &ns);
+    for claim in &tenants {
+        let name = claim["metadata"]["name"].as_str().context("a name")?;
+        cluster.apply_one(claim).await?;
+        scheduler.refused_write(Write::delete(format!("{all}/{name}")), name);
+        others.admitted_write(Write::delete(format!("{all}/{name}")));
+    }
+    others.admits().await?;
+    cluster.apply_one(&stand_in).await?;
+    scheduler.admitted_write(Write::delete(format!("{all}/stands-in")));
+    scheduler.holds().await
 }
 
 pub(crate) async fn an_agent_writes_two_amounts_of_its_own_node_alone(

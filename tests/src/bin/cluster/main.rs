@@ -242,6 +242,7 @@ async fn test(
             guard::a_share_has_no_way_around_its_containers_walls,
             guard::a_policy_in_warn_mode_lets_through_and_says_so,
             accounts::a_grant_is_written_by_the_scheduler_alone,
+            accounts::the_scheduler_creates_and_deletes_claims_of_extended_resources_alone,
             accounts::an_agent_writes_two_amounts_of_its_own_node_alone,
             accounts::an_agent_makes_and_reports_its_own_gpu_node_alone,
             accounts::each_account_may_do_what_its_program_does_and_no_more,
