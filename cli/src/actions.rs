@@ -32,7 +32,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                     bind.name.to_string().into(),
                     bind.node.to_string().into(),
                     grants(&bind.grants),
-                    if bind.pod.as_str().ends_with(scheduler::trial::ANEW) {
+                    if bind.pod.as_str().ends_with(scheduler::trial::RECREATED) {
                         "recreated by its controller".into()
                     } else {
                         "".into()

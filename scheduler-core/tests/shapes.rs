@@ -40,7 +40,7 @@ fn a_large_group_that_grows_holds_up_nobody_and_evicts_nobody() {
         let decision = core.decide(Time(1_000));
         decisions += 1;
         let is_bind = |action: &Action| matches!(action, Action::Bind(_));
-        assert!(decision.actions.iter().all(is_bind), "somebody is evicted");
+        assert!(decision.actions.iter().all(is_bind), "a pod is evicted");
         bound += decision.actions.len();
         if !decision.cut_short {
             break;
@@ -255,7 +255,7 @@ fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
         decisions += 1;
         for action in &decision.actions {
             let Action::Bind(bind) = action else {
-                panic!("somebody is evicted");
+                panic!("a pod is evicted");
             };
             bound += 1;
             nodes.insert(bind.node.clone());

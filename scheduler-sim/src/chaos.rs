@@ -140,7 +140,7 @@ impl World {
             // What ran there before belongs to no pod any more.
             self.nodes[at].held.clear();
             self.furnish_node(at);
-            self.say(|| format!("node {name} is made anew"));
+            self.say(|| format!("node {name} is created again"));
             // Its kubelet finds pods that are bound to its name.
             let bound: Vec<(Key, String)> = self
                 .store

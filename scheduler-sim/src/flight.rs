@@ -194,7 +194,7 @@ impl World {
             Fate::Failed => Answer::from(Refusal::new(
                 500,
                 "InternalError",
-                "done, though nobody says so",
+                "done, though no answer says so",
             )),
             _ => answer,
         };

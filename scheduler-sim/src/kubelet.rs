@@ -100,7 +100,7 @@ impl World {
                 Err(why) => {
                     self.say(|| format!("{} is refused: {why}", key.name));
                     self.count("grant refused");
-                    let last = why.contains("another") || why.contains("anew");
+                    let last = why.contains("another") || why.contains("created again");
                     if self.nodes[at].speaks
                         && let Some(refusal) = Node::refusal(&pod, &why, last)
                     {

@@ -195,7 +195,7 @@ impl Node {
             return Err("the grant is another pod's or another node's".to_owned());
         }
         if grant.node.uid != self.uid {
-            return Err("the grant is for a node that was made anew".to_owned());
+            return Err("the grant is for a node that was deleted and created again".to_owned());
         }
         for container in &grant.containers {
             let key = (identity.uid.clone(), container.name.clone());

@@ -328,9 +328,9 @@ impl Cluster {
         if let Some(mut old) = self.scheduler.take() {
             old.daemon.stop().await?;
         }
-        let mut anew = self.start_scheduler(replica).await?;
-        anew.ready().await?;
-        self.scheduler = Some(anew);
+        let mut restarted = self.start_scheduler(replica).await?;
+        restarted.ready().await?;
+        self.scheduler = Some(restarted);
         Ok(())
     }
 

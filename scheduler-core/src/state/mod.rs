@@ -7,7 +7,7 @@
 //! - [`open`]: decisions without an outcome.
 //! - [`room`]: nodes in the order of what they have to give.
 //! - [`verdicts`]: what the nodes say to the requests of those that wait.
-//! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of whom
+//! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of which pods
 //!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
 //!   be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.

@@ -308,7 +308,7 @@ impl State {
                 self.index_for(&first);
                 self.count_matched(key, &selectors);
             }
-            // Nobody has it yet.
+            // No pod has it yet.
             who => {
                 let entered = counts.index.register_of(&who);
                 if let Some(looks) = entered.and_then(|entered| entered.enter(key, &first)) {

@@ -356,7 +356,7 @@ mod tests {
     use crate::state::cell::Status;
     use crate::text;
 
-    /// Pods that are not counted are looked up again after a trial was undone: else whoever was
+    /// Pods that are not counted are looked up again after a trial was undone: else a pod that was
     /// placed in it would be believed to stand there.
     #[test]
     fn what_a_trial_has_found_out_is_not_believed_after_it() {

@@ -117,7 +117,7 @@ impl State {
         )
     }
 
-    /// Whom a detached pod matches and what it asks of others, as they are now.
+    /// Which terms a detached pod matches, and what it asks of others, as they are now.
     fn recount(&mut self, task: TaskKey) {
         let Some(row) = self.tasks.get(task) else {
             return;

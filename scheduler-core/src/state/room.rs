@@ -55,7 +55,7 @@ struct Known {
 pub(crate) struct Rooms {
     /// Touched since the last time.
     dirty: Vec<NodeKey>,
-    /// A node came or went: ranks are to be given anew.
+    /// A node came or went: ranks have to be given again.
     names_changed: bool,
     /// How often ranks were given.
     ranked: u64,

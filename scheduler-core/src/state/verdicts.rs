@@ -35,7 +35,7 @@ pub(crate) struct Verdicts {
     asked: bool,
     /// [`State::others_at`] when the nodes were asked.
     others: [u64; 3],
-    /// What it lacks on the nodes; `None`: to be put together anew.
+    /// What it lacks on the nodes; `None`: it has to be put together again.
     lacks: Option<ReasonKey>,
 }
 
@@ -191,7 +191,7 @@ impl State {
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes
-    /// were asked; asks them if that is no longer true. True where nobody knows yet. Not inside
+    /// were asked; asks them if that is no longer true. True where it is not known yet. Not inside
     /// a trial.
     pub(crate) fn fits_somewhere(&mut self, key: SpecKey, config: &Config) -> bool {
         self.judge(key, config);
@@ -358,7 +358,7 @@ impl State {
                 {
                     continue;
                 }
-                // Who depends on many others asks anew in a later decision.
+                // A request that depends on many other pods is asked again in a later decision.
                 if self.verdict_cache.looks > LOOKS && row.spec.others.is_some() {
                     put_off.push(*key);
                     break;

@@ -319,7 +319,7 @@ impl State {
         if *count == 0 {
             used.users.remove(&node);
         }
-        // Nobody is left where it is bound: it is the others', and nothing is known of its
+        // No pod is left where it is bound: it belongs to the others, and nothing is known of its
         // volume.
         if !used.users.contains_key(&used.node) {
             let name = |key: &NodeKey| self.nodes.get(*key).map(|row| &row.name);
@@ -514,7 +514,7 @@ mod tests {
         assert_eq!(core.violations(), Vec::<String>::new());
     }
 
-    /// Somebody else put the pods of one claim on two nodes: it stays in use, on the node that
+    /// Another scheduler put the pods of one claim on two nodes: it stays in use, on the node that
     /// is left, until the last has gone.
     #[test]
     fn a_claim_whose_pods_are_on_two_nodes_is_in_use_until_the_last_has_left() {

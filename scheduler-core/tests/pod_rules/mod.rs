@@ -250,7 +250,7 @@ fn lacks(
     });
     let first = none_at_all && meant(pod);
     if !terms.is_empty() && !(has_all && (first || terms.iter().all(is_beside))) {
-        return Some("nobody is there whom it goes beside");
+        return Some("there is no pod that it goes beside");
     }
     let required: Vec<&Spread> = pod.pods.spread.iter().filter(|one| one.required).collect();
     for spread in &required {

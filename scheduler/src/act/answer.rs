@@ -24,7 +24,7 @@ pub(crate) enum Answer<T> {
     Refused(u16, String),
     /// Certainly not taken, and worth another try.
     Busy(String),
-    /// Nobody knows whether it was taken.
+    /// It is unknown whether it was carried out.
     Unknown(String),
 }
 
@@ -63,7 +63,7 @@ pub(super) enum WriteState {
     NotYet,
 }
 
-/// Writes until there is a word. That nobody knows whether a write was taken is no word: the
+/// Writes until the result is known. That a write may have been carried out is no result: the
 /// same write is sent again, and `look` asks what became of it, until one of both says so. A
 /// refusal ends it only when no earlier try can be carried out any more. Writes must be such
 /// that the same one twice does no harm.
@@ -209,7 +209,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unknown_is_no_outcome() {
         let confirmed = OutcomeResult::Confirmed;
-        // Taken, though nobody said so for a while.
+        // Carried out, though the answer comes late.
         let (result, _) = end(&[Some(500)], &[None, None, None, Some(true)]).await;
         assert_eq!(result, confirmed);
         // Not taken, and written again.
@@ -220,7 +220,7 @@ mod tests {
         let (result, after) = end(&[Some(504), Some(403)], &[Some(false)]).await;
         assert_eq!(result, refused("why so"));
         assert!(after >= LANDING, "{after:?}");
-        // Nobody is too busy for what may have been taken.
+        // A busy server is asked again about a write that may have been carried out.
         let (result, _) = end(
             &[Some(500), Some(429), Some(429), Some(429), Some(429), None],
             &[Some(false)],

@@ -80,7 +80,7 @@ async fn standing(api: &Api<Pod>, bind: &Bind) -> Option<WriteState> {
         }));
     };
     if pod.metadata.uid.as_deref() != Some(bind.pod.as_str()) {
-        let why = format!("pod {}/{} was made anew", bind.namespace, bind.name);
+        let why = format!("pod {}/{} was created again", bind.namespace, bind.name);
         return Some(WriteState::Never(answer::refused(why)));
     }
     let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Pod conditions: why a pod waits, and what fences its share.
 //!
-//! Each write names the pod's UID, so that a pod made anew under the same name is not
+//! Each write names the pod's UID, so that a pod created again under the same name is not
 //! told what its predecessor did.
 
 use super::WriteContext;
@@ -199,7 +199,7 @@ async fn write(context: &WriteContext, condition: Condition<'_>) {
     let params = PatchParams::default();
     let request = api.patch_status(name, &params, &patch);
     match answer::of(request).await {
-        // Gone, or made anew.
+        // Deleted, or created again.
         Answer::Done(_) | Answer::Refused(404 | 409, _) => {}
         Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
             context.meters.lost_condition();

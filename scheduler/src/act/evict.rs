@@ -1,4 +1,4 @@
-//! One pod deleted, by its UID; or told, where nobody would make it anew.
+//! One pod deleted, by its UID; or only told, where no controller would create it again.
 
 use super::WriteContext;
 use super::answer::{self, Answer, WriteState};
@@ -99,7 +99,7 @@ pub(super) async fn post(
         .await
 }
 
-/// Somebody makes such a pod anew.
+/// A controller creates such a pod again.
 fn is_owned(pod: &Pod) -> bool {
     pod.owner_references()
         .iter()
@@ -109,7 +109,7 @@ fn is_owned(pod: &Pod) -> bool {
 /// A bare pod that were deleted would be lost: its user is told instead.
 async fn tell(context: &WriteContext, evict: &Evict) {
     let note = format!(
-        "{}. Nobody would make this pod anew, so it is left as it is: delete it and create it again",
+        "{}. No controller would create this pod again, so it is left as it is: delete it and create it again",
         evict.message.trim_end_matches('.')
     );
     condition::unhonoured(context, evict, &note).await;

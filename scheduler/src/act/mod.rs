@@ -129,7 +129,7 @@ pub struct Settings {
     pub wall: Wall,
 }
 
-/// Carries out what comes until `stop` or until nobody sends any more.
+/// Carries out what comes until `stop`, or until all senders are gone.
 pub async fn run(
     settings: Settings,
     client: Client,
@@ -420,7 +420,7 @@ impl Actor {
             {
                 return with_claims(&context, &permits, bind, terms).await;
             }
-            // Nobody closes it.
+            // It is never closed.
             let _permit = permits.acquire().await.ok();
             match &*task {
                 Task::Bind(bind, _) => bind::bind(&context, bind).await,
@@ -438,7 +438,7 @@ impl Actor {
         self.under_way.insert(handle.id(), (again, Instant::now()));
     }
 
-    /// Every action ends here. One whose task broke is begun again: nobody knows how far it
+    /// Every action ends here. One whose task panicked is begun again: it is unknown how far it
     /// came, and the same writes twice do no harm.
     fn settle(&mut self, done: Result<(Id, OutcomeResult), tokio::task::JoinError>) {
         let (id, result) = match done {
@@ -479,7 +479,7 @@ impl Actor {
         self.schedule.writing(&due.reason.pod, reported);
         self.background.spawn(async move {
             condition::waiting(&context, &due).await;
-            // Nobody may wait for it.
+            // There may be no receiver.
             let _ = done.send(());
             Some(due.reason.pod)
         });

@@ -2,7 +2,7 @@
 //!
 //! Where a volume is provisioned, the node is written on the claim; it stays there when that
 //! takes too long: it is the provisioner's to take away. Where one is there, the claim is
-//! written on the volume, if nobody else's is, and Kubernetes' controller does the rest.
+//! written on the volume, if no other claim is there, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, LANDING, PATIENCE, refused};
 use super::{WriteContext, condition};
@@ -108,7 +108,7 @@ async fn select(
     }
 }
 
-/// Writes the claim on the volume, as it was read a moment before: whoever comes second is
+/// Writes the claim on the volume, as it was read a moment before: the second writer is
 /// told by the server, and looks again.
 async fn give(
     client: Client,

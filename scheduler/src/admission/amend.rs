@@ -2,7 +2,7 @@
 //!
 //! The chosen container of a share gets one token `aliquot.dev/gpu-share: 1`, by which
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
-//! of a node. Admission may look at a pod several times: the second look changes nothing.
+//! of a node. The cluster autoscaler is told to leave its node alone. Admission may look at a pod several times: the second look changes nothing.
 
 use api::quantity;
 use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};
@@ -13,6 +13,11 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// The cluster autoscaler drains no node with such a pod. It counts a node with GPUs by the
+/// `nvidia.com/gpu` that its pods request (`CalculateUtilization`), so that one full of shares
+/// looks unused, and it knows no cards, so that it believes that any node has room for a share.
+const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 
 /// A container of a dozen bytes becomes a struct of several hundred, and the API server calls
 /// before it has validated the pod: pods with more containers than any real pod are rejected.
@@ -99,6 +104,14 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
         .any(|asked| matches!(asked.gpus, GpuRequest::Share(_)));
     if shares {
         strip_zero(&mut pod);
+        let metadata = object(&mut pod, "metadata");
+        if let Some(annotations) = metadata.and_then(|all| object(all, "annotations")) {
+            // What the pod says itself counts.
+            annotations[SAFE_TO_EVICT] = match annotations.get(SAFE_TO_EVICT) {
+                Some(own) => own.clone(),
+                None => json!("false"),
+            };
+        }
     }
     Ok(Amended {
         pod,
@@ -258,6 +271,20 @@ mod tests {
             got["requests"],
             json!({"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "5"})
         );
+    }
+
+    #[test]
+    fn the_cluster_autoscaler_leaves_a_share_alone_unless_its_pod_says_otherwise() {
+        let said = |annotations: Value| {
+            let pod = pod(annotations, json!({"name": "c"}));
+            let amended = amended(&pod).expect("allowed").pod;
+            amended["metadata"]["annotations"][SAFE_TO_EVICT].clone()
+        };
+        assert_eq!(said(json!({"gpu-memory": "5"})), "false");
+        let own = json!({"gpu-memory": "5", (SAFE_TO_EVICT): "true"});
+        assert_eq!(said(own), "true");
+        // It sees whole cards.
+        assert_eq!(said(json!({})), Value::Null);
     }
 
     #[test]

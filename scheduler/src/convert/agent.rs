@@ -64,7 +64,7 @@ impl World {
 
     /// Pods that an agent wants gone: a share that breaks its fence or whose card is
     /// broken, one that holds devices without a grant, and any pod that uses a card without
-    /// one, where the admin wants that. The core evicts whom it has on that very node.
+    /// one, where the admin wants that. The core evicts only pods that it has on that node.
     fn wishes(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
         let shares = state.shares.iter().filter(|share| share.evict);
         let shares = shares.map(|share| (&share.pod_uid, share.complaint.clone()));

@@ -33,7 +33,7 @@ impl Classes {
 }
 
 impl World {
-    /// The watch lists pods and groups anew when a class changes.
+    /// The watch lists pods and groups again when a class changes.
     pub(super) fn class(&mut self, seen: Seen<PriorityClass>) {
         match seen {
             Seen::Listing => self.class_names.begin(),

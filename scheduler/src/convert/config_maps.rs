@@ -213,7 +213,7 @@ mod tests {
             lacks(settled(&mut world, Fact::Pod(there(pod.clone())))),
             ["ConfigMap: Missing required configmaps: [all init mounted part]"]
         );
-        // Before all were named nobody can tell.
+        // Unknown before all were listed.
         assert_eq!(settled(&mut world, Fact::ConfigMap(Seen::Listing)), []);
         assert_eq!(
             settled(&mut world, Fact::ConfigMap(there(map("perhaps")))),
@@ -230,7 +230,7 @@ mod tests {
             let left = format!("ConfigMap: Missing required configmaps: [{left}]");
             assert_eq!(lacks(events), [left]);
         }
-        // Another namespace's, and one that nobody needs.
+        // Another namespace's, and one that no pod needs.
         let other = json!({ "metadata": { "name": "mounted", "namespace": "other" } });
         assert_eq!(settled(&mut world, Fact::ConfigMap(there(other))), []);
         assert_eq!(

@@ -1,15 +1,15 @@
-//! What a pod's own manifest and volumes say against placing it anywhere: the pod waits, and is
-//! told so.
+//! Reasons in a pod's own manifest and volumes for which it is placed nowhere: it waits with the
+//! reason in its condition.
 
 /// One sentence, or the part of one that names it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Hindrance {
     #[error(
-        "a share without its token (the pod was made before the admission webhook stood: delete it and make it again)"
+        "a share without its token (the pod was created before the admission webhook was installed: delete it and create it again)"
     )]
     NoToken,
     #[error(
-        "container {container} asks for {amount} of {name} and was admitted with {admitted} (its annotations were changed after it was made: delete it and make it again)"
+        "container {container} requests {amount} of {name} and was admitted with {admitted} (its annotations were changed after its creation: delete it and create it again)"
     )]
     OtherAmount {
         container: String,
@@ -23,7 +23,7 @@ pub(super) enum Hindrance {
     SelectorOperator(String),
     #[error("ConfigMap: Missing required configmaps: [{0}]")]
     ConfigMaps(String),
-    #[error("it uses {0} persistentvolumeclaims, and {1} are looked at")]
+    #[error("it uses {0} persistentvolumeclaims, more than the limit of {1}")]
     Claims(usize, usize),
     #[error("its volumes have too many rules about nodes")]
     VolumeRules,

@@ -117,7 +117,7 @@ pub struct World {
     unread: BTreeSet<Arc<str>>,
     /// What became of a pod's resize that is not over, by pod.
     resizes: BTreeMap<String, String>,
-    /// Running pods that are being deleted, until nobody counts on their end any more.
+    /// Running pods that are being deleted, while their end is counted on.
     leaving: BTreeMap<String, (Time, Box<KubePod>)>,
     /// As far as was told.
     now: Time,
@@ -261,7 +261,7 @@ impl World {
     }
 
     /// This replica begins to lead: what the leader before it bound may not have been seen
-    /// yet. Nothing may be decided before pods were listed anew.
+    /// yet. Nothing may be decided before pods have been listed again.
     pub(crate) fn begins_to_lead(&mut self) {
         self.pods.behind = ListingState::Waits;
         self.devices.listing().behind = ListingState::Waits;

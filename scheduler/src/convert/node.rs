@@ -165,7 +165,7 @@ impl World {
         self.known_nodes.remove(&name);
         self.listing.remove(&name);
         // With the node the core forgets its cards; the agent says the same of it once more
-        // where it is made anew.
+        // where it is created again.
         self.told.remove(&name);
         vec![Event::NodeGone(NodeName::from(name))]
     }

@@ -23,7 +23,7 @@ use scheduler_core::model::{
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
-/// What is said of a share that nobody admitted.
+/// What is said of a share that admission has not seen.
 /// See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
 
@@ -35,7 +35,7 @@ pub(super) fn is_ours(pod: &KubePod, scheduler: &str) -> bool {
         == Some(scheduler)
 }
 
-/// The pod; `None` while it concerns nobody: another scheduler's that stands nowhere.
+/// The pod; `None` while it does not matter: it is another scheduler's, and not bound.
 /// `queue_label` is the key by which the admin has queues named, before KAI's own.
 /// `held` is what the node's agent reports that it holds, where that is known to differ
 /// from its grant.
@@ -118,7 +118,7 @@ pub(super) fn of(
                     .extend(hindrance.map(|why| Arc::from(why.to_string())));
             }
         }
-        // Nobody can tell what it means; admission refuses such pods when it is there.
+        // Its meaning is unknown; admission, where it runs, rejects such pods.
         Err(error) => {
             out.gpus = api::request::whole(pod).iter().map(ask).collect();
             out.unsupported.push(Arc::from(error.to_string()));
@@ -356,7 +356,7 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
     }
 }
 
-/// When nobody counts any more on the end of a pod that is being deleted (KAI's
+/// When the end of a pod that is being deleted is no longer counted on (KAI's
 /// `stuck-in-releasing-threshold`: two minutes after the time by which it was to be gone).
 /// `None`: it is not being deleted, or does not run.
 pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {

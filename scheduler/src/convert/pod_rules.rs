@@ -30,7 +30,7 @@ pub(super) fn read(spec: &PodSpec, pod: &mut Pod) {
     pod.ports = ports(spec);
     let rules = rules(spec, pod);
     match rules {
-        // It waits, and keeps away whom it avoids where it stands.
+        // It waits, and keeps the pods that it avoids away from its nominated node.
         Ok(rules) if count(&rules) > MOST => {
             if pod.ours {
                 let what = Hindrance::PodRules(MOST).to_string();
@@ -133,8 +133,8 @@ fn spread(constraint: &TopologySpreadConstraint, pod: &Pod) -> Result<Spread, Hi
             pods: PodSelector {
                 namespaces: [Arc::clone(&pod.namespace)].into(),
                 namespace_labels: None,
-                // An empty selector counts nobody there (kube-scheduler's
-                // `countPodsMatchSelector`), where elsewhere it means everybody.
+                // An empty selector counts no pods there (kube-scheduler's
+                // `countPodsMatchSelector`), where elsewhere it means all pods.
                 labels: labels.map(in_order).filter(|all| !all.is_empty()),
             },
             topology_key: Arc::from(constraint.topology_key.as_str()),
@@ -301,7 +301,7 @@ mod tests {
             pod(json!({"topologySpreadConstraints": [one]})).pods.spread[0].clone()
         };
         assert_eq!(spread(json!(null)).term.pods.labels, None);
-        // Of a spread an empty one counts nobody, as kube-scheduler has it.
+        // In a spread constraint an empty one counts no pods, as in kube-scheduler.
         assert_eq!(spread(json!({})).term.pods.labels, None);
         let one = spread(json!({"matchLabels": {"app": "web"}}));
         assert_eq!(one.term.pods.labels.unwrap().len(), 1);

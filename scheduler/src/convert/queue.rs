@@ -162,8 +162,8 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool:
     }
 }
 
-/// `schedulingBackoff: 1`: who was tried once in this node pool, and in no other since, waits
-/// until somebody changes the backoff, the pool or the condition that says so (KAI,
+/// `schedulingBackoff: 1`: a group that was tried once in this node pool, and in no other since, waits
+/// until a user changes the backoff, the pool or the condition that says so (KAI,
 /// `cluster_info.go`: `isPodGroupUpForScheduler`).
 fn parked(group: &kai::PodGroup, pool: &str) -> Option<Arc<str>> {
     if group.spec.scheduling_backoff != Some(1) {
@@ -236,7 +236,7 @@ fn needed(min: Option<i32>) -> Option<u32> {
 /// Sub-groups by their parent's name.
 type Children<'a> = BTreeMap<Option<&'a str>, Vec<&'a kai::SubGroup>>;
 
-/// What has `parent` as its parent. A sub-group that is its own ancestor hangs on nobody
+/// What has `parent` as its parent. A sub-group that is its own ancestor has no root
 /// and is left out, as is one whose parent is missing, that is too deep or one too many: its
 /// pods name a set that is not there.
 fn branch<'a>(

@@ -57,7 +57,10 @@ mod tests {
         assert!(refusals.must_wait(one, start) && !refusals.must_wait(other, start));
         assert!(!refusals.must_wait(one, start + PAUSE));
         refusals.refused(one, start + PAUSE);
-        assert!(!refusals.must_wait(one, start + PAUSE), "counted anew");
+        assert!(
+            !refusals.must_wait(one, start + PAUSE),
+            "counted from the beginning"
+        );
         for _ in 0..REFUSALS {
             refusals.refused(other, start);
         }

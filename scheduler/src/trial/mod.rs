@@ -21,7 +21,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Suffix of the UID of a pod that was evicted here and recreated.
-pub const ANEW: &str = "-anew";
+pub const RECREATED: &str = "-recreated";
 /// How the UIDs of pods begin that were never anywhere.
 pub const UID: &str = "simulated-";
 /// Decisions in a row, each with what came of the last.
@@ -164,7 +164,7 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     let gone: Vec<_> = gone.collect();
     for mut pod in gone {
         core.apply(Event::PodGone(pod.uid.clone()));
-        pod.uid = PodUid::new(format!("{}{ANEW}", pod.uid));
+        pod.uid = PodUid::new(format!("{}{RECREATED}", pod.uid));
         pod.phase = Phase::Pending;
         pod.created = now;
         core.apply(Event::Pod(pod));

@@ -84,7 +84,7 @@ fn name(claim: &DeviceBinding) -> &str {
 
 /// Why a loop of reads and writes does not go on.
 enum Stop {
-    /// From the beginning: it has changed, or nobody knows.
+    /// From the beginning: it has changed, or that is unknown.
     Again(String),
     Refused(OutcomeResult),
 }
@@ -191,7 +191,7 @@ async fn reserve_one(
         return no("is gone");
     };
     if !is_it(&found, &claim.uid) {
-        return no("was made anew");
+        return no("was created again");
     }
     if found.metadata.deletion_timestamp.is_some() {
         return no("is being deleted");
@@ -292,7 +292,7 @@ pub(super) async fn ready(
     Ok(())
 }
 
-/// Takes back what [`reserve`] wrote: the pod's reservation and, where nobody else has one, the
+/// Takes back what [`reserve`] wrote: the pod's reservation and, where no other pod has one, the
 /// devices. Gives up when the server has no answer for long: who leads finds them ([`free`]).
 pub(super) async fn undo(context: &WriteContext, bind: &Bind) {
     let api = claims(context, &bind.namespace);
@@ -323,7 +323,7 @@ pub(super) async fn free(context: &WriteContext, stray: &Stray) {
     }
 }
 
-/// `all`: not if somebody else has a reservation.
+/// `all`: not if another pod has a reservation.
 async fn take_back(
     context: &WriteContext,
     api: &Api<DynamicObject>,

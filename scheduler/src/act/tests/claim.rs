@@ -279,7 +279,7 @@ async fn what_an_earlier_process_left_is_gone_on_with_or_taken_back() {
     let pod = site.pod("p", false).await;
     let claim = site.claim("c").await;
     let uid = pod.metadata.uid.clone().unwrap();
-    // The process ends after the claim's write: its binding is refused, and nobody undoes it.
+    // The process ends after the claim's write: its binding is refused, and nothing undoes it.
     let status = json!({"status": {
         "allocation": {"devices": {"results": [{"request": "r", "driver": "d", "pool": "n1",
             "device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "2000Mi"}}]}},
@@ -296,7 +296,7 @@ async fn what_an_earlier_process_left_is_gone_on_with_or_taken_back() {
         uid: claim.uid.clone(),
         pods: pods.iter().map(ToString::to_string).collect(),
     };
-    // Not what somebody else has a reservation of.
+    // Not one for which another pod has a reservation.
     site.work.send(Work::Free(stray(&["other"]))).unwrap();
     site.bind_with(&pod, &[&claim], &[]);
     assert!(confirmed(&site.outcome().await));

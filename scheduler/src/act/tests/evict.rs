@@ -57,7 +57,7 @@ async fn an_eviction_deletes_that_pod_and_never_its_successor() {
 async fn a_bare_pod_whose_grant_is_refused_is_told_and_not_lost() {
     let mut site = Site::start().await;
     let (bare, owned) = (site.pod("bare", false).await, site.pod("owned", true).await);
-    // No controller makes the former anew, and the core must not count on its end.
+    // No controller creates the former again, and the core must not count on its end.
     for (pod, result) in [
         (&bare, OutcomeResult::Stays),
         (&owned, OutcomeResult::Confirmed),

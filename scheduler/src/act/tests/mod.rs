@@ -244,7 +244,7 @@ async fn whatever_becomes_of_the_answer_a_pod_is_bound_once_and_that_is_said_onc
     }
 }
 
-/// Nobody knows whether the binding was taken, and nobody can be asked: that is no outcome.
+/// It is unknown whether the binding was carried out, and no server answers: that is no outcome.
 #[tokio::test]
 async fn a_binding_whose_answer_and_whose_reads_are_lost_ends_when_there_is_a_word() {
     for (post, reads) in [
@@ -331,9 +331,9 @@ async fn who_is_bound_elsewhere_gone_or_made_anew_is_not_bound_by_us() {
         matches!(outcome.result, OutcomeResult::Refused { .. }),
         "{outcome:?}"
     );
-    let anew = site.pods().get("p").await.unwrap();
+    let recreated = site.pods().get("p").await.unwrap();
     assert_eq!(
-        anew.spec.unwrap().node_name,
+        recreated.spec.unwrap().node_name,
         None,
         "another pod of the same name"
     );

@@ -1,4 +1,4 @@
-//! `ResourceClaim`s: what each wants, has, and for whom it is reserved.
+//! `ResourceClaim`s: what each requests, has, and for which pods it is reserved.
 
 use super::super::rules;
 use super::pools::amounts;
@@ -34,7 +34,7 @@ pub(super) struct Claim {
     /// Its label.
     pub queue: Option<String>,
     has: Option<Has>,
-    /// UIDs of those for whom it is reserved.
+    /// UIDs of the pods for which it is reserved.
     consumers: BTreeSet<String>,
 }
 
@@ -70,7 +70,7 @@ impl Claim {
         self.has.as_ref().map_or(&[], |has| &has.devices)
     }
 
-    /// UIDs of those for whom it is reserved.
+    /// UIDs of the pods for which it is reserved.
     pub(super) fn consumers(&self) -> impl Iterator<Item = &String> {
         self.consumers.iter()
     }

@@ -23,7 +23,7 @@ pub type CardId = usize;
 pub enum ComputeMode {
     /// Any process.
     Default,
-    /// Nobody.
+    /// No process.
     Prohibited,
     /// One process, which can be an MPS server.
     ExclusiveProcess,

@@ -89,8 +89,8 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     until("another agent", Duration::from_secs(90), || async {
         bind_all(cluster).await?;
         let now = running(cluster, "aliquot-agent").await?;
-        let anew = !now.is_empty() && now.iter().all(|agent| !agents.contains(agent));
-        Ok(Seen::when(anew, format!("{now:?}, before {agents:?}")))
+        let replaced = !now.is_empty() && now.iter().all(|agent| !agents.contains(agent));
+        Ok(Seen::when(replaced, format!("{now:?}, before {agents:?}")))
     })
     .await?;
     install::ready(cluster).await?;

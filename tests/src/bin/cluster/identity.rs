@@ -124,8 +124,14 @@ pub(crate) async fn a_grant_replayed_after_its_pod_was_made_anew_gives_no_gpu(
     cluster.pod_phase(&ns, "waiting", "Running").await?;
     cluster.apply_one(&large(&ns, "holder")).await?;
     cluster.reason(&ns, "holder").await?;
-    let anew = cluster.pods(&ns).get("holder").await?;
-    bind(&scheduler_client(cluster).await?, &ns, &anew, Some(old)).await?;
+    let recreated = cluster.pods(&ns).get("holder").await?;
+    bind(
+        &scheduler_client(cluster).await?,
+        &ns,
+        &recreated,
+        Some(old),
+    )
+    .await?;
     gets_no_gpu(cluster, &ns, "holder", "UID").await
 }
 

@@ -173,7 +173,7 @@ pub(crate) async fn killed_during_allocate_an_owned_pod_comes_back_and_others_do
     gpus(cluster)?.agent.start_again()?;
     registered(cluster, mark, Instant::now()).await?;
 
-    let anew = until(
+    let replacement = until(
         "an owned pod that runs",
         Duration::from_secs(30),
         || async {
@@ -189,7 +189,10 @@ pub(crate) async fn killed_during_allocate_an_owned_pod_comes_back_and_others_do
         },
     )
     .await?;
-    ensure!(anew != lost, "the pod that the kubelet had refused runs");
+    ensure!(
+        replacement != lost,
+        "the pod that the kubelet had refused runs"
+    );
     ensure!(
         tenants(cluster, &ns).await? == before,
         "a running container was touched"
@@ -197,7 +200,7 @@ pub(crate) async fn killed_during_allocate_an_owned_pod_comes_back_and_others_do
     let names = [
         format!("{ns}/first"),
         format!("{ns}/second"),
-        format!("{ns}/{anew}"),
+        format!("{ns}/{replacement}"),
     ];
     cluster
         .ledger_is(&[

@@ -121,7 +121,13 @@ async fn asked_for(cluster: &mut Cluster, replica: Replica) -> Result<()> {
     cluster.apply_one(&queue("over", 0)).await?;
     // All of the only card.
     let before = share(&ns, "before", "scale", ("gpu-memory", "14000"));
-    cluster.run_share(&before).await.map(drop)?;
+    let runs = cluster.run_share(&before).await?;
+    let safe_to_evict = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+    ensure!(
+        runs.annotations().get(safe_to_evict).map(String::as_str) == Some("false"),
+        "{:?}",
+        runs.annotations()
+    );
     still(cluster, 0).await?;
 
     let half = ("gpu-fraction", "0.5");

@@ -185,7 +185,7 @@ metadata: {{ name: stream, namespace: {ns} }}
     token.write(&cluster.client).await?;
     let token = std::fs::read_to_string(&token.file)?;
     let reviews: Api<TokenReview> = Api::all(cluster.client.clone());
-    for (asked, valid) in [(audience, true), ("somebody.else", false)] {
+    for (asked, valid) in [(audience, true), ("another.audience", false)] {
         let review: TokenReview = serde_json::from_value(json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",

@@ -123,7 +123,7 @@ async fn reported(cluster: &Cluster, ns: &str, name: &str) -> Result<()> {
     let granted = pod(ns, "beside", &[("gpu-memory", "13000")], "hold");
     cluster.apply_one(&granted).await?;
     let why = until(
-        "what it holds is nobody's",
+        "what it holds belongs to no share",
         Duration::from_secs(20),
         || async {
             let waits = cluster.pods(ns).get("beside").await?;

@@ -55,7 +55,7 @@ fn holding(
                 _ => None,
             }));
         }
-        assert!(came || ended.is_empty(), "{ended:?}: nobody needs it");
+        assert!(came || ended.is_empty(), "{ended:?}: no share needs it");
     }
     let complaints = core.state().complaints;
     let evicted = complaints.iter().filter(|(_, complaint)| complaint.evict);

@@ -238,7 +238,7 @@ async fn a_claim_that_only_looks_like_it_is_left_alone() {
         .unwrap();
     site.bind_by_claim(&asks);
     let outcome = site.outcome().await;
-    assert!(why(&outcome).ends_with("was made anew"), "{outcome:?}");
+    assert!(why(&outcome).ends_with("was created again"), "{outcome:?}");
     assert!(site.is_there(name(&asks.1)).await);
     assert_eq!(site.claim_in_status("p").await, Value::Null);
     site.nothing_more().await;
