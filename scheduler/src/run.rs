@@ -1,19 +1,22 @@
 //! Starts everything of one scheduler, and ends with the first part that ends.
+//! - [`observer`], [`self::admission`]: the parts of the other two roles.
+
+mod admission;
+mod observer;
 
 use crate::act::{self, Settings};
-use crate::admission::{self, Reach};
+use crate::admission::{AdmissionError, QueueTree};
 use crate::clock::Wall;
 use crate::config::Role;
-use crate::cycle::{CycleInputs, CycleOutputs, Question};
+use crate::cycle::{CycleInputs, CycleOutputs};
 use crate::endpoints::{Endpoints, Listeners};
 use crate::leader::ApiAccess;
 use crate::preflight::PodSelection;
 use crate::report::{self, QueueMeters, Views};
 use crate::scale_up::{self, ScaleUp, ScaleUpMeters};
-use crate::serve::Endpoint;
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
-use crate::trust::{self, Certificates};
+use crate::trust;
 use crate::usage::{self, UsageMeters};
 use crate::{
     Config, cycles, group, leader, lease, page, preflight, shard, snapshot, telemetry,
@@ -24,7 +27,6 @@ use futures::future::BoxFuture;
 use kube::Client;
 use kube::runtime::events::Reporter;
 use prometheus_client::registry::Registry;
-use proto::names::object;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +34,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use self::admission::{Admission, admit};
+use self::observer::{Show, observe};
 
 /// Time for work in flight after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -74,7 +79,7 @@ pub enum RunError {
     Trust(#[from] trust::TrustError),
     /// The webhook.
     #[error(transparent)]
-    Admission(#[from] admission::AdmissionError),
+    Admission(#[from] AdmissionError),
     /// The agents' server.
     #[error(transparent)]
     Telemetry(#[from] telemetry::TelemetryError),
@@ -276,7 +281,7 @@ async fn start(
         ),
     ));
     let (leading_out, leading) = watch::channel(!config.leader_elect);
-    let (queues_out, queues) = watch::channel(admission::QueueTree::default());
+    let (queues_out, queues) = watch::channel(QueueTree::default());
     let own_url = endpoints
         .webhook
         .port()
@@ -476,85 +481,6 @@ async fn start(
     Ok(())
 }
 
-/// What people see.
-struct Show {
-    status: watch::Sender<Status>,
-    questions: mpsc::Receiver<Question>,
-    meters: Arc<Meters>,
-    queue_meters: Arc<QueueMeters>,
-    usage_meters: Arc<UsageMeters>,
-    agent_meters: Arc<telemetry::AgentMeters>,
-}
-
-/// Starts the observer of another scheduler: no part of it can write.
-fn observe(
-    config: &Config,
-    plan: &Plan,
-    wall: &Wall,
-    client: Client,
-    end: &CancellationToken,
-    tasks: &mut JoinSet<Part>,
-    show: Show,
-) {
-    tracing::info!(
-        scheduler = config.scheduler_name,
-        "observes, and writes nothing"
-    );
-    let (leading_out, leading) = watch::channel(false);
-    let relist = watch::Sender::new(0);
-    let (facts_out, facts) = mpsc::unbounded_channel();
-    tasks.spawn(named(
-        "the watches",
-        facts::run(
-            client.clone(),
-            facts_out,
-            |_| {},
-            None,
-            relist.subscribe(),
-            end.clone(),
-        ),
-    ));
-    // The reports' gauges; a replica that does not lead reports nothing else.
-    let (views_out, views) = watch::channel(Views::default());
-    tasks.spawn(named(
-        "the reports",
-        report::run(client, show.queue_meters, None, views, end.clone()),
-    ));
-    let (heard_out, heard) = telemetry::channel(None);
-    let (outcomes_out, outcomes) = mpsc::unbounded_channel();
-    // Nothing comes from there: agents are read where they write, and nothing is done.
-    let silent = end.clone();
-    tasks.spawn(async move {
-        silent.cancelled().await;
-        drop((leading_out, heard_out, outcomes_out));
-        Ok("silence")
-    });
-    let (work, _) = mpsc::unbounded_channel();
-    let inputs = CycleInputs {
-        facts,
-        heard,
-        outcomes,
-        questions: show.questions,
-        leading,
-        usage: usage::UsageClient::silent(),
-        scale_up: None,
-        wall: wall.clone(),
-    };
-    let outputs = CycleOutputs {
-        pool: String::new(),
-        relist,
-        work,
-        status: show.status,
-        views: views_out,
-        meters: show.meters,
-    };
-    let services = cycles::CycleServices {
-        usage_meters: show.usage_meters,
-        scale_up: None,
-    };
-    cycles::start(config, plan, inputs, outputs, &services, end, tasks);
-}
-
 /// Starts what puts pods into their groups; the facts go through it.
 fn group_pods(
     settings: group::Settings,
@@ -577,97 +503,6 @@ fn group_pods(
         }
     }));
     onward
-}
-
-/// The parts of admission, and their address.
-struct Admission {
-    endpoint: Endpoint,
-    /// The core of this process, and whether it acts; `None`: admission is all that it does.
-    own: Option<(mpsc::Sender<Question>, watch::Receiver<bool>)>,
-    admits: watch::Sender<bool>,
-}
-
-impl Admission {
-    /// Serves all of it, or resizes alone where the rest is another process's.
-    fn serve(
-        self,
-        config: &Config,
-        queues: watch::Receiver<admission::QueueTree>,
-        certificates: &Certificates,
-        client: &Client,
-        end: &CancellationToken,
-    ) -> BoxFuture<'static, Part> {
-        let core = admission::Core {
-            own: self.own,
-            leases: kube::Api::namespaced(client.clone(), &config.namespace),
-            lease: config.lease(),
-            server_name: format!("{}.{}.svc", object::WEBHOOK_SERVICE, config.namespace),
-        };
-        let (certificates, end) = (certificates.clone(), end.clone());
-        if config.role == Role::Scheduler {
-            let served = admission::serve_resizes(self.endpoint, core, certificates, end);
-            return async move { Ok(served.await.map(|()| "the answers about resizes")?) }.boxed();
-        }
-        let settings = admission::Settings {
-            reach: match &config.webhook_url {
-                Some(url) => Reach::Url(url.clone()),
-                None => Reach::Service,
-            },
-            namespace: config.namespace.clone(),
-            scheduler_name: config.scheduler_name.clone(),
-            exempt_namespaces: config.exempt_namespaces.clone(),
-        };
-        let rules = admission::Rules {
-            limits: config.limits,
-            queues,
-            over_subscription: config.queue_over_subscription,
-            bursts: config.bursts(),
-            core,
-        };
-        let (endpoint, admits) = (self.endpoint, self.admits);
-        let served = admission::run(
-            endpoint,
-            settings,
-            rules,
-            certificates,
-            client.clone(),
-            admits,
-            end,
-        );
-        async move { Ok(served.await.map(|()| "admission")?) }.boxed()
-    }
-}
-
-/// Starts what admits pods, and nothing that decides.
-async fn admit(
-    config: &Config,
-    admission: Admission,
-    client: Client,
-    status: watch::Sender<Status>,
-    end: &CancellationToken,
-    tasks: &mut JoinSet<Part>,
-) -> Result<(), RunError> {
-    let names = config.names();
-    let certificates = trust::certificates(&client, &config.namespace, &names).await?;
-    let (queues_out, queues) = watch::channel(admission::QueueTree::default());
-    tasks.spawn(admission.serve(config, queues, &certificates, &client, end));
-    tasks.spawn(named(
-        "the watch of queues",
-        facts::queues(
-            client,
-            move |queue| queues_out.send_modify(|tree| tree.note(queue)),
-            end.clone(),
-        ),
-    ));
-    tasks.spawn(named("the certificate's keeper", {
-        let end = end.clone();
-        async move {
-            certificates.keep(names, end).await;
-            // Its health page checks whether it exists.
-            drop(status);
-        }
-    }));
-    Ok(())
 }
 
 pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
