@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_starts_the_wait_anew() {
+    fn a_renewal_restarts_the_wait() {
         let start = Instant::now();
         let mut theirs =
             held_by(Election::new(object::LEASE.to_owned(), "b".into()).next(None, start, wall()));

@@ -168,14 +168,14 @@ pub async fn run(
     let (devices, device) = watch::channel(0);
     let kinds = async {
         tokio::join!(
-            follow_anew(
+            follow_again(
                 || all(client.clone()),
                 &facts,
                 pod,
                 [class.clone(), limit, device],
                 relist.clone()
             ),
-            follow_anew(
+            follow_again(
                 || readable(client.clone(), complaints.clone()),
                 &facts,
                 Fact::Group,
@@ -214,7 +214,7 @@ pub async fn run(
             follow(all(client.clone()), &facts, Fact::CsiCapacity),
             follow(all(client.clone()), &facts, Fact::DeviceSlice),
             follow_device_classes(client.clone(), &facts, devices),
-            follow_anew(
+            follow_again(
                 || all(client.clone()),
                 &facts,
                 Fact::DeviceClaim,
@@ -232,7 +232,7 @@ pub async fn run(
 
 /// One kind, listed once each of `known` has changed, and again whenever one of them or
 /// `relist` changes.
-async fn follow_anew<K, const N: usize>(
+async fn follow_again<K, const N: usize>(
     events: impl Fn() -> Events<K>,
     facts: &Facts,
     of: fn(Seen<K>) -> Fact,

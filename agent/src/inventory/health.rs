@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_lost_is_so_for_everybody_at_once() {
+    fn a_card_that_is_lost_is_so_for_all_at_once() {
         let (mut builder, now) = (HealthHistory::default(), Instant::now());
         builder.observe(&fine(Some(0)), now);
         builder.observe(&silent("GPU is lost", true), now);

@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_was_logged_before_it_was_set_anew_is_not_believed() {
+    fn a_limit_that_was_logged_before_it_was_set_again_is_not_believed() {
         let tmp = tempfile::tempdir().unwrap();
         let place = Place::new(tmp.path(), "GPU-1").unwrap();
         fs::create_dir_all(place.log()).unwrap();

@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn proofs_are_told_of_in_a_folder_that_was_made_anew() {
+    async fn proofs_are_told_of_in_a_folder_that_was_recreated() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = tmp.path().join("proof");
         std::fs::create_dir(&dir).unwrap();

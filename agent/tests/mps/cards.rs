@@ -114,7 +114,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
     bench.end().await;
 }
 
-pub(crate) async fn a_limit_that_somebody_else_sets_is_reported_and_set_right() {
+pub(crate) async fn a_limit_that_another_client_sets_is_reported_and_set_right() {
     let bench = MpsNode::new(1).await;
     bench.ensure(&[(0, 2000, 100)]).await;
     bench.cli(0, "set_default_device_pinned_mem_limit 0 30000M");

@@ -36,7 +36,7 @@ tests![
     shared::a_missing_program_is_a_reason_and_not_an_end,
     cards::isolated_servers_share_a_card_and_each_holds_its_own_tenant,
     cards::a_card_without_a_server_gets_its_mode_and_its_slice_and_gives_it_back,
-    cards::a_limit_that_somebody_else_sets_is_reported_and_set_right,
+    cards::a_limit_that_another_client_sets_is_reported_and_set_right,
     cards::a_killed_server_is_seen_at_once_and_comes_back,
 ];
 

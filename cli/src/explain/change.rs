@@ -75,7 +75,7 @@ pub(super) fn that_help<'a>(
         Trial::rules,
         Trial::smaller,
         Trial::queue,
-        Trial::somebody_ends,
+        Trial::a_pod_ends,
         Trial::one_more_node,
     ];
     for ideas in kinds {
@@ -370,7 +370,7 @@ impl<'a> Trial<'a> {
     }
 
     /// The pod that holds least and whose end makes room.
-    fn somebody_ends(&mut self) -> Vec<CandidateChange> {
+    fn a_pod_ends(&mut self) -> Vec<CandidateChange> {
         let mut holders: Vec<(u64, &Pod)> = self
             .state
             .pods

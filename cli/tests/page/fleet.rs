@@ -26,7 +26,7 @@ fn pixels(browser: &mut Browser) -> u64 {
 }
 
 #[test]
-fn forty_thousand_cards_are_drawn_and_coloured_anew_within_200_ms() {
+fn forty_thousand_cards_are_drawn_and_recoloured_within_200_ms() {
     let Some(mut browser) = Browser::start() else {
         return;
     };

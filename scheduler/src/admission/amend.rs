@@ -2,7 +2,7 @@
 //!
 //! The chosen container of a share gets one token `aliquot.dev/gpu-share: 1`, by which
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
-//! of a node. The cluster autoscaler is told to leave its node alone. Admission may look at a pod several times: the second look changes nothing.
+//! of a node. An annotation keeps the cluster autoscaler from its node. Admission may look at a pod several times: the second look changes nothing.
 
 use api::quantity;
 use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_pass_with_a_word_says_it_to_whoever_writes_it() {
+    fn what_is_admitted_with_a_warning_warns_its_writer() {
         let group = json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"},
             "spec": {"minSubGroup": 2, "subGroups": [{"name": "a", "minMember": 1}]}});
         let review = json!({

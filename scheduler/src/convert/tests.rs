@@ -156,7 +156,7 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
 
 /// `kubectl delete node`: the kubelet creates it again, and the agent's stream lives on.
 #[test]
-fn a_node_that_is_made_anew_under_its_agent_has_its_cards_again() {
+fn a_node_that_is_recreated_under_its_agent_has_its_cards_again() {
     let mut world = world();
     let node = || json!({"metadata": {"name": "n1", "uid": "x"}});
     let cards = |events: Vec<Event>| {

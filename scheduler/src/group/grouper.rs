@@ -154,7 +154,7 @@ impl Grouper {
             }
             let now = Instant::now();
             if leads && !led {
-                self.begin_anew(now);
+                self.restart(now);
             }
             led = leads;
             if leads {
@@ -199,7 +199,7 @@ impl Grouper {
     }
 
     /// Starts all pods again: what was decided when this replica led before may be out of date.
-    fn begin_anew(&mut self, now: Instant) {
+    fn restart(&mut self, now: Instant) {
         self.agenda.clear();
         self.lanes = Default::default();
         let mut uids: Vec<String> = self.pods.keys().cloned().collect();

@@ -211,7 +211,7 @@ async fn what_has_not_changed_is_not_written_again() {
 }
 
 #[tokio::test]
-async fn only_the_leader_writes_and_everybody_counts() {
+async fn only_the_leader_writes_and_all_replicas_count() {
     let site = Site::start().await;
     site.say(vec![queue("team", None, 1_000_000_000, 0)], vec![], false);
     let page = || {

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_another_key_or_near_its_end_is_made_anew_from_the_same_key() {
+    fn a_certificate_of_another_key_or_near_its_end_is_reissued_from_the_same_key() {
         let (made, other) = (
             Authority::generate().expect("made"),
             Authority::generate().expect("made"),

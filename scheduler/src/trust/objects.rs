@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_altered_is_mended_and_what_is_not_ours_stays() {
+    fn what_another_writer_altered_is_mended_and_what_is_not_ours_stays() {
         let mut data = published(None, &publication(1));
         data.insert("note".into(), "mine".into());
         let whole = data.clone();

@@ -407,7 +407,7 @@ fn another_users_client_waits_until_the_present_server_has_nobody() {
 }
 
 #[test]
-fn a_multiuser_server_takes_everybody_and_obeys_root_alone() {
+fn a_multiuser_server_takes_all_users_and_obeys_root_alone() {
     if !is_root() {
         return;
     }

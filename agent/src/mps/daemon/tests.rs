@@ -68,7 +68,7 @@ fn ready(base: &Path) -> Daemon {
 }
 
 #[test]
-fn a_lost_compute_mode_is_set_again_whoever_counted_it() {
+fn a_lost_compute_mode_is_set_again_in_every_case() {
     let folder = tempfile::tempdir().unwrap();
     let mut daemon = ready(folder.path());
     // The agent counts, and starts again; an order that wants nothing has no count.

@@ -81,7 +81,7 @@ async fn a_bare_pod_whose_grant_is_refused_is_told_and_not_lost() {
 }
 
 #[tokio::test]
-async fn a_pod_that_its_agent_wants_gone_goes_whoever_made_it() {
+async fn a_pod_that_its_agent_wants_gone_goes_with_or_without_a_controller() {
     let mut site = Site::start().await;
     for (name, owned) in [("bare", false), ("owned", true)] {
         let pod = site.pod(name, owned).await;

@@ -294,7 +294,7 @@ async fn an_api_server_that_stays_busy_ends_in_a_refusal_that_may_be_tried_again
 }
 
 #[tokio::test]
-async fn who_is_bound_elsewhere_gone_or_made_anew_is_not_bound_by_us() {
+async fn a_pod_that_is_bound_elsewhere_gone_or_recreated_is_not_bound_by_us() {
     let mut site = Site::start().await;
     let elsewhere = site.pod("elsewhere", false).await;
     site.bind(&elsewhere, "n2");

@@ -51,7 +51,7 @@ async fn pods_of_a_job_that_says_so_share_one_group() {
 }
 
 #[tokio::test]
-async fn a_pod_that_somebody_else_groups_is_left_alone_whoever_of_its_owners_says_so() {
+async fn a_pod_that_another_grouper_groups_is_left_alone_whichever_of_its_owners_says_so() {
     let site = Site::start(true).await;
     let skip = |value: &str| json!({"kai.scheduler/skip-podgrouper": value});
     let job = json!({"metadata": {"name": "theirs", "annotations": skip("true")}});
@@ -182,7 +182,7 @@ async fn only_the_leader_writes() {
 }
 
 #[tokio::test]
-async fn what_a_person_edited_stays_when_more_pods_come_and_a_deleted_group_is_made_anew() {
+async fn what_a_person_edited_stays_when_more_pods_come_and_a_deleted_group_is_recreated() {
     let site = Site::start(true).await;
     let set = json!({"metadata": {"name": "s", "labels": {"kai.scheduler/queue": "a"}}});
     let set = site
@@ -212,7 +212,7 @@ async fn what_a_person_edited_stays_when_more_pods_come_and_a_deleted_group_is_m
 }
 
 #[tokio::test]
-async fn the_group_of_a_pod_without_an_owner_is_made_anew_too() {
+async fn the_group_of_a_pod_without_an_owner_is_recreated_too() {
     let site = Site::start(true).await;
     site.pod("p", None, json!({})).await;
     let name = site.grouped("p").await.name_any();
@@ -223,7 +223,7 @@ async fn the_group_of_a_pod_without_an_owner_is_made_anew_too() {
 
 /// The previous leader saw it and could not finish it.
 #[tokio::test]
-async fn a_group_that_was_deleted_while_no_replica_led_is_made_anew_by_the_next_one() {
+async fn a_group_that_was_deleted_while_no_replica_led_is_recreated_by_the_next_one() {
     let site = Site::start(true).await;
     site.pod("p", None, json!({})).await;
     let name = site.grouped("p").await.name_any();

@@ -47,7 +47,7 @@ fn api(reads: &Arc<Mutex<Vec<u128>>>) -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_that_cannot_be_made_anew_is_tried_again_less_and_less_often() {
+async fn a_group_that_cannot_be_recreated_is_tried_again_less_and_less_often() {
     let reads = Arc::default();
     let client = api(&reads);
     let (news_out, news) = mpsc::unbounded_channel();

@@ -262,7 +262,7 @@ fn what_a_person_edited_is_kept_and_the_rest_follows_the_owner() {
 }
 
 #[test]
-fn a_topology_constraint_of_somebody_else_is_kept_unless_the_workload_names_a_topology() {
+fn a_topology_constraint_of_another_writer_is_kept_unless_the_workload_names_a_topology() {
     let chain = |annotations: Value| {
         let metadata = json!({"metadata": {"annotations": annotations}});
         [owner("apps/v1", "StatefulSet", &metadata)]

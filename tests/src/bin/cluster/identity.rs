@@ -113,7 +113,7 @@ pub(crate) async fn an_altered_grant_gives_no_gpu(cluster: &mut Cluster) -> Resu
     gets_no_gpu(cluster, &ns, "waiting", "signature").await
 }
 
-pub(crate) async fn a_grant_replayed_after_its_pod_was_made_anew_gives_no_gpu(
+pub(crate) async fn a_grant_replayed_after_its_pod_was_recreated_gives_no_gpu(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let (ns, holder) = full_card(cluster).await?;

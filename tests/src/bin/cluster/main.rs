@@ -333,7 +333,7 @@ async fn test(
             identity::a_pod_bound_without_a_grant_gets_no_gpu,
             identity::a_grant_copied_from_another_pod_gives_no_gpu,
             identity::an_altered_grant_gives_no_gpu,
-            identity::a_grant_replayed_after_its_pod_was_made_anew_gives_no_gpu,
+            identity::a_grant_replayed_after_its_pod_was_recreated_gives_no_gpu,
             identity::nobody_but_the_scheduler_writes_a_grant,
             identity::a_pod_with_our_cdi_name_in_its_annotations_gets_no_gpu,
             identity::a_token_asked_for_by_hand_gives_no_gpu,

@@ -260,7 +260,7 @@ fn steady(trace: &Trace, args: &Args, budget: Budget) {
                 "{:<22} {seed:>4} {:11.2} {:12.1} {:11.2} {:12.2} {:6.2} {:6.2} {:7.4} {:8.1}",
                 policy.name(),
                 came.unallocated * 100.0,
-                came.somebody_waits * 100.0,
+                came.some_pod_waits * 100.0,
                 came.waiting * 100.0,
                 came.wanted * 100.0,
                 came.fluid * 100.0,

@@ -74,7 +74,7 @@ pub(crate) trait Placer {
 pub(crate) struct Outcome {
     pub unallocated: f64,
     /// Of the time.
-    pub somebody_waits: f64,
+    pub some_pod_waits: f64,
     /// The requests of pending pods.
     pub waiting: f64,
     /// The part of the unallocated GPUs that pending pods request, if they were one pool.
@@ -198,7 +198,7 @@ impl RunTotals<'_> {
         sums.wanted += part(idle.min(self.waiting));
         sums.fluid += part(capacity.saturating_sub(self.ideal));
         if self.waits > 0 {
-            sums.somebody_waits += length;
+            sums.some_pod_waits += length;
         }
         self.now = until;
         if until >= self.next_floor && until < self.end {
@@ -242,7 +242,7 @@ impl RunTotals<'_> {
             &mut sums.waiting,
             &mut sums.wanted,
             &mut sums.fluid,
-            &mut sums.somebody_waits,
+            &mut sums.some_pod_waits,
         ] {
             *sum /= all;
         }
@@ -441,7 +441,7 @@ mod tests {
             };
             let mut fgd = Queueing::new(&trace, &order, Rule::Fgd);
             let came = run(&trace, &plan, 7, &mut fgd);
-            assert!(came.somebody_waits < 1e-9, "{came:?}");
+            assert!(came.some_pod_waits < 1e-9, "{came:?}");
             assert!((came.unallocated - came.fluid).abs() < 1e-9, "{came:?}");
             assert!((came.unallocated - 0.8).abs() < 0.1, "{came:?}");
         }
@@ -456,7 +456,7 @@ mod tests {
             crate::steady_core::SteadyCore::new(&trace, &order, Placement::Binpack, None);
         let ours = run(&trace, &plan(1.5, false), 7, &mut core);
         for came in [paper, ours] {
-            assert!(came.somebody_waits > 0.9, "{came:?}");
+            assert!(came.some_pod_waits > 0.9, "{came:?}");
             assert!(came.waiting > 0.2, "{came:?}");
             // A card holds one of 0.6 and nothing beside it.
             assert!(came.unallocated > 0.1 && came.unallocated < 0.3, "{came:?}");

@@ -27,7 +27,7 @@ pub(crate) fn claims() -> Vec<Claim> {
         walls::fence::who_calls_itself_an_mps_server_is_a_stranger,
         walls::fence::who_draws_is_ended_whatever_the_mode,
         walls::fence::memory_that_no_list_shows_is_granted_to_nobody,
-        walls::fence::a_compute_mode_that_somebody_changes_is_told_and_set_right,
+        walls::fence::a_compute_mode_that_another_process_changes_is_reported_and_set_right,
         walls::fence::who_takes_all_clients_of_a_server_is_ended,
         walls::fence::a_client_that_the_driver_lists_late_is_left_alone,
         walls::fence::a_card_whose_processes_are_not_told_takes_no_share,
@@ -284,7 +284,7 @@ pub(crate) async fn memory_that_no_list_shows_is_granted_to_nobody(
     .await
 }
 
-pub(crate) async fn a_compute_mode_that_somebody_changes_is_told_and_set_right(
+pub(crate) async fn a_compute_mode_that_another_process_changes_is_reported_and_set_right(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let ns = card(cluster).await?;
