@@ -116,7 +116,7 @@ async fn every_note_moves_its_metric() {
         name: "p".into(),
     };
     let since = |seconds| Note::Registered {
-        resource,
+        resource: resource.to_owned(),
         since_start: Duration::from_secs(seconds),
     };
     let refusal = RefusedGrant {

@@ -23,6 +23,8 @@ pub(crate) fn card(index: u32) -> Card {
         health: Health::Healthy,
         compute_mode: ComputeMode::Default,
         mig: false,
+        slice: None,
+        resource: agent::identity::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
