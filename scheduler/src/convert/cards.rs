@@ -99,6 +99,7 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
     });
     card.cordoned = gpu.cordoned;
     card.mig = gpu.mig_enabled;
+    card.slice = !gpu.parent_uuid.is_empty();
     card.client_slots = gpu.client_slots;
     card.numa = u32::try_from(gpu.numa_node).ok();
     card.nvlink_peers = gpu
