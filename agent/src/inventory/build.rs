@@ -266,7 +266,11 @@ impl InventoryBuilder {
             total: reading.total,
             reserved,
             used: reading.used,
-            grantable: reading.total.saturating_sub(reserved).saturating_sub(taken),
+            // Nothing is granted of a card in MIG mode; what it has is its slices'.
+            grantable: match reading.mig {
+                true => Mib(0),
+                false => reading.total.saturating_sub(reserved).saturating_sub(taken),
+            },
             strangers,
             health,
             compute_mode: reading.compute_mode,

@@ -39,10 +39,8 @@ pub enum Urgency {
 pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> GpuNodeStatus {
     let cards = || state.inventory.cards.iter().take(MOST_CARDS);
     let count = cards().filter(|card| card.slice.is_none()).count();
-    // What a card in MIG mode has is its slices'.
     let sum = |of: &dyn Fn(&Card) -> Mib| {
-        let cards = cards().filter(|card| !card.mig);
-        cards.fold(Mib(0), |sum, card| Mib(sum.0.saturating_add(of(card).0)))
+        cards().fold(Mib(0), |sum, card| Mib(sum.0.saturating_add(of(card).0)))
     };
     let generation = state.policy.as_ref().map(|policy| policy.generation);
     let mut status = GpuNodeStatus {

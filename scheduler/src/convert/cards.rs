@@ -188,6 +188,23 @@ mod tests {
     }
 
     #[test]
+    fn slices_that_kubernetes_counts_are_no_cards_and_those_that_are_gpus_hold_no_shares() {
+        let mut state = state(&[]);
+        let slice = Gpu {
+            uuid: "MIG-1".into(),
+            parent_uuid: "GPU-1".into(),
+            ..state.gpus[0].clone()
+        };
+        state.slices = vec![slice.clone()];
+        let cards = of(&state, Mode::Mps, &Strangers::new()).0.cards;
+        assert_eq!(cards.len(), 1);
+        assert!(!cards[0].slice);
+        state.gpus.push(slice);
+        let cards = of(&state, Mode::Mps, &Strangers::new()).0.cards;
+        assert!(cards[1].slice);
+    }
+
+    #[test]
     fn an_unhealthy_card_says_why() {
         let mut state = state(&[]);
         state.gpus[0].health = "Unhealthy".into();

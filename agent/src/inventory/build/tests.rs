@@ -285,6 +285,7 @@ fn a_slice_follows_its_card_and_is_all_of_one_size_with_its_instance() {
     assert_eq!(slice.only_front, None);
     assert_eq!(slice.client_slots, 0);
     assert!(slice.cordoned, "the policy is its card's");
+    assert_eq!(inventory.cards[0].grantable, Mib(0));
     let names: Vec<String> = (inventory.cards.iter())
         .map(|card| card.resource.name().into_owned())
         .collect();
