@@ -160,7 +160,7 @@ pub(crate) async fn a_pod_gets_exactly_one_slice_under_either_scheduler_beside_s
     cluster.delete_pod(&ns, "third").await?;
 
     // A share goes to no slice.
-    let large = [("gpu-memory", "38000")];
+    let large = [("gpu-memory", "39500")];
     cluster
         .apply_one(&pod(&ns, "too-large", &large, "report hold"))
         .await?;
@@ -176,8 +176,15 @@ pub(crate) async fn a_pod_gets_exactly_one_slice_under_either_scheduler_beside_s
         holds(cluster, &ns, name, uuid).await?;
     }
 
-    // A fault of one is no other's.
+    // A fault of one is no other's. The new agent hears of faults from its second look on.
     let gpus = cluster.gpus.as_ref().context("no GPUs")?;
+    until("the slice's metric", Duration::from_secs(20), || async {
+        let metrics = gpus.metrics().await.unwrap_or_default();
+        let line = |line: &str| line.starts_with("aliquot_gpu_healthy") && line.contains(&ours);
+        Ok(Seen::when(metrics.lines().any(line), metrics))
+    })
+    .await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     gpus.driver.control(&["xid", "95", "--gpu", &ours]).await?;
     allocatable(cluster, &[(SMALL, "1"), (LARGE, "1")]).await?;
     let broken = row(cluster, &ours).await?;
