@@ -564,6 +564,7 @@ fn refused(helm: &Path) {
         ("scheduler.args={quiet}", "args"),
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
+        ("mig.strategy=dynamic", "strategy"),
     ] {
         let output = template(helm, "a", &["--set", value]);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -582,6 +583,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
         "nodeTemplates" => json!([{"name": "x"}]),
         "driver.root" => json!("host"),
+        "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),
         "global.imagePullPolicy" => json!("Always"),
         "global.affinity" => json!({"podAffinity": {}}),

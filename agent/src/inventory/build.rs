@@ -6,7 +6,7 @@ use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Strange
 use crate::fence;
 use crate::identity::Resource;
 use crate::ledger::Front;
-use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
+use crate::nvml::{Device, Driver, Identity, Observation, Process, Reading, Xid};
 use api::gpu_node::{self, GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -193,6 +193,56 @@ impl InventoryBuilder {
         self.settings.cgroup_v2 && branch.is_some_and(|branch| branch >= DRIVER_LIMITS)
     }
 
+    /// Processes on a card that no grant explains, and what is held by none that is listed.
+    fn strangers(
+        &self,
+        uuid: &GpuUuid,
+        reading: &Reading,
+        explained: impl Fn(&GpuUuid, &Process) -> bool,
+    ) -> Vec<Stranger> {
+        let unlisted = self.unlisted(uuid).map(|memory| Stranger {
+            pid: 0,
+            command: UNLISTED_NAME.to_owned(),
+            pod_uid: None,
+            container_id: None,
+            memory,
+        });
+        reading
+            .processes
+            .iter()
+            .filter(|process| !explained(uuid, process))
+            .filter(|process| self.is_settled(uuid, process))
+            .map(|process| Stranger {
+                pid: process.pid,
+                command: process.origin.command.clone(),
+                pod_uid: process.origin.pod_uid.clone(),
+                container_id: process.origin.container_id.clone(),
+                memory: process.memory.unwrap_or_default(),
+            })
+            .chain(unlisted)
+            .collect()
+    }
+
+    /// That of its card, where it is a slice of one that does not work, else its own.
+    fn health_of(&self, identity: &Identity, reading: &Reading, now: Instant) -> Health {
+        let parent = identity.slice.as_ref().map(|slice| &slice.parent);
+        let parent = parent.map(|parent| self.health.health(parent, now));
+        if let Some(health) = parent.filter(|health| !health.is_healthy()) {
+            return health;
+        }
+        match self.health.health(&identity.uuid, now) {
+            Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
+                Health::Unhealthy {
+                    reason: "the card's compute mode is PROHIBITED".to_owned(),
+                    // With shares on the card the mode is restored; running containers keep
+                    // running.
+                    lasting: false,
+                }
+            }
+            health => health,
+        }
+    }
+
     fn card(
         &self,
         device: &Device,
@@ -219,45 +269,10 @@ impl InventoryBuilder {
             .chain(kept)
             .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
         let reserved = reserved.min(reading.total);
-        let unlisted = self.unlisted(&identity.uuid).map(|memory| Stranger {
-            pid: 0,
-            command: UNLISTED_NAME.to_owned(),
-            pod_uid: None,
-            container_id: None,
-            memory,
-        });
-        let strangers: Vec<Stranger> = reading
-            .processes
-            .iter()
-            .filter(|process| !explained(&identity.uuid, process))
-            .filter(|process| self.is_settled(&identity.uuid, process))
-            .map(|process| Stranger {
-                pid: process.pid,
-                command: process.origin.command.clone(),
-                pod_uid: process.origin.pod_uid.clone(),
-                container_id: process.origin.container_id.clone(),
-                memory: process.memory.unwrap_or_default(),
-            })
-            .chain(unlisted)
-            .collect();
+        let strangers = self.strangers(&identity.uuid, reading, explained);
         let taken = strangers
             .iter()
             .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.memory.0)));
-        let health = match self.health.health(card, now) {
-            Health::Healthy => self.health.health(&identity.uuid, now),
-            health => health,
-        };
-        let health = match health {
-            Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
-                Health::Unhealthy {
-                    reason: "the card's compute mode is PROHIBITED".to_owned(),
-                    // With shares on the card the mode is restored; running containers keep
-                    // running.
-                    lasting: false,
-                }
-            }
-            health => health,
-        };
         Card {
             uuid: identity.uuid.clone(),
             index: identity.index,
@@ -267,12 +282,13 @@ impl InventoryBuilder {
             reserved,
             used: reading.used,
             // Nothing is granted of a card in MIG mode; what it has is its slices'.
-            grantable: match reading.mig {
-                true => Mib(0),
-                false => reading.total.saturating_sub(reserved).saturating_sub(taken),
+            grantable: if reading.mig {
+                Mib(0)
+            } else {
+                reading.total.saturating_sub(reserved).saturating_sub(taken)
             },
             strangers,
-            health,
+            health: self.health_of(identity, reading, now),
             compute_mode: reading.compute_mode,
             mig: reading.mig,
             slice: identity.slice.clone(),

@@ -200,7 +200,7 @@ impl Core {
         now: Instant,
     ) -> Result<Share, Unready> {
         let claim = self.due(pod, &holder.container, ask)?;
-        if self.holds_another(holder, ask) {
+        if holds_another(holder, ask) {
             let error = Refused::TwoShares {
                 pod: pod.identity.to_string(),
                 container: holder.container.clone(),
@@ -227,19 +227,6 @@ impl Core {
             });
         }
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
-    }
-
-    /// Whether the kubelet gave the container something of another of our resources too. A container
-    /// has one CDI file, so one share.
-    fn holds_another(&self, holder: &Holder, ask: &PrepareRequest) -> bool {
-        let Source::Checkpoint(checkpoint) = &ask.source else {
-            return false;
-        };
-        checkpoint.entries.iter().any(|entry| {
-            let same = entry.pod_uid == holder.pod_uid && entry.container == holder.container;
-            let other = entry.alloc.is_some_and(|alloc| alloc != holder.alloc);
-            same && other && Resource::parse(&entry.resource) != Some(ask.resource)
-        })
     }
 
     /// Into the ledger, if node and cards allow it.
@@ -351,6 +338,19 @@ impl Core {
         self.settle(now, &mut effects);
         effects
     }
+}
+
+/// Whether the kubelet gave the container something of another of our resources too. A container
+/// has one CDI file, so one share.
+fn holds_another(holder: &Holder, ask: &PrepareRequest) -> bool {
+    let Source::Checkpoint(checkpoint) = &ask.source else {
+        return false;
+    };
+    checkpoint.entries.iter().any(|entry| {
+        let same = entry.pod_uid == holder.pod_uid && entry.container == holder.container;
+        let other = entry.alloc.is_some_and(|alloc| alloc != holder.alloc);
+        same && other && Resource::parse(&entry.resource) != Some(ask.resource)
+    })
 }
 
 /// The identity of an outcome's pod, for a refusal.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::attribute::Origin;
 use crate::inventory::{Profile, Slice};
-use crate::nvml::{Identity, UnreadableCard};
+use crate::nvml::UnreadableCard;
 
 const SETTINGS: Settings = Settings {
     mps_reserve: Mib(64),

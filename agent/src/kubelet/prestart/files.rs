@@ -119,9 +119,10 @@ fn all_driver_edits(
 fn capabilities_of(config: &Config, card: &Card, slice: &Slice) -> Result<[u32; 2], MakeError> {
     // A driver container has its own `/proc` below its root.
     let own = config.driver_root_here().join("proc").join(MIG_MINORS);
-    let file = match own.exists() {
-        true => own,
-        false => config.proc_root.join(MIG_MINORS),
+    let file = if own.exists() {
+        own
+    } else {
+        config.proc_root.join(MIG_MINORS)
     };
     let text = std::fs::read_to_string(&file)?;
     let ids = (slice.gpu_instance, slice.compute_instance);

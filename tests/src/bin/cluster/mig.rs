@@ -151,52 +151,68 @@ pub(crate) async fn a_pod_gets_exactly_one_slice_under_either_scheduler_beside_s
         "{line}"
     );
 
+    refused(cluster, &ns).await?;
+    restarted_and_broken(cluster, &ns, &ours, &theirs).await?;
+    drop(kube_scheduler);
+    Ok(())
+}
+
+/// What there is no room for waits with the reason, and a share goes to no slice.
+async fn refused(cluster: &Cluster, ns: &str) -> Result<()> {
     // There is no third small one.
     cluster
-        .apply_one(&asks(&ns, "third", "kai-scheduler", SMALL))
+        .apply_one(&asks(ns, "third", "kai-scheduler", SMALL))
         .await?;
-    let why = cluster.reason(&ns, "third").await?;
+    let why = cluster.reason(ns, "third").await?;
     ensure!(why.contains("didn't have enough of mig profile"), "{why}");
-    cluster.delete_pod(&ns, "third").await?;
+    cluster.delete_pod(ns, "third").await?;
 
     // A share goes to no slice.
     let large = [("gpu-memory", "39500")];
     cluster
-        .apply_one(&pod(&ns, "too-large", &large, "report hold"))
+        .apply_one(&pod(ns, "too-large", &large, "report hold"))
         .await?;
-    let why = cluster.reason(&ns, "too-large").await?;
+    let why = cluster.reason(ns, "too-large").await?;
     ensure!(why.contains("a slice holds no shares"), "{why}");
-    cluster.delete_pod(&ns, "too-large").await?;
+    cluster.delete_pod(ns, "too-large").await?;
+    Ok(())
+}
 
+/// A restart of the agent and a fault of a slice, while two pods run.
+async fn restarted_and_broken(
+    cluster: &mut Cluster,
+    ns: &str,
+    ours: &str,
+    theirs: &str,
+) -> Result<()> {
     // A restarted agent knows whose they are.
     let gpus = cluster.gpus.as_mut().context("no GPUs")?;
     gpus.agent.kill().await?;
     gpus.agent.start_again()?;
-    for (name, uuid) in [("on-a-slice", &ours), ("by-default", &theirs)] {
-        holds(cluster, &ns, name, uuid).await?;
+    for (name, uuid) in [("on-a-slice", ours), ("by-default", theirs)] {
+        holds(cluster, ns, name, uuid).await?;
     }
 
     // A fault of one is no other's. The new agent hears of faults from its second look on.
     let gpus = cluster.gpus.as_ref().context("no GPUs")?;
     until("the slice's metric", Duration::from_secs(20), || async {
         let metrics = gpus.metrics().await.unwrap_or_default();
-        let line = |line: &str| line.starts_with("aliquot_gpu_healthy") && line.contains(&ours);
+        let line = |line: &str| line.starts_with("aliquot_gpu_healthy") && line.contains(ours);
         Ok(Seen::when(metrics.lines().any(line), metrics))
     })
     .await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    gpus.driver.control(&["xid", "95", "--gpu", &ours]).await?;
+    gpus.driver.control(&["xid", "95", "--gpu", ours]).await?;
     allocatable(cluster, &[(SMALL, "1"), (LARGE, "1")]).await?;
-    let broken = row(cluster, &ours).await?;
+    let broken = row(cluster, ours).await?;
     ensure!(broken.health_reason.contains("XID 95"), "{broken:?}");
-    let healthy = row(cluster, &theirs).await?;
+    let healthy = row(cluster, theirs).await?;
     ensure!(healthy.health == "Healthy", "{healthy:?}");
-    let neighbour = cluster.pods(&ns).get("by-default").await?;
+    let neighbour = cluster.pods(ns).get("by-default").await?;
     ensure!(
         phase_of(&neighbour) == "Running",
         "the neighbour's pod ended"
     );
-    drop(kube_scheduler);
     Ok(())
 }
 
