@@ -70,7 +70,7 @@ impl Root {
         let entries = std::fs::read_dir(self.dev().join("nvidia-caps"));
         let mut nodes: Vec<PathBuf> = entries
             .into_iter()
-            .flat_map(|entries| entries.flatten())
+            .flat_map(Iterator::flatten)
             .map(|entry| entry.path())
             .collect();
         nodes.sort_unstable();

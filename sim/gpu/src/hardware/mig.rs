@@ -132,6 +132,7 @@ pub(super) fn place(
 impl CardSpec {
     /// What CUDA and NVML see of one of this card's instances. Its UUID follows from its card and
     /// its place, as the driver's does.
+    #[must_use]
     pub fn of_instance(&self, instance: &Instance, index: u32) -> Self {
         let salt = u64::from(instance.id);
         let (a, b) = (hash(&self.uuid, salt * 2), hash(&self.uuid, salt * 2 + 1));
