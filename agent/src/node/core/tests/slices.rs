@@ -207,3 +207,34 @@ fn a_restarted_agent_knows_whose_slice_it_is() {
     assert_eq!(node.offered(), ["MIG-0", "MIG-1"]);
     assert!(node.core.state().ungranted.is_empty());
 }
+
+#[test]
+fn a_pod_whose_slice_does_not_start_is_no_pod_without_a_grant() {
+    let mut node = Node::new();
+    node.pod(1, 1);
+    for _ in 0..2 {
+        node.world
+            .tell(&mut node.core, Event::Local(node.world.local()));
+        node.world.now += UNGRANTED_GRACE;
+    }
+    node.world.tell(&mut node.core, Event::Tick);
+    assert!(node.core.state().ungranted.is_empty());
+}
+
+#[test]
+fn slices_of_a_cordoned_card_are_not_allocated() {
+    let mut node = Node::new();
+    node.pod(1, 1);
+    node.prepare(1).unwrap();
+    let mut policy = Policy::default();
+    policy.spec.gpus = vec![api::gpu_node::GpuPolicy {
+        uuid: uuid(0).to_string(),
+        cordoned: true,
+        ..Default::default()
+    }];
+    node.world.tell(&mut node.core, Event::Policy(Some(policy)));
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    // What is held stays.
+    assert_eq!(node.offered(), ["MIG-1"]);
+}
