@@ -101,7 +101,7 @@ fn instances_are_placed_where_the_product_allows_it_and_refused_where_it_does_no
         ("A100-40", r#""1g.10gb+me""#, "no such MIG profile"),
         ("A100-80", r#""7g.80gb","1g.10gb""#, "no placement is left"),
         ("H100-80", r#""4g.40gb","4g.40gb""#, "no placement is left"),
-        ("T4", r#""1g.10gb""#, "no such MIG profile"),
+        ("T4", r#""1g.10gb""#, "Tesla T4 has no MIG"),
     ] {
         let error = placed(preset, layout).unwrap_err();
         assert!(error.contains(why), "{error}");
