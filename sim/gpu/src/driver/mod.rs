@@ -10,6 +10,7 @@ mod cgroup;
 mod control;
 mod describe;
 pub mod events;
+mod instances;
 pub mod nodes;
 mod outside;
 mod peer;

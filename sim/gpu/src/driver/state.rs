@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::events::Event;
 use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
-use crate::hardware::{CardSpec, Hardware, mig};
+use crate::hardware::{CardSpec, Hardware};
 
 /// A connection: one process's open handle on the driver, its "RM client".
 pub type ConnId = u64;
@@ -280,25 +280,6 @@ impl State {
         self.cards.iter().position(|c| c.spec.uuid == uuid)
     }
 
-    /// How many of [`State::cards`] are cards.
-    pub fn card_count(&self) -> usize {
-        let cards = self.cards.iter();
-        cards.take_while(|c| c.spec.instance.is_none()).count()
-    }
-
-    /// The card of an instance; a card itself.
-    pub(super) fn card_of(&self, id: CardId) -> CardId {
-        let instance = self.cards[id].spec.instance.as_ref();
-        instance.map_or(id, |instance| instance.parent as CardId)
-    }
-
-    /// The instances of a card that are there.
-    pub fn instances(&self, card: CardId) -> impl Iterator<Item = CardId> {
-        let on = self.cards[card].spec.mig && self.cards[card].spec.instance.is_none();
-        let of_card = move |id: &CardId| on && *id != card && self.card_of(*id) == card;
-        (0..self.cards.len()).filter(of_card)
-    }
-
     /// MiB in use on a card, its instances included and the driver's reserve not.
     pub fn used(&self, card: CardId) -> u64 {
         let held = |id: CardId| -> u64 {
@@ -473,23 +454,7 @@ impl State {
                 "the card's device node was not opened".to_owned(),
             ));
         }
-        if let Some(instance) = &self.cards[card].spec.instance {
-            let has = |compute| {
-                let minor = mig::capability_minor(instance.parent, instance.id, compute);
-                process.capabilities.contains(&minor)
-            };
-            if !has(None) || !has(Some(0)) {
-                return Err((
-                    CudaError::NoDevice,
-                    "the instance's capability nodes were not opened".to_owned(),
-                ));
-            }
-        } else if self.cards[card].spec.mig {
-            return Err((
-                CudaError::NoDevice,
-                "MIG mode is on and no instance was given".to_owned(),
-            ));
-        }
+        self.given(process, card)?;
         self.alive(card)
     }
 
