@@ -6,7 +6,7 @@
 //! everything that runs stays, and watches begin again with backoff.
 
 use crate::Config;
-use crate::inventory::Inventory;
+use crate::inventory::{Card, Inventory};
 use crate::node::{Event, Owner, Policy, State, Stopped};
 use crate::pods::PodView;
 use api::gpu_node::{GpuNode, GpuNodeSpec};
@@ -253,7 +253,8 @@ fn read_trust(map: &ConfigMap) -> Result<(Verifier, String), &'static str> {
 
 /// What the node's capacity says of its cards: sums that do not change with what runs.
 fn opaque(inventory: &Inventory) -> BTreeMap<String, String> {
-    let cards = || inventory.cards.iter().filter(|card| !card.mig);
+    let shared = |card: &&Card| !card.mig && card.slice.is_none();
+    let cards = || inventory.cards.iter().filter(shared);
     let mib = cards().fold(0_u64, |sum, card| sum.saturating_add(card.capacity().0));
     BTreeMap::from([
         (names::resource::MEMORY_MIB.to_owned(), mib.to_string()),

@@ -3,6 +3,7 @@
 //! Flags are for wiring; policy is the admin's, in `GpuNode.spec`. Every path can be moved,
 //! so that several agents fit into one process and none of them needs root.
 
+use crate::inventory::MigStrategy;
 use api::Mib;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -106,6 +107,10 @@ pub struct Config {
     /// A pod that requests whole GPUs and was placed by another scheduler gets free ones.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub allow_ungranted_whole: bool,
+    /// How slices of cards in MIG mode are offered: `none`, `single` (as `nvidia.com/gpu`) or `mixed`
+    /// (as `nvidia.com/mig-<profile>`), as in NVIDIA's device plugin.
+    #[arg(long, env = "MIG_STRATEGY", value_enum, default_value_t = MigStrategy::None)]
+    pub mig_strategy: MigStrategy,
     /// Also serve shares by `ResourceClaim`, as the DRA driver `aliquot.dev`.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub dra: bool,

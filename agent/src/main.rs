@@ -38,7 +38,7 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
     let priority = privilege::raise_priority();
     if config.drop_capabilities {
         // Before there is a second thread: each has its own.
-        privilege::drop_all_but_needed()?;
+        privilege::drop_all_but_needed(config.mig_strategy)?;
     }
     let runtime = runtime(2)?;
     let _inside = runtime.enter();

@@ -5,6 +5,7 @@
 
 mod isolation;
 
+use crate::identity::Resource;
 use api::grant::PodIdentity;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use proto::names;
@@ -43,7 +44,7 @@ pub struct ContainerView {
     pub kind: ContainerKind,
     /// Tokens that it asks for.
     pub tokens: u64,
-    /// Whole cards that it asks for.
+    /// Whole cards and slices of cards that it asks for.
     pub whole: u64,
     /// What it takes of claims, of any driver.
     pub claims: Vec<ClaimUse>,
@@ -163,7 +164,13 @@ impl ContainerView {
             limits.get(resource)?.0.parse::<u64>().ok()
         };
         let tokens = asks(names::resource::SHARE).unwrap_or(0);
-        let whole = asks(names::resource::GPU).unwrap_or(0);
+        let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
+        let is_slice = |name: &str| matches!(Resource::parse(name), Some(Resource::Slice(_)));
+        let slices = limits.into_iter().flatten();
+        let slices = slices
+            .filter(|(name, _)| is_slice(name))
+            .filter_map(|(_, count)| count.0.parse::<u64>().ok());
+        let whole = slices.fold(asks(names::resource::GPU).unwrap_or(0), u64::saturating_add);
         if tokens == 0 && whole == 0 && claims.is_empty() {
             return None;
         }

@@ -1,5 +1,6 @@
 //! Capabilities: dropped at start but for the few that the agent uses.
 
+use crate::inventory::MigStrategy;
 use caps::{CapSet, Capability};
 use std::collections::HashSet;
 
@@ -35,15 +36,22 @@ pub enum PrivilegeError {
     NoNewPrivileges(#[from] nix::errno::Errno),
 }
 
-/// Drops every capability of this thread, and of those that it starts later, but the few of
-/// `KEPT`, from the bounding set as well, and lets no program that it starts gain any.
+/// What is kept: with slices also what the driver wants of a process that looks at MIG instances
+/// that it was not given.
+fn kept(strategy: MigStrategy) -> HashSet<Capability> {
+    let slices = (strategy != MigStrategy::None).then_some(Capability::CAP_SYS_ADMIN);
+    KEPT.into_iter().chain(slices).collect()
+}
+
+/// Drops every capability of this thread, and of those that it starts later, but the few that the
+/// agent needs, from the bounding set as well, and lets no program that it starts gain any.
 /// Call it before any thread is started.
 ///
 /// # Errors
 /// The kernel refused; nothing is guaranteed then.
-pub fn drop_all_but_needed() -> Result<(), PrivilegeError> {
+pub fn drop_all_but_needed(strategy: MigStrategy) -> Result<(), PrivilegeError> {
     let have = caps::read(None, CapSet::Permitted)?;
-    let keep: HashSet<Capability> = KEPT.into_iter().filter(|cap| have.contains(cap)).collect();
+    let keep: HashSet<Capability> = &kept(strategy) & &have;
     // No program that it might start gets them back: it starts none.
     if have.contains(&Capability::CAP_SETPCAP) {
         for cap in caps::read(None, CapSet::Bounding)?.difference(&keep) {
@@ -64,19 +72,24 @@ mod tests {
 
     #[test]
     fn what_is_dropped_is_gone_from_the_thread_and_its_children() {
-        // Capabilities are per thread: the others of this test keep theirs.
-        std::thread::spawn(|| {
-            let may = caps::has_cap(None, CapSet::Permitted, Capability::CAP_SETPCAP).unwrap();
-            drop_all_but_needed().unwrap();
-            let left = || caps::read(None, CapSet::Permitted).unwrap();
-            assert!(left().iter().all(|cap| KEPT.contains(cap)));
-            let bounding = caps::read(None, CapSet::Bounding).unwrap();
-            assert!(!may || bounding.iter().all(|cap| KEPT.contains(cap)));
-            assert!(nix::sys::prctl::get_no_new_privs().unwrap());
-            let child = std::thread::spawn(move || left().iter().all(|cap| KEPT.contains(cap)));
-            assert!(child.join().unwrap());
-        })
-        .join()
-        .unwrap();
+        for strategy in [MigStrategy::None, MigStrategy::Mixed] {
+            // Capabilities are per thread: the others of this test keep theirs.
+            std::thread::spawn(move || {
+                let may = caps::has_cap(None, CapSet::Permitted, Capability::CAP_SETPCAP).unwrap();
+                drop_all_but_needed(strategy).unwrap();
+                let kept = kept(strategy);
+                let slices = kept.contains(&Capability::CAP_SYS_ADMIN);
+                assert_eq!(slices, strategy == MigStrategy::Mixed);
+                let left = || caps::read(None, CapSet::Permitted).unwrap();
+                assert!(left().is_subset(&kept));
+                let bounding = caps::read(None, CapSet::Bounding).unwrap();
+                assert!(!may || bounding.is_subset(&kept));
+                assert!(nix::sys::prctl::get_no_new_privs().unwrap());
+                let child = std::thread::spawn(move || left().is_subset(&kept));
+                assert!(child.join().unwrap());
+            })
+            .join()
+            .unwrap();
+        }
     }
 }

@@ -221,10 +221,11 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     let mut held = Held::new();
     let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
     for entry in entries {
-        let resource = match entry.resource.as_str() {
-            name if name == Resource::Share.name() => Resource::Share,
-            name if name == Resource::Whole.name() => Resource::Whole,
-            _ => continue,
+        // Another plugin's answer names no allocation of ours.
+        let resource = match Resource::parse(&entry.resource) {
+            Some(Resource::Slice(_)) if entry.alloc.is_none() => continue,
+            Some(resource) => resource,
+            None => continue,
         };
         // The kubelet removes entries of finished pods at its next allocation only.
         let ended = match pods.standing(&entry.pod_uid) {

@@ -5,7 +5,7 @@
 
 use crate::Config;
 use crate::dra::service::Service;
-use crate::inventory::Settings;
+use crate::inventory::{MigStrategy, Profile, Settings};
 use crate::kubelet::pod_resources::{self, Lister};
 use crate::kubelet::prestart::PreStart;
 use crate::kubelet::session::Session;
@@ -44,6 +44,8 @@ const OTHER_PLUGIN: Duration = Duration::from_secs(10);
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// The socket of NVIDIA's plugin for whole cards.
 const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
+/// How its sockets for slices begin.
+const NVIDIA_MIG_SOCKETS: &str = "nvidia-mig-";
 
 /// Why an agent ended without a request.
 #[derive(Debug, thiserror::Error)]
@@ -233,6 +235,7 @@ fn start(
             interval: config.nvml_interval(),
             sample_interval: config.watchdog_interval(),
             proc_root: config.proc_root.clone(),
+            slices: config.mig_strategy != MigStrategy::None,
         },
         watched,
         end.clone(),
@@ -293,15 +296,19 @@ fn start(
         lists,
         notes: notes_out.clone(),
     };
+    let session = Session {
+        resource: Resource::Share,
+        config: config.clone(),
+        offer: offer.clone(),
+        owner: ear.clone(),
+        notes: notes_out.clone(),
+        pre_start: pre_start.clone(),
+        started,
+    };
     for resource in served(config) {
         let session = Session {
             resource,
-            config: config.clone(),
-            offer: offer.clone(),
-            owner: ear.clone(),
-            notes: notes_out.clone(),
-            pre_start: pre_start.clone(),
-            started,
+            ..session.clone()
         };
         let (state, end) = (state.clone(), end.clone());
         tasks.spawn(named("a registration", async move {
@@ -309,6 +316,8 @@ fn start(
             session.run(end).await;
         }));
     }
+    let registrations = by_profile(session, end.clone());
+    tasks.spawn(named("the registrations of slices", registrations));
     tasks.spawn(named(
         "PodResources",
         pod_resources::follow(
@@ -395,6 +404,35 @@ fn served(config: &Config) -> Vec<Resource> {
     [Resource::Share].into_iter().chain(whole).collect()
 }
 
+/// Registers each profile of which a slice was seen, or is held.
+async fn by_profile(session: Session, stop: CancellationToken) {
+    let mut offer = session.offer.clone();
+    let mut sessions = JoinSet::new();
+    let mut known = BTreeSet::new();
+    loop {
+        let profiles: Vec<Profile> = offer.borrow_and_update().slices.keys().copied().collect();
+        for profile in profiles
+            .into_iter()
+            .filter(|profile| known.insert(*profile))
+        {
+            let session = Session {
+                resource: Resource::Slice(profile),
+                ..session.clone()
+            };
+            sessions.spawn(session.run(stop.clone()));
+        }
+        tokio::select! {
+            changed = offer.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+            }
+            () = stop.cancelled() => break,
+        }
+    }
+    while sessions.join_next().await.is_some() {}
+}
+
 /// The core, with the facts that must be known before anything is offered: the holders, and whether
 /// containers can be guarded.
 fn core(config: &Config, disk: &mut Disk) -> Core {
@@ -405,6 +443,7 @@ fn core(config: &Config, disk: &mut Disk) -> Core {
             client_slots: config.client_slots,
             context_allowance: config.context_allowance(),
             cgroup_v2: Path::new(CGROUP_V2).exists(),
+            mig_strategy: config.mig_strategy,
         },
         serve_whole: config.serve_whole,
         allow_ungranted_whole: config.allow_ungranted_whole,
@@ -486,17 +525,14 @@ fn hook_obstacle(config: &Config) -> Option<String> {
 /// Two plugins under one name replace each other, so where another serves whole cards this
 /// agent steps back.
 async fn other_plugin(config: Arc<Config>, owner: Owner, stop: CancellationToken) {
-    let socket = config.plugin_dir().join(NVIDIA_SOCKET);
+    let dir = config.plugin_dir();
     let mut last = None;
     loop {
-        let there = serves(&socket).await;
-        if last != Some(there) {
-            last = Some(there);
-            let why = there.then(|| {
-                format!(
-                    "another device plugin ({NVIDIA_SOCKET}) serves {} on this node",
-                    Resource::Whole.name()
-                )
+        let there = nvidias(&dir, config.mig_strategy).await;
+        if last.as_ref() != Some(&there) {
+            last = Some(there.clone());
+            let why = there.map(|(socket, resource)| {
+                format!("another device plugin ({socket}) serves {resource} on this node")
             });
             if owner
                 .tell(Event::Obstacle(Obstacle::OtherPlugin, why))
@@ -510,6 +546,34 @@ async fn other_plugin(config: Arc<Config>, owner: Owner, stop: CancellationToken
             () = stop.cancelled() => return,
         }
     }
+}
+
+/// A socket of NVIDIA's plugin that answers, and the resource that it serves: for slices only where
+/// this agent offers some.
+async fn nvidias(dir: &Path, strategy: MigStrategy) -> Option<(String, String)> {
+    if serves(&dir.join(NVIDIA_SOCKET)).await {
+        return Some((
+            NVIDIA_SOCKET.to_owned(),
+            Resource::Whole.name().into_owned(),
+        ));
+    }
+    let entries = std::fs::read_dir(dir).ok()?;
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| strategy != MigStrategy::None && name.starts_with(NVIDIA_MIG_SOCKETS))
+        .collect();
+    names.sort_unstable();
+    for name in names {
+        let profile = name.strip_prefix(NVIDIA_MIG_SOCKETS).unwrap_or_default();
+        let profile = Profile::parse(profile.trim_end_matches(".sock"));
+        if let Some(profile) = profile
+            && serves(&dir.join(&name)).await
+        {
+            return Some((name, Resource::Slice(profile).name().into_owned()));
+        }
+    }
+    None
 }
 
 /// A socket file alone may be what a plugin left.

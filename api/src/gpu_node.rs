@@ -167,7 +167,7 @@ pub struct GpuNodeStatus {
     /// Containers that hold a share.
     #[serde(default)]
     pub share_count: u32,
-    /// Each card.
+    /// Each card, and after a card in MIG mode its slices.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub gpus: Vec<GpuStatus>,
@@ -227,6 +227,12 @@ pub struct GpuStatus {
     /// No new pods are placed on it.
     #[serde(default)]
     pub cordoned: bool,
+    /// The card is in MIG mode: it is offered in slices, if at all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mig_enabled: bool,
+    /// Of a slice of a card in MIG mode: its profile.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mig_profile: String,
     /// The shares on the card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]

@@ -18,6 +18,8 @@ pub mod resource {
     pub const MILLI: &str = "aliquot.dev/gpu-milli";
     /// Whole GPUs; the agent serves it where NVIDIA's plugin does not.
     pub const GPU: &str = "nvidia.com/gpu";
+    /// Before the profile of a MIG slice, `nvidia.com/mig-1g.10gb`.
+    pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 }
 
 /// What a user writes on a pod. KAI's keys, unchanged, but for [`request::COMPUTE`].
@@ -67,7 +69,7 @@ pub mod grant {
     pub const GRANT: &str = "aliquot.dev/grant";
     /// Label of KAI: which GPU group; derived from the card's UUID.
     pub const GPU_GROUP: &str = "runai-gpu-group";
-    /// Annotation of KAI: `Regular` or `Fraction`.
+    /// Annotation of KAI: `Regular`, `Fraction` or `MigInstance`.
     pub const RECEIVED_TYPE: &str = "received-resource-type";
     /// Keys that the scheduler alone may write.
     pub const PROTECTED: [&str; 3] = [GRANT, GPU_GROUP, RECEIVED_TYPE];
@@ -255,6 +257,8 @@ pub mod kubelet {
     pub const SHARE_SOCKET: &str = "aliquot-share.sock";
     /// Our socket for [`super::resource::GPU`].
     pub const GPU_SOCKET: &str = "aliquot-gpu.sock";
+    /// Before the profile in the name of our socket for [`super::resource::MIG_PREFIX`].
+    pub const MIG_SOCKET_PREFIX: &str = "aliquot-mig-";
     /// `Device.health`.
     pub const HEALTHY: &str = "Healthy";
     /// `Device.health`.

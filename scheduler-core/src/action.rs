@@ -170,6 +170,8 @@ pub enum Received {
     Regular,
     /// Shares.
     Fraction,
+    /// MIG slices, by their profile.
+    MigInstance,
 }
 
 /// Delete one pod.

@@ -136,6 +136,8 @@ pub(crate) enum CardReason {
     /// The agent does not report it (any more).
     Unknown,
     Mig,
+    /// Wanted for a share.
+    Slice,
     Unhealthy(Arc<str>),
     Cordoned,
     Paused {
@@ -185,7 +187,10 @@ impl fmt::Display for CardReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not reported by its agent"),
-            Self::Mig => f.write_str("MIG is enabled"),
+            Self::Mig => f.write_str(
+                "MIG is enabled: its slices are given whole, and a slice holds no shares",
+            ),
+            Self::Slice => f.write_str("a MIG slice, which is given whole and holds no shares"),
             Self::Unhealthy(why) if why.is_empty() => f.write_str("unhealthy"),
             Self::Unhealthy(why) => write!(f, "unhealthy: {why}"),
             Self::Cordoned => f.write_str("cordoned"),
@@ -520,6 +525,7 @@ mod tests {
         let all = vec![
             Unknown,
             Mig,
+            Slice,
             Unhealthy("".into()),
             Unhealthy("WHY".into()),
             Cordoned,
@@ -554,6 +560,7 @@ mod tests {
             match one {
                 Unknown
                 | Mig
+                | Slice
                 | Unhealthy(_)
                 | Cordoned
                 | Paused { .. }

@@ -337,7 +337,7 @@ impl Cluster {
     /// Waits until the node offers the shares of this hardware, and no other's.
     async fn shares_offered(&self, hardware: &Hardware) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
-        let cards = hardware.cards();
+        let (cards, gpus) = (hardware.cards(), hardware.gpus());
         until(
             "shares in the node's allocatable",
             Duration::from_secs(30),
@@ -354,10 +354,10 @@ impl Cluster {
                         .unwrap_or(0)
                 };
                 Ok(Seen::when(
-                    amount(resource::SHARE) > 0
-                        && amount(resource::MEMORY_MIB) > 0
+                    (amount(resource::SHARE) > 0) == (cards > 0)
+                        && (amount(resource::MEMORY_MIB) > 0) == (cards > 0)
                         && amount(resource::MILLI) == u64::from(cards) * 1000
-                        && amount(resource::GPU) == u64::from(cards),
+                        && amount(resource::GPU) == u64::from(gpus),
                     format!("{allocatable:?}"),
                 ))
             },
@@ -370,12 +370,17 @@ impl Cluster {
     /// real cards never have.
     async fn cards_known(&self) -> Result<()> {
         let gpus = self.gpus.as_ref().context("no GPUs")?;
+        let single = gpus.hardware.gpus() > gpus.hardware.cards();
         until(
             "the node's cards at the scheduler",
             Duration::from_secs(30),
             || async {
                 let has = |line: &str| -> Option<u64> {
                     let bytes = line.strip_prefix("aliquot_gpu_memory_total_bytes{")?;
+                    // Kubernetes counts slices, unless each is a GPU.
+                    if bytes.contains("GPU_I_ID") && !single {
+                        return None;
+                    }
                     Some(bytes.rsplit(' ').next()?.parse::<u64>().ok()? >> 20)
                 };
                 let mut cards: Vec<u64> = gpus.metrics().await?.lines().filter_map(has).collect();

@@ -23,28 +23,50 @@ pub const DRIVER_ROOT: &str = "/run/nvidia/driver";
 /// Where the agent shows its metrics and its health.
 pub const METRICS: &str = "127.0.0.1:9400";
 
-/// Hardware as the simulated driver reads it.
+/// Hardware as the simulated driver reads it, and how the agent offers the slices of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hardware(Value);
+pub struct Hardware {
+    file: Value,
+    mig_strategy: &'static str,
+}
 
 impl Hardware {
     /// `count` cards of one product: `T4`, `L4`, `RTX-6000-Ada`, `A100-40`, `A100-80`, `H100-80`.
     pub fn preset(name: &str, count: u32) -> Self {
-        Self(serde_json::json!({ "cards": [{ "preset": name, "count": count }] }))
+        Self::described(serde_json::json!({ "cards": [{ "preset": name, "count": count }] }))
     }
 
     /// The same under another driver, `major.minor.patch`, whose branch says which rules the
     /// simulated driver keeps.
     #[must_use]
     pub fn driver(mut self, version: &str) -> Self {
-        self.0["driver_version"] = version.into();
+        self.file["driver_version"] = version.into();
         self
     }
 
-    /// How many cards it has.
+    /// The same with the agent's flag `--mig-strategy`.
+    #[must_use]
+    pub fn mig_strategy(mut self, strategy: &'static str) -> Self {
+        self.mig_strategy = strategy;
+        self
+    }
+
+    /// How many devices the node offers as whole GPUs.
+    pub fn gpus(&self) -> u32 {
+        let cards = self.file["cards"].as_array().into_iter().flatten();
+        let instances = cards.filter_map(|card| card["mig_instances"].as_array());
+        let slices = instances.map(Vec::len).sum::<usize>();
+        match self.mig_strategy {
+            "single" => u32::try_from(slices).unwrap_or(u32::MAX),
+            _ => self.cards(),
+        }
+    }
+
+    /// How many cards it has that are not in MIG mode.
     pub fn cards(&self) -> u32 {
-        let cards = self.0["cards"].as_array().into_iter().flatten();
+        let cards = self.file["cards"].as_array().into_iter().flatten();
         cards
+            .filter(|card| card["mig"] != true)
             .map(|card| {
                 card["count"]
                     .as_u64()
@@ -55,7 +77,10 @@ impl Hardware {
 
     /// A whole hardware file.
     pub fn described(file: Value) -> Self {
-        Self(file)
+        Self {
+            file,
+            mig_strategy: "none",
+        }
     }
 }
 
@@ -113,6 +138,7 @@ impl Gpus {
             .flag("--telemetry-endpoint", scheduler::telemetry_endpoint())
             .flag("--telemetry-token-file", stream)
             .flag("--listen", METRICS)
+            .flag("--mig-strategy", hardware.mig_strategy)
             .env("KUBECONFIG", kubeconfig)
             .start(place.logs)?;
         Ok(Self {
@@ -185,7 +211,7 @@ impl Driver {
         let folder = place.state.join("gpu");
         fs::create_dir_all(&folder)?;
         let file = folder.join("hardware.json");
-        fs::write(&file, serde_json::to_vec_pretty(&hardware.0)?)?;
+        fs::write(&file, serde_json::to_vec_pretty(&hardware.file)?)?;
         let program = place.programs.ours_static.join("sim-gpu");
         let mut daemon = Command::new("driver", &program)
             .arg("driver")

@@ -193,6 +193,23 @@ fn shares_by_claim_add_their_objects_and_a_flag_of_the_agent() {
 }
 
 #[test]
+fn a_mig_strategy_is_a_flag_of_the_agent_and_nothing_else() {
+    for helm in helms() {
+        let without = rendered(&helm, "aliquot-system", &["--set", "mig.strategy=none"]);
+        assert!(without == rendered(&helm, "aliquot-system", &[]));
+        let mut with = rendered(&helm, "aliquot-system", &["--set", "mig.strategy=mixed"]);
+        let agent = key("DaemonSet", "aliquot-agent");
+        let args = "/spec/template/spec/containers/0/args";
+        let mut wanted = without[&agent].clone();
+        let list = wanted.pointer_mut(args).unwrap().as_array_mut().unwrap();
+        list.push(json!("--mig-strategy=mixed"));
+        assert_eq!(with[&agent], wanted);
+        with.insert(agent.clone(), without[&agent].clone());
+        assert!(with == without, "something else changed");
+    }
+}
+
+#[test]
 fn autoscaling_adds_its_objects_and_tells_the_scheduler() {
     for helm in helms() {
         let without = rendered(&helm, "aliquot-system", &[]);
@@ -547,6 +564,7 @@ fn refused(helm: &Path) {
         ("scheduler.args={quiet}", "args"),
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
+        ("mig.strategy=dynamic", "strategy"),
     ] {
         let output = template(helm, "a", &["--set", value]);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -565,6 +583,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
         "nodeTemplates" => json!([{"name": "x"}]),
         "driver.root" => json!("host"),
+        "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),
         "global.imagePullPolicy" => json!("Always"),
         "global.affinity" => json!({"podAffinity": {}}),

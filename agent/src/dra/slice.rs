@@ -52,7 +52,7 @@ pub fn spec(state: &State) -> Option<ResourceSliceSpec> {
 pub(super) fn cards(state: &State) -> impl Iterator<Item = &Card> {
     let cards = state.inventory.cards.iter();
     cards
-        .filter(|card| !card.mig && card.capacity().0 > 0)
+        .filter(|card| !card.mig && card.slice.is_none() && card.capacity().0 > 0)
         .take(MOST_DEVICES)
 }
 

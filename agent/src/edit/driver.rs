@@ -7,6 +7,7 @@
 
 use cdi::{ContainerEdits, DeviceNode, Mount};
 use driver_root::LIBRARIES;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -93,11 +94,15 @@ impl DriverFiles {
         })
     }
 
-    /// The edits for cards with these minors.
-    pub fn edits(&self, minors: &[u32]) -> ContainerEdits {
+    /// The edits for cards with these minors, and for slices with these capabilities of them.
+    pub fn edits(&self, minors: &BTreeSet<u32>, capabilities: &[u32]) -> ContainerEdits {
         let cards = minors
             .iter()
             .map(|n| PathBuf::from(format!("dev/nvidia{n}")));
+        let capabilities = capabilities
+            .iter()
+            .map(|n| PathBuf::from(format!("dev/nvidia-caps/nvidia-cap{n}")));
+        let cards = cards.chain(capabilities);
         ContainerEdits {
             device_nodes: cards
                 .chain(self.nodes.iter().cloned())
@@ -127,6 +132,26 @@ impl DriverFiles {
             ..ContainerEdits::default()
         }
     }
+}
+
+/// Minors of the capability nodes of an instance and its compute instance, by the driver's
+/// `mig-minors` file. `None`: the file does not list them.
+pub fn capabilities(
+    file: &str,
+    card: u32,
+    gpu_instance: u32,
+    compute_instance: u32,
+) -> Option<[u32; 2]> {
+    let minor = |name: String| {
+        let mut lines = file.lines().filter_map(|line| line.split_once(' '));
+        let (_, minor) = lines.find(|(known, _)| *known == name)?;
+        minor.trim().parse().ok()
+    };
+    let instance = format!("gpu{card}/gi{gpu_instance}");
+    Some([
+        minor(format!("{instance}/access"))?,
+        minor(format!("{instance}/ci{compute_instance}/access"))?,
+    ])
 }
 
 /// NVIDIA's own edits, less what a tenant must not have: the MPS programs, and another
@@ -186,7 +211,7 @@ mod tests {
             std::fs::write(path, "").unwrap();
         }
         let files = DriverFiles::find(Path::new("/run/driver"), here).unwrap();
-        let edits = files.edits(&[1]);
+        let edits = files.edits(&BTreeSet::from([1]), &[]);
         let nodes: Vec<_> = edits
             .device_nodes
             .iter()

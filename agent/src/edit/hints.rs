@@ -38,7 +38,7 @@ pub fn of(share: &Share, inventory: &Inventory) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{GpuUuid, InventoryBuilder, Settings};
+    use crate::inventory::{GpuUuid, InventoryBuilder, MigStrategy, Settings};
     use crate::ledger::AllocId;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use std::time::Instant;
@@ -49,6 +49,7 @@ mod tests {
             client_slots: 48,
             context_allowance: Mib(500),
             cgroup_v2: false,
+            mig_strategy: MigStrategy::None,
         });
         let now = Instant::now();
         let observation = Observation {
@@ -65,6 +66,7 @@ mod tests {
                     compute_capability: String::new(),
                     numa: None,
                     nvlink_peers: Vec::new(),
+                    slice: None,
                 },
                 reading: Ok(Reading {
                     total: Mib(10_000),

@@ -7,7 +7,7 @@
 pub mod driver;
 pub mod hints;
 
-pub use driver::{DriverFiles, trimmed, without_graphics};
+pub use driver::{DriverFiles, capabilities, trimmed, without_graphics};
 
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};

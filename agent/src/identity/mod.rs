@@ -11,13 +11,14 @@ mod pod_resources;
 pub use checkpoint::{Checkpoint, CheckpointError, Entry};
 pub use pod_resources::{by_list, contradicts};
 
-use crate::inventory::GpuUuid;
+use crate::inventory::{GpuUuid, Profile};
 use crate::ledger::{AllocId, Claim, ShareOptions};
 use crate::node::Node;
 use crate::pods::{ContainerView, PodView};
 use api::grant::{ContainerGrant, GrantError, Verifier};
 use api::{Mib, Mode};
 use proto::names;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 /// Which of our resources.
@@ -25,17 +26,37 @@ use std::collections::BTreeSet;
 pub enum Resource {
     /// Tokens, `<GPU-UUID>::<n>`.
     Share,
-    /// Whole cards, by UUID.
+    /// Whole cards, by UUID; in the strategy `single` slices of cards.
     Whole,
+    /// Slices of this profile, by UUID.
+    Slice(Profile),
 }
 
 impl Resource {
     /// Its name in Kubernetes.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::Share => names::resource::SHARE,
-            Self::Whole => names::resource::GPU,
+            Self::Share => names::resource::SHARE.into(),
+            Self::Whole => names::resource::GPU.into(),
+            Self::Slice(profile) => format!("{}{profile}", names::resource::MIG_PREFIX).into(),
         }
+    }
+
+    /// The resource of this name, if it is one of ours.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            names::resource::SHARE => Some(Self::Share),
+            names::resource::GPU => Some(Self::Whole),
+            _ => {
+                let profile = name.strip_prefix(names::resource::MIG_PREFIX)?;
+                Profile::parse(profile).map(Self::Slice)
+            }
+        }
+    }
+
+    /// Whether its IDs are the devices themselves.
+    pub fn is_of_devices(self) -> bool {
+        self != Self::Share
     }
 }
 
@@ -145,7 +166,7 @@ pub fn holders(checkpoint: &Checkpoint, resource: Resource, ids: &BTreeSet<Strin
     let mut found: Vec<Holder> = checkpoint
         .entries
         .iter()
-        .filter(|entry| entry.resource == resource.name() && entry.ids == *ids)
+        .filter(|entry| *entry.resource == resource.name() && entry.ids == *ids)
         .filter_map(|entry| {
             Some(Holder {
                 pod_uid: entry.pod_uid.clone(),

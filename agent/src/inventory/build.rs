@@ -1,10 +1,12 @@
 //! Readings and policy → [`Inventory`].
 
 use super::health::HealthHistory;
+use super::mig::{self, MigStrategy};
 use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
 use crate::fence;
+use crate::identity::Resource;
 use crate::ledger::Front;
-use crate::nvml::{Device, Driver, Observation, Process, Reading, Xid};
+use crate::nvml::{Device, Driver, Identity, Observation, Process, Reading, Xid};
 use api::gpu_node::{self, GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -33,6 +35,8 @@ pub struct Settings {
     pub context_allowance: Mib,
     /// The node has cgroup v2, which the driver's own limits need.
     pub cgroup_v2: bool,
+    /// How slices of cards in MIG mode are offered.
+    pub mig_strategy: MigStrategy,
 }
 
 /// Everything that was seen of the cards.
@@ -85,6 +89,14 @@ impl InventoryBuilder {
                 looks.push_front(unlisted(&reading));
             }
             self.seen.insert(uuid.clone(), (device.clone(), reading));
+        }
+        if matches!(observation.driver, Driver::Up { .. }) {
+            let listed = |uuid: &GpuUuid| {
+                let mut devices = observation.devices.iter();
+                devices.any(|device| device.identity.uuid == *uuid)
+            };
+            self.seen
+                .retain(|uuid, (device, _)| device.identity.slice.is_none() || listed(uuid));
         }
         let answered = observation.devices.iter().filter(|d| d.reading.is_ok());
         self.answered = answered
@@ -154,7 +166,12 @@ impl InventoryBuilder {
             .values()
             .map(|(device, reading)| self.card(device, reading, policy, &explained, now))
             .collect();
-        cards.sort_by_key(|card| card.index);
+        cards.sort_by_key(|card| {
+            let slice = card.slice.as_ref();
+            let slice = slice.map(|slice| (slice.gpu_instance, slice.compute_instance));
+            (card.index, slice)
+        });
+        mig::offer(&mut cards, self.settings.mig_strategy);
         let driver_version = match &self.driver {
             Driver::Up { version } => version.clone(),
             Driver::Gone { .. } => String::new(),
@@ -176,41 +193,25 @@ impl InventoryBuilder {
         self.settings.cgroup_v2 && branch.is_some_and(|branch| branch >= DRIVER_LIMITS)
     }
 
-    fn card(
+    /// Processes on a card that no grant explains, and what is held by none that is listed.
+    fn strangers(
         &self,
-        device: &Device,
+        uuid: &GpuUuid,
         reading: &Reading,
-        policy: &GpuNodeSpec,
         explained: impl Fn(&GpuUuid, &Process) -> bool,
-        now: Instant,
-    ) -> Card {
-        let identity = &device.identity;
-        let own = policy
-            .gpus
-            .iter()
-            .find(|gpu| gpu.uuid == identity.uuid.as_str());
-        let default = GpuPolicy::default();
-        let own = own.unwrap_or(&default);
-        let reserved = [
-            reading.reserved,
-            self.settings.mps_reserve,
-            policy.reserve_mib.unwrap_or_default(),
-        ]
-        .into_iter()
-        .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
-        let reserved = reserved.min(reading.total);
-        let unlisted = self.unlisted(&identity.uuid).map(|memory| Stranger {
+    ) -> Vec<Stranger> {
+        let unlisted = self.unlisted(uuid).map(|memory| Stranger {
             pid: 0,
             command: UNLISTED_NAME.to_owned(),
             pod_uid: None,
             container_id: None,
             memory,
         });
-        let strangers: Vec<Stranger> = reading
+        reading
             .processes
             .iter()
-            .filter(|process| !explained(&identity.uuid, process))
-            .filter(|process| self.is_settled(&identity.uuid, process))
+            .filter(|process| !explained(uuid, process))
+            .filter(|process| self.is_settled(uuid, process))
             .map(|process| Stranger {
                 pid: process.pid,
                 command: process.origin.command.clone(),
@@ -219,11 +220,17 @@ impl InventoryBuilder {
                 memory: process.memory.unwrap_or_default(),
             })
             .chain(unlisted)
-            .collect();
-        let taken = strangers
-            .iter()
-            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.memory.0)));
-        let health = match self.health.health(&identity.uuid, now) {
+            .collect()
+    }
+
+    /// That of its card, where it is a slice of one that does not work, else its own.
+    fn health_of(&self, identity: &Identity, reading: &Reading, now: Instant) -> Health {
+        let parent = identity.slice.as_ref().map(|slice| &slice.parent);
+        let parent = parent.map(|parent| self.health.health(parent, now));
+        if let Some(health) = parent.filter(|health| !health.is_healthy()) {
+            return health;
+        }
+        match self.health.health(&identity.uuid, now) {
             Health::Healthy if reading.compute_mode == ComputeMode::Prohibited => {
                 Health::Unhealthy {
                     reason: "the card's compute mode is PROHIBITED".to_owned(),
@@ -233,7 +240,39 @@ impl InventoryBuilder {
                 }
             }
             health => health,
-        };
+        }
+    }
+
+    fn card(
+        &self,
+        device: &Device,
+        reading: &Reading,
+        policy: &GpuNodeSpec,
+        explained: impl Fn(&GpuUuid, &Process) -> bool,
+        now: Instant,
+    ) -> Card {
+        let identity = &device.identity;
+        // The admin's policy is for cards, and holds for their slices.
+        let card = identity.slice.as_ref().map(|slice| &slice.parent);
+        let card = card.unwrap_or(&identity.uuid);
+        let own = policy.gpus.iter().find(|gpu| gpu.uuid == card.as_str());
+        let default = GpuPolicy::default();
+        let own = own.unwrap_or(&default);
+        // A slice is not shared: it has no server, and nothing is kept for one.
+        let kept = [
+            self.settings.mps_reserve,
+            policy.reserve_mib.unwrap_or_default(),
+        ];
+        let kept = kept.into_iter().filter(|_| identity.slice.is_none());
+        let reserved = [reading.reserved]
+            .into_iter()
+            .chain(kept)
+            .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
+        let reserved = reserved.min(reading.total);
+        let strangers = self.strangers(&identity.uuid, reading, explained);
+        let taken = strangers
+            .iter()
+            .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.memory.0)));
         Card {
             uuid: identity.uuid.clone(),
             index: identity.index,
@@ -242,28 +281,42 @@ impl InventoryBuilder {
             total: reading.total,
             reserved,
             used: reading.used,
-            grantable: reading.total.saturating_sub(reserved).saturating_sub(taken),
+            // Nothing is granted of a card in MIG mode; what it has is its slices'.
+            grantable: if reading.mig {
+                Mib(0)
+            } else {
+                reading.total.saturating_sub(reserved).saturating_sub(taken)
+            },
             strangers,
-            health,
+            health: self.health_of(identity, reading, now),
             compute_mode: reading.compute_mode,
             mig: reading.mig,
+            slice: identity.slice.clone(),
+            resource: Resource::Whole,
             cordoned: own.cordoned,
             hidden_from_other_plugins: own.hidden_from_other_plugins,
             only_mode: own.mode,
-            only_front: only_front(own.front.or(policy.default_front)),
-            switchable: switchable(
-                reading.mig,
-                own.mode,
-                policy.minimum_fence,
-                self.driver_limits(),
-            ),
+            only_front: only_front(own.front.or(policy.default_front))
+                .filter(|_| identity.slice.is_none()),
+            switchable: match &identity.slice {
+                Some(_) => vec![Mode::Exclusive],
+                None => switchable(
+                    reading.mig,
+                    own.mode,
+                    policy.minimum_fence,
+                    self.driver_limits(),
+                ),
+            },
             minimum_fence: policy.minimum_fence,
             compute_capability: identity.compute_capability.clone(),
             pci: identity.pci.clone(),
             numa: identity.numa,
             nvlink_peers: identity.nvlink_peers.clone(),
             server_reserve: self.settings.mps_reserve,
-            client_slots: self.settings.client_slots,
+            client_slots: match &identity.slice {
+                Some(_) => 0,
+                None => self.settings.client_slots,
+            },
             context_allowance: policy
                 .context_allowance_mib
                 .unwrap_or(self.settings.context_allowance),
@@ -302,8 +355,12 @@ fn switchable(
     able.into_iter().filter(wanted).collect()
 }
 
-/// Memory in use that is listed with no process.
+/// Memory in use that is listed with no process. The processes of a card in MIG mode are its
+/// slices'.
 fn unlisted(reading: &Reading) -> Mib {
+    if reading.mig {
+        return Mib(0);
+    }
     let listed = reading.processes.iter().filter_map(|p| p.memory);
     listed.fold(reading.used, Mib::saturating_sub)
 }
@@ -314,257 +371,4 @@ fn is_vague(process: &Process) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::attribute::Origin;
-    use crate::nvml::{Identity, UnreadableCard};
-
-    const SETTINGS: Settings = Settings {
-        mps_reserve: Mib(64),
-        client_slots: 48,
-        context_allowance: Mib(512),
-        cgroup_v2: true,
-    };
-
-    fn process(pid: u32, mib: u64, command: &str) -> Process {
-        Process {
-            pid,
-            memory: Some(Mib(mib)),
-            mps_client: false,
-            sm_percent: None,
-            origin: Origin {
-                command: command.to_owned(),
-                ..Origin::default()
-            }
-            .into(),
-        }
-    }
-
-    fn seen(processes: &[Process], mig: bool) -> Observation {
-        let device = |index: u32| Device {
-            identity: Identity {
-                uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
-                index,
-                minor: 7 - index,
-                product: "T4".into(),
-                pci: String::new(),
-                compute_capability: "7.5".into(),
-                numa: None,
-                nvlink_peers: Vec::new(),
-            },
-            reading: Ok(Reading {
-                total: Mib(15360),
-                reserved: Mib(258),
-                processes: if index == 0 {
-                    processes.to_vec()
-                } else {
-                    Vec::new()
-                },
-                mig,
-                ..Reading::default()
-            }),
-        };
-        Observation {
-            driver: Driver::Up {
-                version: "570".into(),
-            },
-            devices: vec![device(1), device(0)],
-        }
-    }
-
-    fn inventory(observation: &Observation, policy: &GpuNodeSpec) -> Inventory {
-        let now = Instant::now();
-        let mut builder = InventoryBuilder::new(SETTINGS);
-        builder.observe(observation, now);
-        builder.inventory(policy, |_, process| process.pid == 1, now)
-    }
-
-    #[test]
-    fn what_is_grantable_leaves_out_reserves_and_strangers() {
-        let processes = vec![process(1, 2000, "python"), process(2, 300, "blender")];
-        let policy = GpuNodeSpec {
-            reserve_mib: Some(Mib(38)),
-            ..GpuNodeSpec::default()
-        };
-        let inventory = inventory(&seen(&processes, false), &policy);
-        let card = &inventory.cards[0];
-        assert_eq!(card.reserved, Mib(258 + 64 + 38));
-        assert_eq!(card.capacity(), Mib(15000));
-        assert_eq!(card.grantable, Mib(14700));
-        assert_eq!(card.strangers.len(), 1);
-        assert_eq!(card.strangers[0].command, "blender");
-        assert_eq!(inventory.cards[1].grantable, Mib(15000));
-    }
-
-    #[test]
-    fn a_dying_process_is_no_stranger_and_one_that_never_shows_itself_is() {
-        let now = Instant::now();
-        let mut builder = InventoryBuilder::new(SETTINGS);
-        let look = seen(&[process(2, 300, "")], false);
-        for expected in [0, 1] {
-            builder.observe(&look, now);
-            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| false, now);
-            assert_eq!(inventory.cards[0].strangers.len(), expected);
-        }
-    }
-
-    #[test]
-    fn memory_that_no_process_is_listed_with_is_granted_to_nobody() {
-        let now = Instant::now();
-        let mut builder = InventoryBuilder::new(SETTINGS);
-        let mut look = seen(&[process(1, 2000, "python")], false);
-        let mut grantable = |used: u64, looks: usize| {
-            for device in &mut look.devices {
-                device.reading.as_mut().unwrap().used = Mib(used);
-            }
-            for _ in 0..looks {
-                builder.observe(&look, now);
-            }
-            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| true, now);
-            inventory.cards[0].grantable.0
-        };
-        let all = 15360 - 258 - 64;
-        assert_eq!(grantable(2512, 5), all, "the driver's own");
-        assert_eq!(grantable(5000, 4), all, "not for long enough");
-        assert_eq!(grantable(5000, 1), all - 3000);
-        assert_eq!(grantable(2500, 1), all);
-    }
-
-    #[test]
-    fn a_process_that_came_between_two_looks_is_a_stranger_from_the_second_on() {
-        let now = Instant::now();
-        let mut builder = InventoryBuilder::new(SETTINGS);
-        builder.observe(&seen(&[], false), now);
-        // It may have any name.
-        let look = seen(&[process(2, 300, "nvidia-cuda-mps-server")], false);
-        for expected in [0, 1] {
-            builder.observe(&look, now);
-            let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| false, now);
-            assert_eq!(inventory.cards[0].strangers.len(), expected);
-        }
-    }
-
-    #[test]
-    fn cards_stand_in_nvmls_order_and_keep_their_minor() {
-        let inventory = inventory(&seen(&[], false), &GpuNodeSpec::default());
-        let order: Vec<_> = inventory.cards.iter().map(|c| (c.index, c.minor)).collect();
-        assert_eq!(order, [(0, 7), (1, 6)]);
-    }
-
-    #[test]
-    fn policy_is_per_card() {
-        let policy = GpuNodeSpec {
-            gpus: vec![GpuPolicy {
-                uuid: "GPU-1".into(),
-                mode: Some(Mode::Mps),
-                cordoned: true,
-                hidden_from_other_plugins: true,
-                front: Some(gpu_node::Front::Auto),
-            }],
-            default_front: Some(gpu_node::Front::Dra),
-            context_allowance_mib: Some(Mib(0)),
-            ..GpuNodeSpec::default()
-        };
-        let inventory = inventory(&seen(&[], false), &policy);
-        let all = [
-            Mode::Exclusive,
-            Mode::Mps,
-            Mode::MpsIsolated,
-            Mode::TimeSlicing,
-        ];
-        assert_eq!(inventory.cards[0].switchable, all);
-        assert!(!inventory.cards[0].cordoned);
-        assert_eq!(inventory.cards[0].only_front, Some(Front::Dra));
-        assert_eq!(inventory.cards[1].only_front, None);
-        assert_eq!(inventory.cards[1].switchable, [Mode::Mps]);
-        assert!(inventory.cards[1].cordoned);
-        assert_eq!(inventory.cards[1].context_allowance, Mib(0));
-    }
-
-    #[test]
-    fn modes_with_a_weaker_fence_than_the_admin_wants_are_not_offered() {
-        for (least, sharing) in [
-            (
-                Fence::WatchdogOnly,
-                &[Mode::Mps, Mode::MpsIsolated, Mode::TimeSlicing][..],
-            ),
-            (Fence::ClientLimit, &[Mode::Mps, Mode::MpsIsolated]),
-            (Fence::ServerLimit, &[Mode::Mps, Mode::MpsIsolated]),
-            (Fence::DriverLimit, &[]),
-        ] {
-            let policy = GpuNodeSpec {
-                minimum_fence: Some(least),
-                ..GpuNodeSpec::default()
-            };
-            let card = inventory(&seen(&[], false), &policy).cards[0].clone();
-            let whole = [Mode::Exclusive];
-            let expected: Vec<Mode> = whole.iter().chain(sharing).copied().collect();
-            assert_eq!(card.switchable, expected, "{least}");
-            assert_eq!(card.minimum_fence, Some(least));
-        }
-    }
-
-    #[test]
-    fn a_driver_with_limits_of_its_own_gives_every_mode_the_strongest_fence() {
-        let policy = GpuNodeSpec {
-            minimum_fence: Some(Fence::DriverLimit),
-            ..GpuNodeSpec::default()
-        };
-        for (version, cgroup_v2, expected) in [
-            ("615.71.09", true, true),
-            ("700.1", true, true),
-            ("610.43", true, false),
-            ("615.71.09", false, false),
-            ("nonsense", true, false),
-        ] {
-            let mut builder = InventoryBuilder::new(Settings {
-                cgroup_v2,
-                ..SETTINGS
-            });
-            let now = Instant::now();
-            let mut observation = seen(&[], false);
-            observation.driver = Driver::Up {
-                version: version.into(),
-            };
-            builder.observe(&observation, now);
-            let inventory = builder.inventory(&policy, |_, _| true, now);
-            assert_eq!(inventory.driver_limits, expected, "{version}");
-            let modes = inventory.cards[0].switchable.len();
-            assert_eq!(modes, if expected { 4 } else { 1 }, "{version}");
-        }
-    }
-
-    #[test]
-    fn mig_cards_are_not_for_us() {
-        let inventory = inventory(&seen(&[], true), &GpuNodeSpec::default());
-        assert!(
-            inventory
-                .cards
-                .iter()
-                .all(|card| card.switchable.is_empty())
-        );
-    }
-
-    #[test]
-    fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
-        let now = Instant::now();
-        let mut builder = InventoryBuilder::new(SETTINGS);
-        let mut observation = seen(&[process(2, 300, "blender")], false);
-        builder.observe(&observation, now);
-        observation.devices[1].reading = Err(UnreadableCard {
-            reason: "GPU is lost".into(),
-            lost: true,
-        });
-        builder.observe(&observation, now);
-        let card = builder
-            .inventory(&GpuNodeSpec::default(), |_, _| false, now)
-            .cards[0]
-            .clone();
-        assert_eq!(card.total, Mib(15360));
-        assert_eq!(card.strangers.len(), 1);
-        assert_eq!(
-            card.health.reason(),
-            "the card does not answer: GPU is lost"
-        );
-    }
-}
+mod tests;

@@ -281,6 +281,7 @@ mod tests {
                     compute_capability: String::new(),
                     numa: None,
                     nvlink_peers: Vec::new(),
+                    slice: None,
                 },
                 reading,
             }],

@@ -5,16 +5,19 @@
 
 mod build;
 pub mod health;
+mod mig;
 
 pub use build::{InventoryBuilder, Settings};
+pub use mig::{MigStrategy, Profile, Slice};
 
+use crate::identity::Resource;
 use crate::ledger::Front;
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::fmt;
 use std::sync::Arc;
 
-/// A card's name everywhere: NVML's UUID, `GPU-...`.
+/// Name of a card, or of a MIG slice, everywhere: NVML's UUID, `GPU-...` or `MIG-...`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(Arc<str>);
 
@@ -51,7 +54,9 @@ pub struct Inventory {
     /// This driver enforces memory limits per cgroup itself: the hook sets one and reports the
     /// result.
     pub driver_limits: bool,
-    /// In NVML's order. A card that was seen once stays, lost, until the agent restarts.
+    /// In NVML's order, each card in MIG mode before its slices, which are rows of their own. A
+    /// card that was seen once stays, lost, until the agent restarts; a slice is gone with its
+    /// instance.
     pub cards: Vec<Card>,
 }
 
@@ -64,20 +69,22 @@ impl Inventory {
     /// Whether some card can be allocated whole other than by claim. Assumed for unknown cards.
     pub fn any_whole_beside_claims(&self) -> bool {
         let may = |card: &Card| {
-            card.only_front != Some(Front::Dra) && card.switchable.contains(&Mode::Exclusive)
+            card.only_front != Some(Front::Dra)
+                && card.resource == Resource::Whole
+                && card.switchable.contains(&Mode::Exclusive)
         };
         self.cards.is_empty() || self.cards.iter().any(may)
     }
 }
 
-/// One card.
+/// One card, or one slice of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Its name.
     pub uuid: GpuUuid,
     /// NVML's order.
     pub index: u32,
-    /// The N of `/dev/nvidiaN`; not always the index.
+    /// The N of `/dev/nvidiaN`; not always the index. A slice has its card's.
     pub minor: u32,
     /// As NVML names it.
     pub product: String,
@@ -97,6 +104,10 @@ pub struct Card {
     pub compute_mode: ComputeMode,
     /// Shares are not offered on MIG cards.
     pub mig: bool,
+    /// What makes it a slice; `None`: it is a card.
+    pub slice: Option<Slice>,
+    /// Under which resource it is offered whole.
+    pub resource: Resource,
     /// By the admin: nothing new.
     pub cordoned: bool,
     /// By the admin: another plugin on this node does not know it.
@@ -129,6 +140,14 @@ impl Card {
     /// G: what could be granted if no stranger held anything.
     pub fn capacity(&self) -> Mib {
         self.total.saturating_sub(self.reserved)
+    }
+
+    /// Profile of a slice; empty of a card, and of a slice whose profile has no name.
+    pub fn mig_profile(&self) -> String {
+        let profile = self.slice.as_ref().and_then(|slice| slice.profile);
+        profile
+            .map(|profile| profile.to_string())
+            .unwrap_or_default()
     }
 }
 

@@ -6,7 +6,7 @@
 //! its pod fail permanently when the kubelet restarts.
 
 use crate::identity::Resource;
-use crate::inventory::{GpuUuid, Inventory};
+use crate::inventory::{Card, GpuUuid, Inventory, Profile};
 use crate::ledger::{Front, HolderKey, Ledger};
 use crate::reconcile::Held;
 use api::Mode;
@@ -21,6 +21,8 @@ pub struct Offer {
     pub share: Vec<Device>,
     /// Whole cards, in their order.
     pub whole: Vec<Device>,
+    /// Slices, by profile, in their cards' order.
+    pub slices: BTreeMap<Profile, Vec<Device>>,
     /// Cards of claims that the kubelet has not allocated for yet, oldest first.
     pub awaited: Vec<Awaited>,
     /// Some card can be allocated whole by this front, or is.
@@ -57,12 +59,16 @@ pub struct Terms<'a> {
     pub shared: &'a BTreeSet<GpuUuid>,
     /// Cards that may be offered whole at all.
     pub whole: &'a BTreeSet<GpuUuid>,
+    /// Slices that may be offered by profile at all.
+    pub slices: &'a BTreeSet<GpuUuid>,
 }
 
+/// IDs with their health, by resource.
+pub type Lists = BTreeMap<Resource, Vec<Device>>;
+
 /// All IDs with their health.
-pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Device>) {
-    let mut share = Vec::new();
-    let mut whole = Vec::new();
+pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> Lists {
+    let mut lists = Lists::new();
     for card in &inventory.cards {
         let healthy = card.health.is_healthy();
         let mode = terms.ledger.mode_of(&card.uuid);
@@ -82,37 +88,47 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> (Vec<Device>, Vec<Dev
                 let fit = holder.map_or(shares, |holder| {
                     granted_health(holder.as_ref(), inventory, terms.ledger)
                 });
-                share.push(device(id, fit, None));
+                push(&mut lists, Resource::Share, device(id, fit, None));
             }
         }
         let wholly = card.switchable.contains(&Mode::Exclusive);
         let id = card.uuid.to_string();
-        let holder = terms.held.get(&(Resource::Whole, id.clone()));
+        let holder = terms.held.get(&(card.resource, id.clone()));
         if wholly || holder.is_some() {
+            let open = match card.resource {
+                Resource::Slice(_) => terms.slices,
+                _ => terms.whole,
+            };
+            // A pod that requests a profile is placed by count alone: nothing else knows of the
+            // admin's cordon.
+            let cordoned = card.cordoned && card.resource != Resource::Whole;
             let free = wholly
                 && !closed
-                && terms.whole.contains(&card.uuid)
+                && !cordoned
+                && open.contains(&card.uuid)
                 && mode.is_none_or(|mode| mode == Mode::Exclusive);
             let away = inventory.driver_version.is_empty();
             let fit = match holder {
                 Some(_) => healthy || away,
                 None => healthy && free,
             };
-            whole.push(device(id, fit, card.numa));
+            push(&mut lists, card.resource, device(id, fit, card.numa));
         }
     }
     // A holder keeps its ID while its card is not known: NVML may be late.
     for ((resource, id), holder) in terms.held {
-        let list = match resource {
-            Resource::Share => &mut share,
-            Resource::Whole => &mut whole,
-        };
-        if inventory.card(&GpuUuid::from(card_of(id))).is_none() {
+        let card = inventory.card(&GpuUuid::from(card_of(id)));
+        let elsewhere = |card: &Card| resource.is_of_devices() && card.resource != *resource;
+        if card.is_none_or(elsewhere) {
             let fit = granted_health(holder.as_ref(), inventory, terms.ledger);
-            list.push(device(id.clone(), fit, None));
+            push(&mut lists, *resource, device(id.clone(), fit, None));
         }
     }
-    (share, whole)
+    lists
+}
+
+fn push(lists: &mut Lists, resource: Resource, device: Device) {
+    lists.entry(resource).or_default().push(device);
 }
 
 /// The health of what a token's holder was granted. Unknown is not unhealthy: a holder whose grant
@@ -149,7 +165,14 @@ impl Offer {
         match resource {
             Resource::Share => &self.share,
             Resource::Whole => &self.whole,
+            Resource::Slice(profile) => self.slices.get(&profile).map_or(&[], Vec::as_slice),
         }
+    }
+
+    /// The resources that there are, offered or not.
+    pub fn resources(&self) -> impl Iterator<Item = Resource> {
+        let slices = self.slices.keys().copied().map(Resource::Slice);
+        [Resource::Share, Resource::Whole].into_iter().chain(slices)
     }
 
     /// The best of `available`: `must` first, then the cards that the oldest awaited claim names,
@@ -184,7 +207,7 @@ impl Offer {
                 all
             }
             // Exactly what a claim of this size names; else cards that no claim awaits.
-            Resource::Whole => {
+            Resource::Whole | Resource::Slice(_) => {
                 let exact = awaited().find(|a| {
                     a.gpus.len() == size
                         && a.gpus.iter().all(|gpu| free.contains(gpu.as_str()))

@@ -140,7 +140,7 @@ impl DevicePlugin for Plugin {
                     ids: container.devices_ids.into_iter().collect(),
                 })
                 .map_err(|stopped| Status::unavailable(stopped.to_string()))?;
-            tracing::debug!(%alloc, resource = self.resource.name(), "allocated");
+            tracing::debug!(%alloc, resource = %self.resource.name(), "allocated");
             container_responses.push(answer(alloc));
         }
         let took = started.elapsed();

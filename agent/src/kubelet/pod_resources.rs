@@ -100,10 +100,7 @@ impl Lister {
             .into_inner();
         let mut ids = BTreeSet::new();
         for devices in answer.devices {
-            let resource = [Resource::Share, Resource::Whole]
-                .into_iter()
-                .find(|resource| resource.name() == devices.resource_name);
-            if let Some(resource) = resource {
+            if let Some(resource) = Resource::parse(&devices.resource_name) {
                 ids.extend(devices.device_ids.into_iter().map(|id| (resource, id)));
             }
         }
@@ -121,9 +118,14 @@ pub fn pools(
         .filter(|(resource, _)| *resource == Resource::Share)
         .filter_map(|(_, id)| id.split_once("::").map(|(card, _)| card))
         .collect();
+    let devices = ids
+        .iter()
+        .filter(|(resource, _)| resource.is_of_devices())
+        .map(|(_, id)| id.as_str());
+    let devices: BTreeSet<&str> = devices.collect();
     cards
         .map(|card| {
-            let whole = ids.contains(&(Resource::Whole, card.to_string()));
+            let whole = devices.contains(card.as_str());
             let pool = match (whole, shared.contains(card.as_str())) {
                 (true, true) => Pool::Whole,
                 (true, false) => Pool::WholeOnly,
@@ -183,8 +185,8 @@ pub async fn follow(
 }
 
 fn healthy(offer: &Offer) -> BTreeSet<(Resource, String)> {
-    [Resource::Share, Resource::Whole]
-        .into_iter()
+    offer
+        .resources()
         .flat_map(|resource| {
             offer
                 .list(resource)

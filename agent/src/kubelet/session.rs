@@ -93,10 +93,11 @@ enum Ended {
 }
 
 impl Session {
-    fn endpoint(&self) -> &'static str {
+    fn endpoint(&self) -> String {
         match self.resource {
-            Resource::Share => names::SHARE_SOCKET,
-            Resource::Whole => names::GPU_SOCKET,
+            Resource::Share => names::SHARE_SOCKET.to_owned(),
+            Resource::Whole => names::GPU_SOCKET.to_owned(),
+            Resource::Slice(profile) => format!("{}{profile}.sock", names::MIG_SOCKET_PREFIX),
         }
     }
 
@@ -113,7 +114,7 @@ impl Session {
                 Ended::Stopped => return,
                 Ended::NewKubelet | Ended::Removed | Ended::OtherOptions => true,
                 ended => {
-                    tracing::warn!(resource = self.resource.name(), reason = %ended, "not registered");
+                    tracing::warn!(resource = %self.resource.name(), reason = %ended, "not registered");
                     // It has waited for the kubelet already.
                     matches!(ended, Ended::Connect(_))
                 }
@@ -215,7 +216,7 @@ impl Session {
     /// this front, `nvidia.com/gpu` is served by claims (KEP-5004), and a kubelet before 1.37 would
     /// call it for their containers too, without use: kubernetes/kubernetes#141426.
     fn pre_start_required(&self) -> bool {
-        self.resource == Resource::Share || self.offer.borrow().any_whole
+        self.resource != Resource::Whole || self.offer.borrow().any_whole
     }
 
     /// Until the answer to that is another.
@@ -240,15 +241,15 @@ impl Session {
             .map_err(Ended::Connect)?;
         let request = RegisterRequest {
             version: names::VERSION.to_owned(),
-            endpoint: self.endpoint().to_owned(),
-            resource_name: self.resource.name().to_owned(),
+            endpoint: self.endpoint(),
+            resource_name: self.resource.name().into_owned(),
             options: Some(options(pre_start_required)),
         };
         RegistrationClient::new(channel)
             .register(request)
             .await
             .map_err(|status| Ended::Refused(status.message().to_owned()))?;
-        let resource = self.resource.name();
+        let resource = self.resource.name().into_owned();
         let since_start = self.started.elapsed();
         tracing::info!(resource, ?since_start, "registered");
         let _ = self.notes.send(Note::Registered {

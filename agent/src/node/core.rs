@@ -453,7 +453,8 @@ impl Core {
         if self.inventory.cards.is_empty() {
             return Some("the node has no NVIDIA card".to_owned());
         }
-        if self.inventory.cards.iter().all(|card| card.mig) {
+        let sliced = self.inventory.cards.iter().any(|card| card.slice.is_some());
+        if !sliced && self.inventory.cards.iter().all(|card| card.mig) {
             return Some("all cards are in MIG mode".to_owned());
         }
         None
@@ -494,19 +495,30 @@ impl Core {
         };
         let shared = cards(&|card| alone || card.hidden_from_other_plugins);
         let whole = cards(&|_| alone && self.terms.serve_whole);
+        let slices = cards(&|card| alone && card.slice.is_some());
         let terms = offer::Terms {
             ledger: &self.ledger,
             held: &self.held,
             shared: &shared,
             whole: &whole,
+            slices: &slices,
         };
-        let (share, whole) = offer::devices(&self.inventory, terms);
+        let mut lists = offer::devices(&self.inventory, terms);
         let mut held = self.held.keys();
         let any_whole = self.inventory.any_whole_beside_claims()
             || held.any(|(resource, _)| *resource == Resource::Whole);
+        let share = lists.remove(&Resource::Share).unwrap_or_default();
+        let whole = lists.remove(&Resource::Whole).unwrap_or_default();
+        let slices = lists.into_iter().filter_map(|(resource, list)| {
+            let Resource::Slice(profile) = resource else {
+                return None;
+            };
+            Some((profile, list))
+        });
         Offer {
             share,
             whole,
+            slices: slices.collect(),
             awaited: self.awaited(),
             any_whole,
         }

@@ -200,7 +200,14 @@ impl Core {
         now: Instant,
     ) -> Result<Share, Unready> {
         let claim = self.due(pod, &holder.container, ask)?;
-        let picked: Option<BTreeSet<GpuUuid>> = (ask.resource == Resource::Whole).then(|| {
+        if holds_another(holder, ask) {
+            let error = Refused::TwoShares {
+                pod: pod.identity.to_string(),
+                container: holder.container.clone(),
+            };
+            return Err(Unready::refused(&error, &claim));
+        }
+        let picked: Option<BTreeSet<GpuUuid>> = ask.resource.is_of_devices().then(|| {
             ask.ids
                 .iter()
                 .map(|id| GpuUuid::from(id.as_str()))
@@ -276,32 +283,48 @@ impl Core {
             self.verifier.as_ref(),
             &self.node,
         );
+        // Kubernetes counts slices by their profile, and whoever placed the pod did: a slice is
+        // nobody else's. A grant has nothing of it.
+        let counted = matches!(ask.resource, Resource::Slice(_));
         match found {
+            Err(IdentityError::NoGrant(_) | IdentityError::NotGranted { .. }) if counted => {
+                self.whole_by_count(pod, container, ask)
+            }
             Err(IdentityError::NoGrant(_))
                 if ask.resource == Resource::Whole && self.allows_ungranted() =>
             {
-                let Some(view) = pod.container(container) else {
-                    let error = IdentityError::NotGranted {
-                        pod: pod.identity.to_string(),
-                        container: container.to_owned(),
-                    };
-                    return Err(Unready::identity(&error, Some(pod)));
-                };
-                let least = ask
-                    .ids
-                    .iter()
-                    .filter_map(|id| self.inventory.card(&GpuUuid::from(id.as_str())))
-                    .map(Card::capacity)
-                    .min();
-                Ok(identity::ungranted(
-                    pod,
-                    view,
-                    &ask.ids,
-                    least.unwrap_or(Mib(0)),
-                ))
+                self.whole_by_count(pod, container, ask)
             }
             other => other.map_err(|error| Unready::identity(&error, Some(pod))),
         }
+    }
+
+    /// The devices that the kubelet picked, for a container of a pod that has no grant for them.
+    fn whole_by_count(
+        &self,
+        pod: &PodView,
+        container: &str,
+        ask: &PrepareRequest,
+    ) -> Result<Claim, Unready> {
+        let Some(view) = pod.container(container) else {
+            let error = IdentityError::NotGranted {
+                pod: pod.identity.to_string(),
+                container: container.to_owned(),
+            };
+            return Err(Unready::identity(&error, Some(pod)));
+        };
+        let least = ask
+            .ids
+            .iter()
+            .filter_map(|id| self.inventory.card(&GpuUuid::from(id.as_str())))
+            .map(Card::capacity)
+            .min();
+        Ok(identity::ungranted(
+            pod,
+            view,
+            &ask.ids,
+            least.unwrap_or(Mib(0)),
+        ))
     }
 
     /// Takes a binding back if the second source disagrees: it stays reserved.
@@ -315,6 +338,19 @@ impl Core {
         self.settle(now, &mut effects);
         effects
     }
+}
+
+/// Whether the kubelet gave the container something of another of our resources too. A container
+/// has one CDI file, so one share.
+fn holds_another(holder: &Holder, ask: &PrepareRequest) -> bool {
+    let Source::Checkpoint(checkpoint) = &ask.source else {
+        return false;
+    };
+    checkpoint.entries.iter().any(|entry| {
+        let same = entry.pod_uid == holder.pod_uid && entry.container == holder.container;
+        let other = entry.alloc.is_some_and(|alloc| alloc != holder.alloc);
+        same && other && Resource::parse(&entry.resource) != Some(ask.resource)
+    })
 }
 
 /// The identity of an outcome's pod, for a refusal.

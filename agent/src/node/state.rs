@@ -197,7 +197,7 @@ pub enum Note {
     /// The kubelet accepted a registration of this resource.
     Registered {
         /// Its name.
-        resource: &'static str,
+        resource: String,
         /// Since the agent's start, for the first one.
         since_start: Duration,
     },

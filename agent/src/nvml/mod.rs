@@ -7,6 +7,7 @@
 
 mod error;
 pub mod observation;
+mod raw;
 mod read;
 
 pub use observation::{
@@ -14,10 +15,10 @@ pub use observation::{
     UnreadableCard, Watched, Xid,
 };
 
+use crate::inventory::GpuUuid;
 use error::{ErrorClass, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Settings {
     pub sample_interval: Duration,
     /// Where processes are looked up.
     pub proc_root: PathBuf,
+    /// Whether the slices of cards in MIG mode are read.
+    pub slices: bool,
 }
 
 /// What the owner gives out.
@@ -159,10 +162,11 @@ impl Owner {
             .init()?;
         let version = nvml.sys_driver_version()?;
         let counted = nvml.device_count()?;
-        let mut cards = read::identities(&nvml)?;
+        let mut cards = read::identities(&nvml, self.settings.slices)?;
         // A lost card may still be counted. It is asked for its name after the usual pause:
         // reloading the library at once would never end.
-        let nameless = usize::try_from(counted).is_ok_and(|counted| counted > cards.len());
+        let whole = cards.iter().filter(|card| card.slice.is_none()).count();
+        let nameless = usize::try_from(counted).is_ok_and(|counted| counted > whole);
         let mut origins = read::Origins::default();
         // The first full reading is published before any slow call.
         self.look(&nvml, &version, &cards, &mut origins)?;
@@ -173,11 +177,27 @@ impl Owner {
         }
         let events = listen(&nvml, &cards);
         tracing::info!(driver = version, cards = cards.len(), "NVML is up");
+        let layout = if self.settings.slices {
+            read::layout(&nvml, &cards)
+        } else {
+            read::Layout::new()
+        };
         let mut silent = 0;
         let mut lost_since: Option<Instant> = None;
         loop {
             if nvml.device_count()? != counted && lost_since.is_none() {
                 return Ok(End::Reload);
+            }
+            if self.settings.slices {
+                let now = read::layout(&nvml, &cards);
+                // A card that does not answer has what it had.
+                if now
+                    .iter()
+                    .any(|(card, devices)| layout.get(card).is_some_and(|d| d != devices))
+                {
+                    tracing::info!("the MIG instances of a card have changed");
+                    return Ok(End::Reload);
+                }
             }
             let answered = self.look(&nvml, &version, &cards, &mut origins)?;
             silent = if answered == 0 && !cards.is_empty() {
@@ -224,7 +244,8 @@ impl Owner {
                     slice = slice.min(due).min(WATCHING);
                 }
                 // NVML counts whole milliseconds.
-                if self.wait(events.as_ref(), slice.max(Duration::from_millis(1))) {
+                let slice = slice.max(Duration::from_millis(1));
+                if self.wait(&nvml, &cards, events.as_ref(), slice) {
                     break;
                 }
             }
@@ -261,7 +282,8 @@ impl Owner {
             .iter()
             .map(|card| {
                 asked.push(Instant::now());
-                read::device(nvml, card, &self.settings.proc_root, origins)
+                let (slices, proc_root) = (self.settings.slices, &self.settings.proc_root);
+                read::device(nvml, card, slices, proc_root, origins)
             })
             .collect::<Result<Vec<_>, _>>()?;
         origins.keep(&devices);
@@ -291,25 +313,24 @@ impl Owner {
     }
 
     /// Waits for a fault; true when one came and the cards should be read now.
-    fn wait(&self, events: Option<&nvml_wrapper::EventSet<'_>>, slice: Duration) -> bool {
+    fn wait(
+        &self,
+        nvml: &Nvml,
+        cards: &[Identity],
+        events: Option<&nvml_wrapper::EventSet<'_>>,
+        slice: Duration,
+    ) -> bool {
         let Some(events) = events else {
             std::thread::sleep(slice);
             return false;
         };
         let millis = u32::try_from(slice.as_millis()).unwrap_or(u32::MAX);
-        match events.wait(millis) {
+        match raw::wait(nvml, events, millis) {
             Ok(event) => {
-                let Some(xid) = event.event_data else {
-                    return true;
-                };
-                let number = match xid {
-                    XidError::Value(number) => number,
-                    XidError::Unknown => 999,
-                };
                 // A card that fell off the bus no longer reports its UUID; the full reading shows
                 // that.
-                if let Ok(uuid) = event.device.uuid() {
-                    let gpu = uuid.as_str().into();
+                if let (Some(number), Some(uuid)) = (event.xid, event.card) {
+                    let gpu = at_fault(cards, &uuid, event.instance);
                     // The receiver lives as long as the agent.
                     let _ = self.xids.send(Xid { gpu, number });
                 }
@@ -326,11 +347,24 @@ impl Owner {
     }
 }
 
+/// The slice that an event is of, where it is of one that is known; else its card.
+fn at_fault(cards: &[Identity], card: &str, instance: Option<raw::InstanceIds>) -> GpuUuid {
+    let slice = cards.iter().find(|device| {
+        let slice = device.slice.as_ref();
+        slice.is_some_and(|slice| {
+            slice.parent.as_str() == card
+                && instance == Some((slice.gpu_instance, slice.compute_instance))
+        })
+    });
+    slice.map_or_else(|| GpuUuid::from(card), |slice| slice.uuid.clone())
+}
+
 /// An event set over all cards; `None` where the driver has none.
 fn listen<'nvml>(nvml: &'nvml Nvml, cards: &[Identity]) -> Option<nvml_wrapper::EventSet<'nvml>> {
     let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
     let mut set = nvml.create_event_set().ok()?;
-    for card in cards {
+    // A card's set hears of its slices too.
+    for card in cards.iter().filter(|card| card.slice.is_none()) {
         let device = nvml.device_by_uuid(card.uuid.as_str()).ok()?;
         let supported = device.supported_event_types().ok()?;
         // A failed registration consumes the set: do without events then, the counters

@@ -1,7 +1,7 @@
 //! What one look at all cards says: plain values, nothing of NVML's.
 
 use crate::attribute::Origin;
-use crate::inventory::{ComputeMode, GpuUuid};
+use crate::inventory::{ComputeMode, GpuUuid, Slice};
 use api::Mib;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub struct CardSample {
     pub processes: Vec<Process>,
 }
 
-/// One card.
+/// One card, or one slice of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// What does not change while the driver is up.
@@ -95,6 +95,8 @@ pub struct Identity {
     pub numa: Option<u32>,
     /// UUIDs or bus ids of linked cards, or `nvswitch`; sorted.
     pub nvlink_peers: Vec<String>,
+    /// `None`: it is a card.
+    pub slice: Option<Slice>,
 }
 
 /// Why a card did not answer.
@@ -159,7 +161,7 @@ pub struct Counters {
 /// A fault that the driver reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xid {
-    /// On which card.
+    /// On which card, or on which slice of it.
     pub gpu: GpuUuid,
     /// NVIDIA's number; 999 where the driver does not know.
     pub number: u64,

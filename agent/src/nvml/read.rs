@@ -2,8 +2,9 @@
 
 use super::error::{ErrorClass, trouble};
 use super::observation::{Counters, Device, Identity, Process, Reading, UnreadableCard};
+use super::raw;
 use crate::attribute::{self, Origin};
-use crate::inventory::{ComputeMode, GpuUuid};
+use crate::inventory::{ComputeMode, GpuUuid, Profile, Slice};
 use api::Mib;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{self as wire, EccCounter, MemoryError};
@@ -36,12 +37,17 @@ fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// Every card that answers, without its links: these take a call per link.
-pub(super) fn identities(nvml: &Nvml) -> Result<Vec<Identity>, NvmlError> {
+/// Every card that answers, without its links: these take a call per link. With `slices`, each
+/// card in MIG mode is followed by its slices.
+pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<Vec<Identity>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..nvml.device_count()? {
         match identity(nvml, index) {
-            Ok(identity) => found.push(identity),
+            Ok(identity) => {
+                let own = slices.then(|| self::slices(nvml, &identity));
+                found.push(identity);
+                found.extend(own.into_iter().flatten());
+            }
             Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
             Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
         }
@@ -64,13 +70,86 @@ fn identity(nvml: &Nvml, index: u32) -> Result<Identity, NvmlError> {
         // Not supported on many boards, and all ones on some drivers.
         numa: optional(device.numa_node_id())?.filter(|node| *node < u32::MAX),
         nvlink_peers: Vec::new(),
+        slice: None,
     })
+}
+
+/// The MIG devices of a card; none of one that is not in MIG mode.
+fn mig_devices<'a>(card: &nvml_wrapper::Device<'a>) -> Vec<nvml_wrapper::Device<'a>> {
+    let on = card.mig_mode().is_ok_and(|mode| mode.current == 1);
+    let most = if on { card.mig_device_count() } else { Ok(0) };
+    // Indices may have gaps.
+    (0..most.unwrap_or(0))
+        .filter_map(|index| card.mig_device_by_index(index).ok())
+        .collect()
+}
+
+/// The slices of a card, by id. One that cannot be identified is left out.
+fn slices(nvml: &Nvml, card: &Identity) -> Vec<Identity> {
+    let Ok(device) = nvml.device_by_uuid(card.uuid.as_str()) else {
+        return Vec::new();
+    };
+    let total = device.memory_info().map_or(0, |memory| memory.total);
+    let devices = mig_devices(&device).into_iter();
+    let found = devices.filter_map(|device| match slice(nvml, &device, card, total) {
+        Ok(slice) => Some(slice),
+        Err(error) => {
+            tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
+            None
+        }
+    });
+    found.collect()
+}
+
+/// `total`: the card's bytes.
+fn slice(
+    nvml: &Nvml,
+    device: &nvml_wrapper::Device<'_>,
+    card: &Identity,
+    total: u64,
+) -> Result<Identity, NvmlError> {
+    let (gpu_instance, compute_instance) = raw::instance(nvml, device)?;
+    let attributes = device.attributes()?;
+    let product = device.name()?;
+    let slices = attributes.gpu_instance_slice_count;
+    let profile = (slices == attributes.compute_instance_slice_count)
+        .then(|| Profile::of(slices, attributes.memory_size_mb, total, &product))
+        .flatten();
+    Ok(Identity {
+        uuid: GpuUuid::from(device.uuid()?.as_str()),
+        product,
+        slice: Some(Slice {
+            parent: card.uuid.clone(),
+            profile,
+            gpu_instance,
+            compute_instance,
+        }),
+        ..card.clone()
+    })
+}
+
+/// UUIDs of the MIG devices of each card that answers.
+pub(super) type Layout = BTreeMap<GpuUuid, BTreeSet<String>>;
+
+/// The layout as it is now.
+pub(super) fn layout(nvml: &Nvml, cards: &[Identity]) -> Layout {
+    let cards = cards.iter().filter(|card| card.slice.is_none());
+    let found = cards.filter_map(|card| {
+        let device = nvml.device_by_uuid(card.uuid.as_str()).ok()?;
+        let devices = mig_devices(&device);
+        let uuids = devices.iter().filter_map(|device| device.uuid().ok());
+        Some((card.uuid.clone(), uuids.collect()))
+    });
+    found.collect()
 }
 
 /// Which cards each card is linked with, in the order of `cards`.
 pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
     let by_bus: BTreeMap<&str, &GpuUuid> =
-        cards.iter().map(|c| (c.pci.as_str(), &c.uuid)).collect();
+        // A slice is at its card's place.
+        (cards.iter().filter(|c| c.slice.is_none()))
+            .map(|c| (c.pci.as_str(), &c.uuid))
+            .collect();
     let one = |card: &Identity| -> Result<Vec<String>, NvmlError> {
         let device = nvml.device_by_uuid(card.uuid.as_str())?;
         let mut peers = BTreeSet::new();
@@ -105,17 +184,19 @@ pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// One look at one card.
+/// One look at one card, or at one slice. With `slices`, the processes of a card in MIG mode are
+/// left to its slices.
 ///
 /// # Errors
 /// Those of the whole driver; a card's own trouble is in its reading.
 pub(super) fn device(
     nvml: &Nvml,
     identity: &Identity,
+    slices: bool,
     proc_root: &Path,
     origins: &mut Origins,
 ) -> Result<Device, NvmlError> {
-    let reading = match reading(nvml, identity, proc_root, origins) {
+    let reading = match reading(nvml, identity, slices, proc_root, origins) {
         Ok(reading) => Ok(reading),
         Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
         Err(error) => Err(UnreadableCard {
@@ -132,6 +213,7 @@ pub(super) fn device(
 fn reading(
     nvml: &Nvml,
     identity: &Identity,
+    slices: bool,
     proc_root: &Path,
     origins: &mut Origins,
 ) -> Result<Reading, NvmlError> {
@@ -144,7 +226,18 @@ fn reading(
     };
     // Shares are not offered on such a card, whatever its lists say.
     let mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
-    let listed = processes(&device, proc_root, origins)?;
+    let listed = if mig && slices {
+        // They are its slices'.
+        Listed::default()
+    } else {
+        processes(&device, proc_root, origins)?
+    };
+    // A slice is whatever its card is: NVML counts errors of cards.
+    let counters = match identity.slice {
+        Some(_) => counters(&device.mig_parent_device()?)?,
+        None => counters(&device)?,
+    };
+    let unshared = mig || identity.slice.is_some();
     Ok(Reading {
         total: Mib::floor_of_bytes(memory.total),
         reserved: Mib(memory.reserved.div_ceil(1 << 20)),
@@ -152,8 +245,8 @@ fn reading(
         compute_mode,
         mig,
         processes: listed.processes,
-        unseen: listed.unseen.filter(|_| !mig),
-        counters: counters(&device)?,
+        unseen: listed.unseen.filter(|_| !unshared),
+        counters,
     })
 }
 
@@ -225,6 +318,7 @@ pub(super) fn sample(
     }
 }
 
+#[derive(Default)]
 struct Listed {
     processes: Vec<Process>,
     unseen: Option<String>,

@@ -78,7 +78,7 @@ impl EncodeLabelValue for OutcomeWord {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResourceLabels {
-    resource: &'static str,
+    resource: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -305,6 +305,7 @@ impl Meters {
                 resource,
                 since_start,
             } => {
+                let resource = resource.clone();
                 let label = ResourceLabels { resource };
                 let before = self.registrations.get_or_create(&label).inc();
                 if before == 0 {
@@ -381,8 +382,9 @@ pub struct NodeCollector {
     pub state: watch::Receiver<Arc<State>>,
 }
 
-/// dcgm-exporter's labels; namespace, pod and container are empty for a card as a whole.
-fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, String); 8] {
+/// dcgm-exporter's labels; namespace, pod and container are empty for a card as a whole. A slice has
+/// its card's, and two of its own.
+fn labels(state: &State, card: &Card, share: Option<&Share>) -> Vec<(&'static str, String)> {
     let (namespace, pod, container) = share.map_or(("", "", ""), |share| {
         (
             share.pod.namespace.as_str(),
@@ -390,7 +392,7 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, 
             share.container.as_str(),
         )
     });
-    [
+    let mut labels = vec![
         ("gpu", card.index.to_string()),
         ("UUID", card.uuid.to_string()),
         ("device", format!("nvidia{}", card.minor)),
@@ -399,7 +401,12 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> [(&'static str, 
         ("namespace", namespace.to_owned()),
         ("pod", pod.to_owned()),
         ("container", container.to_owned()),
-    ]
+    ];
+    if let Some(slice) = &card.slice {
+        labels.push(("GPU_I_PROFILE", card.mig_profile()));
+        labels.push(("GPU_I_ID", slice.gpu_instance.to_string()));
+    }
+    labels
 }
 
 type CardValue = fn(&State, &Card) -> u64;
@@ -575,7 +582,7 @@ impl Collector for NodeCollector {
         for share in state.ledger.shares() {
             let Some(fence) = share.fence else { continue };
             for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
-                let mut all = labels(&state, card, Some(share)).to_vec();
+                let mut all = labels(&state, card, Some(share));
                 all.push(("fence", fence.level.as_str().to_owned()));
                 metric.encode_family(&all)?.encode_gauge(&1_u64)?;
             }

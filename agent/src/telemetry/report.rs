@@ -2,6 +2,7 @@
 //!
 //! Pure. In: [`State`]. Out: [`NodeState`], whole each time, in the state's own order.
 
+use crate::identity::Resource;
 use crate::inventory::{Card, GpuUuid};
 use crate::ledger::Share;
 use crate::mps::phase;
@@ -15,12 +16,8 @@ pub fn node_state(state: &State) -> NodeState {
     NodeState {
         node: state.node.name.clone(),
         node_uid: state.node.uid.clone(),
-        gpus: state
-            .inventory
-            .cards
-            .iter()
-            .map(|c| gpu(state, c))
-            .collect(),
+        gpus: gpus(state, is_gpu),
+        slices: gpus(state, |card| !is_gpu(card)),
         shares: state.ledger.shares().map(|s| share(state, s)).collect(),
         strangers: state
             .inventory
@@ -33,6 +30,18 @@ pub fn node_state(state: &State) -> NodeState {
         driver_limits: state.inventory.driver_limits,
         ungranted: state.ungranted.iter().map(ungranted).collect(),
     }
+}
+
+/// Whether schedulers decide on it: it is a card, or a slice that is offered as one.
+fn is_gpu(card: &Card) -> bool {
+    let offered = !card.switchable.is_empty() && card.resource == Resource::Whole;
+    card.slice.is_none() || offered
+}
+
+fn gpus(state: &State, which: impl Fn(&Card) -> bool) -> Vec<Gpu> {
+    let cards = state.inventory.cards.iter();
+    let cards = cards.filter(|card| which(card));
+    cards.map(|card| gpu(state, card)).collect()
 }
 
 fn ungranted(ungranted: &node::Ungranted) -> UngrantedPod {
@@ -148,6 +157,10 @@ fn gpu(state: &State, card: &Card) -> Gpu {
             .map(|fence| fence.as_str().to_owned())
             .unwrap_or_default(),
         compute_mode: card.compute_mode.as_str().to_owned(),
+        parent_uuid: (card.slice.as_ref())
+            .map(|slice| slice.parent.to_string())
+            .unwrap_or_default(),
+        mig_profile: card.mig_profile(),
     }
 }
 

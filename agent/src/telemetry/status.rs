@@ -38,6 +38,7 @@ pub enum Urgency {
 /// The current status. `last`: the last written one, for values that must not flicker.
 pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> GpuNodeStatus {
     let cards = || state.inventory.cards.iter().take(MOST_CARDS);
+    let count = cards().filter(|card| card.slice.is_none()).count();
     let sum = |of: &dyn Fn(&Card) -> Mib| {
         cards().fold(Mib(0), |sum, card| Mib(sum.0.saturating_add(of(card).0)))
     };
@@ -45,7 +46,7 @@ pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> Gp
     let mut status = GpuNodeStatus {
         observed_generation: generation,
         driver_version: state.inventory.driver_version.clone(),
-        gpu_count: u32::try_from(state.inventory.cards.len()).unwrap_or(u32::MAX),
+        gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
         product: cards()
             .next()
             .map(|card| card.product.clone())
@@ -111,6 +112,8 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         numa: card.numa,
         nvlink_peers: card.nvlink_peers.clone(),
         cordoned: card.cordoned,
+        mig_enabled: card.mig,
+        mig_profile: card.mig_profile(),
         grants: state
             .ledger
             .on(&card.uuid)

@@ -54,6 +54,11 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl F
 impl Machine {
     /// Everything but the agent runs.
     pub async fn bare(count: u32) -> Self {
+        Self::on(Hardware::of(Preset::T4, count)).await
+    }
+
+    /// The same on this hardware.
+    pub async fn on(hardware: Hardware) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("a")
             .tempdir_in("/tmp")
@@ -64,7 +69,7 @@ impl Machine {
         let library = library.parent().unwrap().join("libnvidia_ml.so");
         let driver = sim_gpu::driver::serve(Options {
             root: root.path().to_owned(),
-            hardware: Hardware::of(Preset::T4, count),
+            hardware,
             nvml_library: Some(library),
             plain_nodes: true,
             binary: None,

@@ -9,4 +9,5 @@ mod mps;
 mod refusals;
 mod restart;
 mod shares;
+mod slices;
 mod whole;

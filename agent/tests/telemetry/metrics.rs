@@ -21,9 +21,13 @@ struct Fixture {
 }
 
 fn scene() -> Fixture {
+    scene_of(sample::state())
+}
+
+fn scene_of(state: State) -> Fixture {
     let mut registry = Registry::default();
     let meters = Meters::new(&mut registry);
-    let (state, receiver) = watch::channel(Arc::new(sample::state()));
+    let (state, receiver) = watch::channel(Arc::new(state));
     registry.register_collector(Box::new(NodeCollector {
         state: receiver.clone(),
     }));
@@ -116,7 +120,7 @@ async fn every_note_moves_its_metric() {
         name: "p".into(),
     };
     let since = |seconds| Note::Registered {
-        resource,
+        resource: resource.to_owned(),
         since_start: Duration::from_secs(seconds),
     };
     let refusal = RefusedGrant {
@@ -294,4 +298,12 @@ async fn health_says_what_is_missing() {
         orphan.get("/healthz").await.0,
         StatusCode::SERVICE_UNAVAILABLE
     );
+}
+
+#[tokio::test]
+async fn a_slice_has_its_cards_labels_and_two_of_its_own() {
+    let scene = scene_of(sample::sliced(Some("1g.10gb")));
+    let labels = r#"gpu="0",UUID="MIG-0",device="nvidia4",modelName="NVIDIA RTX 6000 Ada Generation",Hostname="n1",namespace="",pod="",container="",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7""#;
+    let series = format!("aliquot_gpu_healthy{{{labels}}}");
+    assert_eq!(scene.value(&series).await.as_deref(), Some("1"));
 }

@@ -105,3 +105,25 @@ fn a_card_is_ready_when_a_container_on_it_could_start() {
     assert!(!ready(&state, 0));
     assert_eq!(node_state(&state).not_offering, "the runtime ignores CDI");
 }
+
+#[test]
+fn slices_that_kubernetes_counts_are_no_gpus_and_those_that_are_gpus_are() {
+    for (profile, gpus, slices) in [(None, 3, 0), (Some("1g.10gb"), 2, 1)] {
+        let told = node_state(&sample::sliced(profile));
+        assert_eq!((told.gpus.len(), told.slices.len()), (gpus, slices));
+        assert!(told.gpus[0].mig_enabled);
+        let slice = told.gpus.iter().chain(&told.slices);
+        let slice = slice.filter(|gpu| !gpu.parent_uuid.is_empty());
+        let [slice] = slice.collect::<Vec<_>>()[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!(
+            (slice.parent_uuid.as_str(), slice.mig_profile.as_str()),
+            ("GPU-0", "1g.10gb")
+        );
+    }
+    // One that is offered in no way is no GPU either.
+    let mut state = sample::sliced(None);
+    state.inventory.cards[1].switchable.clear();
+    assert_eq!(node_state(&state).gpus.len(), 2);
+}

@@ -1,7 +1,8 @@
 //! A sample node.
 
 use agent::fence::ActiveFence;
-use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Stranger};
+use agent::identity::Resource;
+use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Profile, Slice, Stranger};
 use agent::ledger::{AllocId, Ledger, Share, SharePhase};
 use agent::node::{MpsView, Node, Pool, Readiness, State};
 use api::grant::PodIdentity;
@@ -23,6 +24,8 @@ pub(crate) fn card(index: u32) -> Card {
         health: Health::Healthy,
         compute_mode: ComputeMode::Default,
         mig: false,
+        slice: None,
+        resource: Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
@@ -132,4 +135,28 @@ pub(crate) fn state() -> State {
             cluster: true,
         },
     }
+}
+
+/// The same with the first card in MIG mode, and a slice of it: by its profile, or as a GPU.
+pub(crate) fn sliced(profile: Option<&str>) -> State {
+    let mut state = state();
+    state.ledger = Ledger::default();
+    let cards = &mut state.inventory.cards;
+    let mut slice = card(0);
+    slice.uuid = GpuUuid::from("MIG-0");
+    slice.switchable = vec![Mode::Exclusive];
+    slice.slice = Some(Slice {
+        parent: uuid(0),
+        profile: Profile::parse("1g.10gb"),
+        gpu_instance: 7,
+        compute_instance: 0,
+    });
+    if let Some(profile) = profile.and_then(Profile::parse) {
+        slice.resource = Resource::Slice(profile);
+    }
+    cards[0].mig = true;
+    cards[0].grantable = Mib(0);
+    cards[0].switchable.clear();
+    cards.insert(1, slice);
+    state
 }

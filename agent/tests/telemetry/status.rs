@@ -123,3 +123,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_node_counts_its_cards_and_what_its_slices_have() {
+    let state = sample::sliced(Some("1g.10gb"));
+    let status = status(&state, None, at(1));
+    assert_eq!((status.gpu_count, status.gpus.len()), (2, 3));
+    let one = status.gpus[1].grantable_mib;
+    assert_eq!(
+        status.grantable_mib.0,
+        one.0 + status.gpus[2].grantable_mib.0
+    );
+    assert!(status.gpus[0].mig_enabled && !status.gpus[1].mig_enabled);
+    assert_eq!(status.gpus[1].mig_profile, "1g.10gb");
+}

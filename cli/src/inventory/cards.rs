@@ -32,6 +32,9 @@ pub(super) fn state(card: &GpuStatus) -> (&'static str, Tone) {
         ("unhealthy", Tone::Bad)
     } else if card.cordoned {
         ("cordoned", Tone::Warn)
+    } else if card.mig_enabled {
+        // Its slices have rows of their own.
+        ("mig", Tone::Good)
     } else if !card.ready {
         ("not ready", Tone::Warn)
     } else {

@@ -213,6 +213,41 @@ n2      2  NVIDIA L4  -     unhealthy            0         0          23000     
     }
 
     #[test]
+    fn a_card_in_mig_mode_is_followed_by_its_slices() {
+        let mut nodes = nodes();
+        let gpus = &mut nodes[0].status.as_mut().unwrap().gpus;
+        gpus.truncate(1);
+        gpus[0].mode = None;
+        let grant = gpus[0].grants.remove(0);
+        gpus[0].grants.clear();
+        let slice = GpuStatus {
+            uuid: "MIG-0".into(),
+            product: "NVIDIA L4 MIG 1g.5gb".into(),
+            mig_profile: "1g.5gb".into(),
+            grants: vec![grant],
+            ..gpus[0].clone()
+        };
+        gpus[0].mig_enabled = true;
+        gpus.push(slice);
+        let cards = printed(Report::from(cards::table(&nodes[..1])), Format::Table);
+        let rows: Vec<Vec<&str>> = (cards.lines().skip(1))
+            .map(|line| {
+                line.split("  ")
+                    .map(str::trim)
+                    .filter(|s| !s.is_empty())
+                    .collect()
+            })
+            .collect();
+        assert_eq!(rows[0][1..5], ["0", "NVIDIA L4", "-", "mig"]);
+        assert_eq!(rows[1][1..5], ["0", "NVIDIA L4 MIG 1g.5gb", "-", "ready"]);
+        let shares = printed(
+            Report::from(shares::table(&nodes[..1], None)),
+            Format::Table,
+        );
+        assert!(shares.contains("team-a"), "{shares}");
+    }
+
+    #[test]
     fn shares_name_pod_card_and_fence() {
         let all = || Report::from(shares::table(&nodes(), None));
         assert_eq!(

@@ -155,6 +155,12 @@
 {{- $_ := set $container "args" (append $container.args "--dra=true") -}}
 {{- end }}
 
+{{- /* How the agent offers slices. In: {root, object}. */}}
+{{- define "aliquot.mig" -}}
+{{- $container := first .object.spec.template.spec.containers -}}
+{{- $_ := set $container "args" (append $container.args (printf "--mig-strategy=%s" .root.Values.mig.strategy)) -}}
+{{- end }}
+
 {{- /* How hard the guard is, and where it does not look. In: {root, object}. */}}
 {{- define "aliquot.binding" -}}
 {{- $guard := .root.Values.guard -}}

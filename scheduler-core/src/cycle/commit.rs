@@ -11,7 +11,7 @@ use crate::ids::{DecisionId, NodeUid};
 use crate::model::{Ask, ContainerGrant, Front};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
-use crate::state::transition::whole_gpus;
+use crate::state::transition::{mig_slices, whole_gpus};
 use crate::state::{Known, OpenDecision, State};
 use std::sync::Arc;
 
@@ -176,6 +176,12 @@ pub(crate) fn bind(
         Received::Fraction
     } else if whole_gpus(spec) > 0 && cell.front == Front::Plugin {
         Received::Regular
+    } else if spec
+        .extended
+        .iter()
+        .any(|(name, _)| mig_slices(name.as_str()) > 0)
+    {
+        Received::MigInstance
     } else {
         Received::Nothing
     };

@@ -10,7 +10,7 @@ use super::card;
 use crate::model::{Ask, Front, Mode};
 use crate::state::State;
 use crate::state::cell::{CardSums, Status};
-use crate::state::rows::{MigStrategy, NodeKey, NodeRow, SpecRow, TaskKey};
+use crate::state::rows::{NodeKey, NodeRow, SpecRow, TaskKey};
 use crate::state::transition::counted_gpus;
 
 /// What the ones that stay hold of the node.
@@ -43,7 +43,7 @@ pub(crate) fn could_fit(
         return false;
     };
     if super::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
-        || !mig(row, spec)
+        || spec.wants_gpus() && super::mig_strategy(row, spec).is_err()
         || !state.volumes.could_serve(&spec.spec.claims, key)
         || !state.could_serve_devices(&spec.spec, key, Front::Plugin)
     {
@@ -103,18 +103,6 @@ pub(crate) fn could_fit(
                 would_do.count() >= share.devices as usize
             }
         })
-}
-
-/// What the node's MIG strategy allows; holders of slices may be evicted.
-fn mig(row: &NodeRow, spec: &SpecRow) -> bool {
-    let wants_profile = spec.mig_nano > 0;
-    !spec.wants_gpus()
-        || match row.mig {
-            MigStrategy::Off => !wants_profile,
-            MigStrategy::Single => !wants_profile && !spec.shares,
-            MigStrategy::Mixed => wants_profile,
-            MigStrategy::On => true,
-        }
 }
 
 /// Whole GPUs that would be free.

@@ -110,6 +110,9 @@ pub(crate) fn share(
     let Some(card) = &row.card else {
         return Err(CardReason::Unknown);
     };
+    if card.slice {
+        return Err(CardReason::Slice);
+    }
     if beside.modes[0] > 0 {
         return Err(CardReason::HeldWhole);
     }

@@ -218,16 +218,24 @@ fn untolerated<'a>(node: &'a Node, spec: &Spec) -> impl Iterator<Item = &'a Tain
 
 /// What a node's MIG strategy lets in (KAI's `PredicateByNodeResourcesType`).
 fn mig(state: &State, spec: &SpecRow, key: NodeKey) -> Result<(), NodeReason> {
-    let Some(strategy) = state.nodes.get(key).map(|row| row.mig) else {
+    let Some(row) = state.nodes.get(key) else {
         return Ok(());
     };
+    if spec.mig_nano > 0 && row.mig != MigStrategy::Off && has_legacy_mig(state, key) {
+        return Err(NodeReason::LegacyMig);
+    }
+    mig_strategy(row, spec)
+}
+
+/// The same without the pods that hold slices, which may be evicted. A node with an agent may have
+/// cards beside those in MIG mode: there the cards decide.
+pub(super) fn mig_strategy(row: &NodeRow, spec: &SpecRow) -> Result<(), NodeReason> {
     let wants_profile = spec.mig_nano > 0;
-    match strategy {
+    let by_card = row.node.as_ref().is_some_and(|node| node.managed);
+    match row.mig {
         MigStrategy::Off if wants_profile => Err(NodeReason::NotMig),
-        MigStrategy::Off => Ok(()),
-        _ if wants_profile && has_legacy_mig(state, key) => Err(NodeReason::LegacyMig),
         MigStrategy::Single if wants_profile || spec.shares => Err(NodeReason::MigSingle),
-        MigStrategy::Mixed if !wants_profile => Err(NodeReason::MigMixed),
+        MigStrategy::Mixed if !wants_profile && !by_card => Err(NodeReason::MigMixed),
         _ => Ok(()),
     }
 }

@@ -149,6 +149,8 @@ pub struct Card {
     pub cordoned: bool,
     /// MIG is enabled: no shares, no whole use by us.
     pub mig: bool,
+    /// It is a slice of a card in MIG mode, which the node gives as a whole GPU: no shares.
+    pub slice: bool,
     /// MPS clients that the card takes, and how many shares may therefore be on it at
     /// once in the MPS modes. 0: not limited.
     pub client_slots: u32,
@@ -186,6 +188,7 @@ impl Card {
             unhealthy: None,
             cordoned: false,
             mig: false,
+            slice: false,
             client_slots: 48,
             numa: None,
             nvlink_peers: Vec::new(),

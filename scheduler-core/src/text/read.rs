@@ -589,6 +589,7 @@ fn assumed(line: &Line) -> Read<Bind> {
     let received = match line.get("received") {
         Some("fraction") => Received::Fraction,
         Some("regular") => Received::Regular,
+        Some("mig-instance") => Received::MigInstance,
         _ => Received::Nothing,
     };
     Ok(Bind {

@@ -46,6 +46,7 @@ fn card(line: &Line) -> Read<Card> {
     card.unhealthy = line.get("unhealthy").map(Arc::from);
     card.cordoned = line.flag("cordoned");
     card.mig = line.flag("mig");
+    card.slice = line.flag("slice");
     card.client_slots = line.number("slots")?.unwrap_or(card.client_slots);
     card.numa = line.number("numa")?;
     card.nvlink_peers = list(line.get("peers")).iter().map(GpuUuid::new).collect();

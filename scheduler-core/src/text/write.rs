@@ -306,6 +306,7 @@ impl Text {
         self.some("unhealthy", card.unhealthy.as_ref());
         self.flag("cordoned", card.cordoned);
         self.flag("mig", card.mig);
+        self.flag("slice", card.slice);
         self.unless("slots", card.client_slots, 48);
         self.some("numa", card.numa);
         if !card.nvlink_peers.is_empty() {
@@ -569,6 +570,7 @@ impl Text {
             Received::Nothing => {}
             Received::Regular => self.pair("received", "regular"),
             Received::Fraction => self.pair("received", "fraction"),
+            Received::MigInstance => self.pair("received", "mig-instance"),
         }
         self.flag("by-claim", bind.front == Front::Claim);
         self.some("queue", bind.queue.as_ref());

@@ -117,6 +117,9 @@ fn binding(context: &WriteContext, bind: &Bind) -> Value {
         Received::Fraction => {
             annotations.insert(key::RECEIVED_TYPE.to_owned(), "Fraction".into());
         }
+        Received::MigInstance => {
+            annotations.insert(key::RECEIVED_TYPE.to_owned(), "MigInstance".into());
+        }
     }
     json!({
         "apiVersion": "v1",

@@ -153,7 +153,10 @@ impl World {
     fn adopt(&mut self, state: &NodeState) -> Vec<Event> {
         let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
         for share in &state.shares {
-            if share.mode == Mode::Exclusive.as_str() && !share.gpu_uuids.is_empty() {
+            // Of a slice that is counted by its profile there is no grant.
+            let counted = |uuid: &String| state.slices.iter().any(|slice| slice.uuid == *uuid);
+            let whole = share.mode == Mode::Exclusive.as_str() && !share.gpu_uuids.is_empty();
+            if whole && !share.gpu_uuids.iter().any(counted) {
                 by_pod.entry(&share.pod_uid).or_default().push(share);
             }
         }

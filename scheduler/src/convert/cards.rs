@@ -99,6 +99,7 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
     });
     card.cordoned = gpu.cordoned;
     card.mig = gpu.mig_enabled;
+    card.slice = !gpu.parent_uuid.is_empty();
     card.client_slots = gpu.client_slots;
     card.numa = u32::try_from(gpu.numa_node).ok();
     card.nvlink_peers = gpu
@@ -184,6 +185,23 @@ mod tests {
             of(&state, Mode::Mps, &Strangers::new()).0.cards[0].grantable,
             Mib(15_500 - 64 - 512)
         );
+    }
+
+    #[test]
+    fn slices_that_kubernetes_counts_are_no_cards_and_those_that_are_gpus_hold_no_shares() {
+        let mut state = state(&[]);
+        let slice = Gpu {
+            uuid: "MIG-1".into(),
+            parent_uuid: "GPU-1".into(),
+            ..state.gpus[0].clone()
+        };
+        state.slices = vec![slice.clone()];
+        let cards = of(&state, Mode::Mps, &Strangers::new()).0.cards;
+        assert_eq!(cards.len(), 1);
+        assert!(!cards[0].slice);
+        state.gpus.push(slice);
+        let cards = of(&state, Mode::Mps, &Strangers::new()).0.cards;
+        assert!(cards[1].slice);
     }
 
     #[test]

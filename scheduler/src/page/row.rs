@@ -5,7 +5,7 @@ use api::request::{Amount, GpuRequest};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use proto::names::{grant, kai};
+use proto::names::{grant, kai, resource};
 use proto::telemetry::NodeState;
 use scheduler_core::units::Time;
 use std::collections::BTreeMap;
@@ -72,7 +72,22 @@ pub(super) fn pod(pod: &Pod, scheduler: &str) -> Option<PodRow> {
     })
 }
 
-/// `2000 MiB`, `0.5 GPU`, `2 x 0.5 GPU`, `8 GPUs`, `no GPU`; several joined by `+`.
+/// MIG slices that its containers request, by profile.
+fn slices(pod: &Pod) -> impl Iterator<Item = String> + '_ {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref());
+    limits.flatten().filter_map(|(name, count)| {
+        let profile = name.strip_prefix(resource::MIG_PREFIX)?;
+        Some(match count.0.as_str() {
+            "0" => return None,
+            "1" => format!("mig-{profile}"),
+            count => format!("{count} x mig-{profile}"),
+        })
+    })
+}
+
+/// `2000 MiB`, `0.5 GPU`, `2 x 0.5 GPU`, `8 GPUs`, `2 x mig-1g.10gb`, `no GPU`; several joined by
+/// `+`.
 pub(super) fn asks(pod: &Pod) -> String {
     let asked = match api::request::of(pod) {
         Ok(asked) => asked,
@@ -95,6 +110,7 @@ pub(super) fn asks(pod: &Pod) -> String {
                 }
             }
         })
+        .chain(slices(pod))
         .collect();
     if texts.is_empty() {
         "no GPU".to_owned()
@@ -259,7 +275,7 @@ pub(super) struct LiveShare {
 
 /// See [`Live`].
 pub(super) fn live(state: &NodeState) -> Live {
-    let cards = state.gpus.iter().map(|gpu| {
+    let cards = state.gpus.iter().chain(&state.slices).map(|gpu| {
         let card = LiveCard {
             total: gpu.memory_total_mib,
             grantable: gpu.memory_grantable_mib,
@@ -335,6 +351,10 @@ mod tests {
             (
                 json!({"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}),
                 "8 GPUs",
+            ),
+            (
+                json!({"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}}]}}),
+                "2 x mig-1g.10gb",
             ),
         ] {
             assert_eq!(read(patch).unwrap().asks, text);

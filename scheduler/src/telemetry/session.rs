@@ -92,10 +92,12 @@ impl Session {
 /// What no agent means, whatever its release: it would be believed of cards or pods that it
 /// does not name.
 fn well_formed(state: &NodeState) -> Result<(), String> {
-    if state.gpus.len() > MOST_CARDS {
-        return Err(format!("{} cards on one node", state.gpus.len()));
+    for gpus in [&state.gpus, &state.slices] {
+        if gpus.len() > MOST_CARDS {
+            return Err(format!("{} cards on one node", gpus.len()));
+        }
     }
-    for gpu in &state.gpus {
+    for gpu in state.gpus.iter().chain(&state.slices) {
         if gpu.uuid.is_empty() || gpu.uuid.len() > LONGEST_NAME {
             return Err(format!("card {} has no UUID, or no short one", gpu.index));
         }

@@ -106,12 +106,13 @@ impl State {
             .ok_or(CudaError::InvalidDevice.code())
     }
 
-    /// The 16 bytes that `GPU-...` spells.
+    /// The 16 bytes that `GPU-...` or `MIG-...` spells.
     pub(crate) fn uuid(&self, device: c_int) -> Result<[u8; 16], Code> {
         let at = self.ordinal(device)?;
         let text = self.process.visible.get(at).map_or("", String::as_str);
         let digits: Vec<u8> = text
             .trim_start_matches("GPU-")
+            .trim_start_matches("MIG-")
             .bytes()
             .filter_map(|byte| char::from(byte).to_digit(16))
             .filter_map(|digit| u8::try_from(digit).ok())

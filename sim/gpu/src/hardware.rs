@@ -10,6 +10,8 @@
 //!   "cards": [ { "preset": "H100-80", "count": 8 }, { "preset": "T4", "total_mib": 15000 } ] }
 //! ```
 
+pub mod mig;
+
 use std::fmt;
 use std::path::Path;
 
@@ -68,6 +70,10 @@ pub struct Card {
     /// MIG mode is on; shares are not for such a card.
     #[serde(default)]
     pub mig: bool,
+    /// Profiles of its instances, `1g.10gb`, in the order in which they are created. They are
+    /// there while MIG mode is on.
+    #[serde(default)]
+    pub mig_instances: Vec<String>,
 }
 
 /// The products with true figures.
@@ -178,6 +184,10 @@ pub struct CardSpec {
     pub mig_capable: bool,
     /// MIG mode is on.
     pub mig: bool,
+    /// Its instances, by id; there while MIG mode is on.
+    pub instances: Vec<mig::Instance>,
+    /// This is no card, but an instance of one.
+    pub instance: Option<mig::Instance>,
     /// ECC memory that reports errors.
     pub ecc: bool,
     /// Power limit, mW.
@@ -427,6 +437,8 @@ impl Hardware {
             links: Vec::new(),
             mig_capable: product.mig,
             mig: card.mig,
+            instances: mig::place(card.preset, index, &card.mig_instances)?,
+            instance: None,
             ecc: true,
             power_limit_mw: product.watts * 1000,
             serial: format!(
@@ -451,6 +463,7 @@ impl Card {
             numa_node: None,
             nvlink: None,
             mig: false,
+            mig_instances: Vec::new(),
         }
     }
 }
@@ -519,81 +532,4 @@ fn hash(seed: &str, salt: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn presets_have_nvmls_totals() {
-        let totals: Vec<u64> = Preset::ALL
-            .iter()
-            .map(|p| Hardware::of(*p, 1).cards().unwrap()[0].total_mib)
-            .collect();
-        assert_eq!(totals, [15360, 23034, 49140, 40960, 81920, 81559]);
-    }
-
-    #[test]
-    fn uuids_are_stable_and_differ_between_machines() {
-        let mut a = Hardware::of(Preset::H100x80, 8);
-        a.seed = "a".into();
-        let mut b = a.clone();
-        let uuids = |h: &Hardware| {
-            h.cards()
-                .unwrap()
-                .into_iter()
-                .map(|c| c.uuid)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(uuids(&a), uuids(&b));
-        b.seed = "b".into();
-        assert!(uuids(&a).iter().all(|u| !uuids(&b).contains(u)));
-        assert!(
-            uuids(&a)
-                .iter()
-                .all(|u| u.len() == "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f".len())
-        );
-    }
-
-    #[test]
-    fn a_file_overrides_its_preset_and_unknown_keys_are_refused() {
-        let text = r#"{"driver_version":"590.44.01","cards":[{"preset":"H100-80","count":4},{"preset":"T4","uuid":"GPU-x","numa_node":-1}]}"#;
-        let hardware = Hardware::parse(text).unwrap();
-        let cards = hardware.cards().unwrap();
-        assert_eq!(hardware.max_clients(), 60);
-        assert!(!hardware.needs_shm());
-        assert_eq!(cards.len(), 5);
-        assert_eq!(cards[0].links.len(), 18);
-        assert_eq!(cards[0].links[0].1, 2);
-        assert_eq!(
-            (cards[4].uuid.as_str(), cards[4].numa_node),
-            ("GPU-x", None)
-        );
-        assert!(cards[4].links.is_empty());
-        for bad in [
-            r#"{"cards":[{"preset":"T4","memory":1}]}"#,
-            r#"{"cards":[{"preset":"T5"}]}"#,
-            r#"{"cards":[{"preset":"T4","count":0}]}"#,
-            r#"{"cards":[{"preset":"T4","uuid":"GPU-x","count":2}]}"#,
-            r#"{"cards":[{"preset":"T4","uuid":"GPU-x"},{"preset":"T4","uuid":"GPU-x"}]}"#,
-            r#"{"cards":[{"preset":"T4","mig":true}]}"#,
-            r#"{"cards":[{"preset":"T4","reserved_mib":15360}]}"#,
-        ] {
-            assert!(Hardware::parse(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn two_boards_link_to_each_other_and_one_to_nobody() {
-        let pair = Hardware::of(Preset::A100x40, 2).cards().unwrap();
-        assert!(
-            pair[0]
-                .links
-                .iter()
-                .all(|l| *l == (pair[1].pci_bus_id.clone(), 0))
-        );
-        assert!(
-            Hardware::of(Preset::A100x40, 1).cards().unwrap()[0]
-                .links
-                .is_empty()
-        );
-    }
-}
+mod tests;

@@ -65,6 +65,18 @@ impl Root {
         }
     }
 
+    /// The nodes of MIG capabilities that exist here.
+    pub fn capabilities(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.dev().join("nvidia-caps"));
+        let mut nodes: Vec<PathBuf> = entries
+            .into_iter()
+            .flat_map(Iterator::flatten)
+            .map(|entry| entry.path())
+            .collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
     /// Minors of the card nodes that exist here, ascending.
     pub fn card_minors(&self) -> Vec<u32> {
         let Ok(entries) = std::fs::read_dir(self.dev()) else {

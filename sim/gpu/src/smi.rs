@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use crate::client::{CallError, Driver};
+use crate::hardware::mig::capability_minor;
 use crate::paths::Root;
 use crate::wire::Message;
 
@@ -154,7 +155,7 @@ fn answer(asked: &Asked) -> Result<String, Failure> {
         .map(|(minor, card)| card.map(|c| (minor, c)))
         .collect::<Result<_, _>>()?;
     match (&asked.query_gpu, &asked.query_apps) {
-        _ if asked.list => Ok(list(&cards)),
+        _ if asked.list => Ok(list(&root, &cards)),
         (Some(fields), _) => query(fields, &asked.format, cards.len(), |at, field| {
             gpu_field(&machine, &cards, at, field)
         }),
@@ -172,7 +173,7 @@ fn answer(asked: &Asked) -> Result<String, Failure> {
     }
 }
 
-fn list(cards: &[(u32, Message)]) -> String {
+fn list(root: &Root, cards: &[(u32, Message)]) -> String {
     let mut text = String::new();
     for (at, (_, card)) in cards.iter().enumerate() {
         let _ = writeln!(
@@ -181,8 +182,24 @@ fn list(cards: &[(u32, Message)]) -> String {
             value(card, "name"),
             value(card, "gpu")
         );
+        for (at, [uuid, profile]) in instances(root, card).iter().enumerate() {
+            let _ = writeln!(text, "  MIG {profile:<11} Device {at:>2}: (UUID: {uuid})");
+        }
     }
     text
+}
+
+/// UUID and profile of the MIG instances of a card whose capability node is here.
+fn instances(root: &Root, card: &Message) -> Vec<[String; 2]> {
+    let index = card.parsed("index").unwrap_or(0);
+    let rows = card.rows("instances").into_iter();
+    let here = rows.filter_map(|row| {
+        let id = row.get(3)?.parse().ok()?;
+        let minor = capability_minor(index, id, None);
+        let node = root.dev().join(format!("nvidia-caps/nvidia-cap{minor}"));
+        node.exists().then(|| [row[1].clone(), row[2].clone()])
+    });
+    here.collect()
 }
 
 fn value(card: &Message, key: &str) -> String {

@@ -116,7 +116,8 @@ impl Text {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Device(*const u8);
 
-static SLOTS: [u8; 64] = [0; 64];
+/// For the cards, and for all MIG instances that these can have.
+static SLOTS: [u8; 512] = [0; 512];
 
 impl Device {
     /// The handle of the card with this driver index.
@@ -226,6 +227,20 @@ pub(crate) struct Bar1Memory {
 
 /// `NVML_VALUE_NOT_AVAILABLE` as an unsigned 64-bit value.
 pub(crate) const NOT_AVAILABLE: u64 = u64::MAX;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Attributes {
+    pub(crate) multiprocessors: c_uint,
+    pub(crate) copy_engines: c_uint,
+    pub(crate) decoders: c_uint,
+    pub(crate) encoders: c_uint,
+    pub(crate) jpeg: c_uint,
+    pub(crate) ofa: c_uint,
+    pub(crate) gpu_slices: c_uint,
+    pub(crate) compute_slices: c_uint,
+    pub(crate) memory_mb: u64,
+}
 
 /// No MIG instance.
 pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;

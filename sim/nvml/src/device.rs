@@ -6,8 +6,13 @@ use crate::abi::{
     ARGUMENT_VERSION_MISMATCH, Bar1Memory, Device, INVALID_ARGUMENT, Memory, MemoryV2,
     NOT_SUPPORTED, Out, PciInfo, Return, UNKNOWN, Utilization, chars, code,
 };
-use crate::enumerate::card;
+use crate::enumerate::{card, either};
 use crate::link::{self, Answer};
+
+/// Of a card or of a MIG instance.
+fn name(device: Device, key: &str, out: &Out<c_char>, length: c_uint) -> Return {
+    code(either(device).and_then(|c| out.put_text(&c.text(key), length)))
+}
 
 fn text(device: Device, key: &str, out: &Out<c_char>, length: c_uint) -> Return {
     code(card(device).and_then(|c| out.put_text(&c.text(key), length)))
@@ -19,12 +24,12 @@ fn number<T: Copy + std::str::FromStr>(device: Device, key: &str, out: &Out<T>) 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: Out<c_char>, length: c_uint) -> Return {
-    text(device, "gpu", &uuid, length)
+    name(device, "gpu", &uuid, length)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) -> Return {
-    text(device, "name", &name, length)
+extern "C" fn nvmlDeviceGetName(device: Device, text: Out<c_char>, length: c_uint) -> Return {
+    name(device, "name", &text, length)
 }
 
 #[unsafe(no_mangle)]
@@ -127,7 +132,7 @@ fn bytes(card: &Answer, key: &str) -> Result<u64, Return> {
 /// Version 1 counts the driver's reserve as used.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<Memory>) -> Return {
-    code(card(device).and_then(|c| {
+    code(either(device).and_then(|c| {
         memory.put(Memory {
             total: bytes(&c, "total_mib")?,
             free: bytes(&c, "free_mib")?,
@@ -144,7 +149,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: Out<MemoryV2>) 
         if asked.version != VERSION {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }
-        let c = card(device)?;
+        let c = either(device)?;
         memory.put(MemoryV2 {
             version: VERSION,
             total: bytes(&c, "total_mib")?,
@@ -183,32 +188,6 @@ extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: Out<c_uint>) -> Return {
     code(card(device).and_then(|_| mode.put(1)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(
-    device: Device,
-    current: Out<c_uint>,
-    pending: Out<c_uint>,
-) -> Return {
-    code(card(device).and_then(|c| {
-        if !c.flag("mig_capable") {
-            return Err(NOT_SUPPORTED);
-        }
-        let mode = c.number("mig")?;
-        current.put(mode)?;
-        pending.put(mode)
-    }))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) -> Return {
-    code(card(device).and_then(|c| count.put(if c.flag("mig_capable") { 7 } else { 0 })))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: Out<c_uint>) -> Return {
-    code(device.index().and_then(|_| is_mig.put(0)))
 }
 
 #[unsafe(no_mangle)]

@@ -3,8 +3,11 @@
 
 use std::ffi::c_uint;
 
-use crate::abi::{Device, INVALID_ARGUMENT, NOT_FOUND, Out, Return, Text, UNKNOWN, code};
+use crate::abi::{
+    Device, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, Text, UNKNOWN, code,
+};
 use crate::link::{self, Answer};
+use crate::mig::sees;
 
 /// Driver indices of the cards that this process can see.
 pub(crate) fn seen() -> Result<Vec<usize>, Return> {
@@ -15,8 +18,18 @@ pub(crate) fn seen() -> Result<Vec<usize>, Return> {
         .collect())
 }
 
-/// Everything about a card; a lost one is `GPU_IS_LOST`.
+/// Everything about a card; a lost one is `GPU_IS_LOST`. Most calls do not take a MIG instance.
 pub(crate) fn card(device: Device) -> Result<Answer, Return> {
+    let card = either(device)?;
+    if card.text("parent").is_empty() {
+        Ok(card)
+    } else {
+        Err(NOT_SUPPORTED)
+    }
+}
+
+/// Everything about a card or a MIG instance.
+pub(crate) fn either(device: Device) -> Result<Answer, Return> {
     link::ask(&format!("card index={}", device.index()?))
 }
 
@@ -24,7 +37,12 @@ pub(crate) fn card(device: Device) -> Result<Answer, Return> {
 fn hand_out(request: &str, out: &Out<Device>) -> Result<(), Return> {
     let answer = link::ask(request)?;
     let index: usize = answer.number("index")?;
-    if !seen()?.contains(&index) {
+    let here = if answer.text("parent").is_empty() {
+        seen()?.contains(&index)
+    } else {
+        seen()?.contains(&answer.number("parent")?) && sees(&answer)?
+    };
+    if !here {
         return Err(NOT_FOUND);
     }
     out.put(Device::of(index).ok_or(UNKNOWN)?)

@@ -135,8 +135,12 @@ fn wait(set: EventSet, data: &Out<EventData>, timeout: Duration) -> Result<(), R
                     device: Device::of(index).ok_or(UNKNOWN)?,
                     kind,
                     data: answer.number("data")?,
-                    gpu_instance: NO_INSTANCE,
-                    compute_instance: NO_INSTANCE,
+                    gpu_instance: answer.number("gpu_instance").unwrap_or(NO_INSTANCE),
+                    compute_instance: if answer.text("gpu_instance").is_empty() {
+                        NO_INSTANCE
+                    } else {
+                        0
+                    },
                 });
             }
         }

@@ -5,6 +5,7 @@
 //! - `system`: init, versions, error texts;
 //! - `enumerate`: counts and handles;
 //! - `device`: identity, memory, modes, readings of one card;
+//! - `mig`: MIG mode and instances;
 //! - `processes`: processes on a card;
 //! - `topology`: links and neighbours;
 //! - `health`: ECC, rows, field values;
@@ -24,6 +25,7 @@ mod enumerate;
 mod events;
 mod health;
 mod link;
+mod mig;
 mod processes;
 mod system;
 mod topology;

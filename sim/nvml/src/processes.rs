@@ -7,7 +7,7 @@ use crate::abi::{
     Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, Out,
     ProcessInfo, Return, SUCCESS, UNKNOWN, UtilizationSample, code,
 };
-use crate::enumerate::card;
+use crate::enumerate::{card, either};
 use crate::health::now_us;
 use crate::link::Answer;
 
@@ -52,20 +52,25 @@ fn fill<T: Copy>(values: &[T], count: &Out<c_uint>, array: &Out<T>) -> Result<()
 }
 
 fn list(device: Device, kind: &str, count: &Out<c_uint>, infos: &Out<ProcessInfo>) -> Return {
-    code(card(device).and_then(|card| {
+    code(either(device).and_then(|card| {
         match card.number(&format!("list_{kind}"))? {
             SUCCESS => {}
             fault => return Err(fault),
         }
         let memory = card.flag("process_memory");
+        let instance = if card.text("parent").is_empty() {
+            NO_INSTANCE
+        } else {
+            0
+        };
         let found: Vec<ProcessInfo> = rows(&card)?
             .iter()
             .filter(|row| row.kind == kind)
             .map(|row| ProcessInfo {
                 pid: row.pid,
                 used_gpu_memory: if memory { row.mib << 20 } else { NOT_AVAILABLE },
-                gpu_instance: NO_INSTANCE,
-                compute_instance: NO_INSTANCE,
+                gpu_instance: card.number("gpu_instance").unwrap_or(NO_INSTANCE),
+                compute_instance: instance,
             })
             .collect();
         fill(&found, count, infos)

@@ -370,3 +370,114 @@ fn a_list_of_processes_can_be_made_to_fail_or_to_be_late() {
     let found = device.running_compute_processes().unwrap();
     assert_eq!(found[0].used_gpu_memory, UsedGpuMemory::Unavailable);
 }
+
+/// A card in MIG mode with three instances, beside one that is not.
+fn sliced() -> Machine {
+    let text = r#"{"cards":[{"preset":"A100-40","mig":true,
+        "mig_instances":["3g.20gb","1g.5gb","1g.5gb"]},{"preset":"A100-40"}]}"#;
+    Machine::new(Hardware::parse(text).unwrap())
+}
+
+/// The instances of the first card, in NVML's order.
+fn instances(nvml: &Nvml) -> Vec<nvml_wrapper::Device<'_>> {
+    let card = nvml.device_by_index(0).unwrap();
+    let most = card.mig_device_count().unwrap();
+    (0..most)
+        .map_while(|index| card.mig_device_by_index(index).ok())
+        .collect()
+}
+
+#[test]
+fn instances_are_handles_of_their_card_with_memory_of_their_own() {
+    let machine = sliced();
+    let nvml = machine.nvml();
+    assert_eq!(nvml.device_count().unwrap(), 2, "instances are no cards");
+    let card = nvml.device_by_index(0).unwrap();
+    assert_eq!(card.mig_mode().unwrap().current, 1);
+    assert!(!card.mig_is_mig_device_handle().unwrap());
+    let found = instances(&nvml);
+    let names: Vec<String> = found.iter().map(|i| i.name().unwrap()).collect();
+    let name = |profile| format!("NVIDIA A100-SXM4-40GB MIG {profile}");
+    assert_eq!(names, ["3g.20gb", "1g.5gb", "1g.5gb"].map(name));
+    let first = &found[0];
+    assert!(first.mig_is_mig_device_handle().unwrap());
+    let parent = first.mig_parent_device().unwrap();
+    assert_eq!(parent.uuid().unwrap(), card.uuid().unwrap());
+    let attributes = first.attributes().unwrap();
+    let slices = |a: &nvml_wrapper::struct_wrappers::device::DeviceAttributes| {
+        (a.gpu_instance_slice_count, a.compute_instance_slice_count)
+    };
+    assert_eq!(slices(&attributes), (3, 3));
+    assert_eq!(attributes.memory_size_mb, 19968);
+    assert_eq!(first.memory_info().unwrap().total, 19968 * MIB);
+    let uuid = first.uuid().unwrap();
+    assert!(uuid.starts_with("MIG-"));
+    let again = nvml.device_by_uuid(uuid.as_str()).unwrap();
+    assert_eq!(again.uuid().unwrap(), uuid);
+    for refused in [
+        first.minor_number().map(drop),
+        first.compute_mode().map(drop),
+        first.temperature(TemperatureSensor::Gpu).map(drop),
+        first.mig_mode().map(drop),
+        card.mig_device_by_index(3).map(drop),
+        nvml.device_by_index(1)
+            .unwrap()
+            .mig_device_by_index(0)
+            .map(drop),
+    ] {
+        let expected = matches!(refused, Err(NvmlError::NotSupported | NvmlError::NotFound));
+        assert!(expected, "{refused:?}");
+    }
+    // Without its capability nodes an instance is not seen.
+    std::fs::remove_file(machine.root.dev().join("nvidia-caps/nvidia-cap12")).unwrap();
+    assert_eq!(instances(&nvml).len(), 2);
+    let hidden = nvml.device_by_uuid(uuid.as_str());
+    assert!(matches!(hidden, Err(NvmlError::NotFound)));
+}
+
+#[test]
+fn a_process_is_confined_to_its_instance() {
+    let machine = sliced();
+    let nvml = machine.nvml();
+    let found = instances(&nvml);
+    let (mine, beside) = (found[1].uuid().unwrap(), &found[2]);
+    let env = Environment::from([("CUDA_VISIBLE_DEVICES".into(), mine.clone())]);
+    let mut process = CudaProcess::init(&machine.root, &env, Route::Direct).unwrap();
+    assert_eq!(process.visible, [mine]);
+    let view = process.context(0).unwrap();
+    assert_eq!(view.total, 4864);
+    let rest = view.free;
+    assert!(process.allocate(0, rest + 1).is_err(), "past the instance");
+    process.allocate(0, rest).unwrap();
+    let listed = found[1].running_compute_processes().unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].used_gpu_memory, UsedGpuMemory::Used(4864 * MIB));
+    assert_eq!(listed[0].gpu_instance_id, Some(11));
+    assert_eq!(beside.running_compute_processes().unwrap(), vec![]);
+    assert_eq!(beside.memory_info().unwrap().free, 4864 * MIB);
+    // The card's own handle says what all of them hold.
+    let card = nvml.device_by_index(0).unwrap();
+    assert_eq!(card.running_compute_processes().unwrap().len(), 1);
+    assert_eq!(card.memory_info().unwrap().used, 4864 * MIB);
+    // With all nodes at hand and no choice, a process has one instance and no card beside it.
+    std::fs::remove_file(machine.root.dev().join("nvidia1")).unwrap();
+    assert_eq!(machine.process().visible, [found[0].uuid().unwrap()]);
+    // And without capability nodes none at all.
+    std::fs::remove_dir_all(machine.root.dev().join("nvidia-caps")).unwrap();
+    assert!(CudaProcess::init(&machine.root, &Environment::new(), Route::Direct).is_err());
+}
+
+#[test]
+fn an_instances_fault_is_its_cards_event() {
+    let machine = sliced();
+    let nvml = machine.nvml();
+    let card = nvml.device_by_index(0).unwrap();
+    let set = nvml.create_event_set().unwrap();
+    let set = card
+        .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+        .unwrap();
+    let uuid = instances(&nvml)[2].uuid().unwrap();
+    machine.ctl(&Message::new("ctl-xid").with("gpu", uuid).with("xid", 95));
+    let event = set.wait(5000).unwrap();
+    assert_eq!(event.device.uuid().unwrap(), card.uuid().unwrap());
+}

@@ -28,6 +28,9 @@ const LIBRARY_FOLDERS: [&str; 5] = [
 /// The branch whose habits the simulated machine has: the oldest whose MPS needs no
 /// `/dev/shm` of its own.
 const SIMULATED_DRIVER: &str = "580.95.05";
+/// The hardware of the simulated machine with slices.
+const SLICED: &str = r#"{"cards":[{"preset":"H100-80","mig":true,
+    "mig_instances":["3g.40gb","2g.20gb","1g.10gb"]}]}"#;
 
 /// Which EGL is loaded.
 const EGL: &str = "libEGL.so.1";
@@ -140,15 +143,19 @@ impl Machine {
         Self::new(folder, root, None)
     }
 
-    /// A simulated driver with two cards, in this process.
-    pub(crate) fn simulated(parts: &StandIns) -> anyhow::Result<Self> {
+    /// A simulated driver with two cards, in this process; with `mig`, with one that has slices.
+    pub(crate) fn simulated(parts: &StandIns, mig: bool) -> anyhow::Result<Self> {
         let folder = folder()?;
         let root = folder.path().join("d");
         let driver = sim_gpu::driver::serve(Options {
             root: root.clone(),
             hardware: Hardware {
                 driver_version: SIMULATED_DRIVER.to_owned(),
-                ..Hardware::of(Preset::L4, 2)
+                ..if mig {
+                    Hardware::parse(SLICED)?
+                } else {
+                    Hardware::of(Preset::L4, 2)
+                }
             },
             nvml_library: Some(parts.nvml.clone()),
             plain_nodes: true,

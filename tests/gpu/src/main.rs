@@ -5,7 +5,7 @@
 //! - [`server`]: an MPS daemon of our own.
 //! - [`gl`], [`files`]: more that such a program does; [`library`]: what it loads.
 //! - [`lists`]: NVML's lists of processes.
-//! - [`fences`], [`claims`], [`questions`]: of NVIDIA's programs.
+//! - [`fences`], [`claims`], [`questions`]: of NVIDIA's programs; [`mig`]: of MIG instances.
 //! - [`node`], [`enter`], [`shares`]: of our agent, supervisor and hook on this driver.
 //! - [`report`]: the page that comes of it.
 //! - [`violations`]: a figure: how long more than a share is held.
@@ -22,6 +22,7 @@ mod gl;
 mod library;
 mod lists;
 mod machine;
+mod mig;
 mod node;
 mod program;
 mod questions;
@@ -93,6 +94,9 @@ struct AskArgs {
     /// time.
     #[arg(long)]
     may_set_compute_mode: bool,
+    /// Only the claims about slices, on cards that are in MIG mode and have instances.
+    #[arg(long)]
+    mig: bool,
     /// Only what has this in its text.
     only: Option<String>,
 }
@@ -136,7 +140,7 @@ fn hook(arguments: &[String]) -> ExitCode {
 
 /// Everything, what is worth most first; whether all that was claimed holds.
 fn run(ask: &AskArgs) -> anyhow::Result<bool> {
-    let mut machine = machine(ask.simulated.as_deref())?;
+    let mut machine = machine(ask.simulated.as_deref(), ask.mig)?;
     machine.may_set_mode = ask.may_set_compute_mode;
     let machine = &machine;
     let before = machine.settings()?;
@@ -153,12 +157,12 @@ fn run(ask: &AskArgs) -> anyhow::Result<bool> {
             transcript: machine.transcript.take(),
         }],
     };
-    for (text, seconds, run) in fences::QUESTIONS {
-        asked.ask(text, *seconds, *run);
-    }
-    of_shares(&mut asked)?;
-    for (text, run) in claims::CLAIMS.iter().chain(questions::QUESTIONS) {
-        asked.ask(text, SECONDS, *run);
+    if ask.mig {
+        for (text, run) in mig::CLAIMS {
+            asked.ask(text, SECONDS, *run);
+        }
+    } else {
+        of_cards(&mut asked)?;
     }
     let after = machine.settings()?;
     let same = if before == after {
@@ -172,6 +176,18 @@ fn run(ask: &AskArgs) -> anyhow::Result<bool> {
     Ok(parts
         .iter()
         .all(|part| !matches!(part.verdict, Verdict::Differs(_))))
+}
+
+/// What is asked of cards that are not in MIG mode.
+fn of_cards(asked: &mut Session<'_>) -> anyhow::Result<()> {
+    for (text, seconds, run) in fences::QUESTIONS {
+        asked.ask(text, *seconds, *run);
+    }
+    of_shares(asked)?;
+    for (text, run) in claims::CLAIMS.iter().chain(questions::QUESTIONS) {
+        asked.ask(text, SECONDS, *run);
+    }
+    Ok(())
 }
 
 /// The checks on a node, which is started for the first of them.
@@ -264,22 +280,25 @@ impl Session<'_> {
 }
 
 fn measure(asked: &Violations) -> anyhow::Result<bool> {
-    let machine = machine(asked.simulated.as_deref())?;
+    let machine = machine(asked.simulated.as_deref(), false)?;
     fit(&machine, &machine.settings()?)?;
     runtime()?.block_on(violations::measure(&machine, asked.rounds.max(1)))
 }
 
-/// The directory of logs, and the checks.
-fn machine(simulated: Option<&Path>) -> anyhow::Result<Machine> {
+/// The directory of logs, and the checks. `mig`: a simulated one has slices.
+fn machine(simulated: Option<&Path>, mig: bool) -> anyhow::Result<Machine> {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
     match simulated {
-        Some(folder) => Machine::simulated(&StandIns {
-            nvml: folder.join("libnvidia_ml.so"),
-            cuda: folder.join("libsim_libcuda.so"),
-        }),
+        Some(folder) => {
+            let stand_ins = StandIns {
+                nvml: folder.join("libnvidia_ml.so"),
+                cuda: folder.join("libsim_libcuda.so"),
+            };
+            Machine::simulated(&stand_ins, mig)
+        }
         None => Machine::real(),
     }
 }

@@ -55,6 +55,15 @@ fn everything_that_is_said_of_a_gpu_holds_on_the_simulated_one() {
 }
 
 #[test]
+fn everything_that_is_said_of_slices_holds_on_the_simulated_one() {
+    let (so, page, said) = asked(&["--mig", "--budget", "3600"]);
+    assert!(so, "{said}");
+    // The four of slices, and the settings.
+    assert_eq!(count(&page, "| holds |"), 5, "{said}");
+    assert!(page.contains("MIG 3g.40gb"), "{page}");
+}
+
+#[test]
 fn what_does_not_fit_into_the_budget_is_not_asked_and_said_so() {
     let (so, page, said) = asked(&["--budget", "1"]);
     assert!(so, "{said}");

@@ -19,6 +19,8 @@ fn card(n: u32) -> Card {
         health: Health::Healthy,
         compute_mode: crate::inventory::ComputeMode::Default,
         mig: false,
+        slice: None,
+        resource: crate::identity::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,

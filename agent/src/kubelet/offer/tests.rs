@@ -18,6 +18,8 @@ fn card(index: u32) -> Card {
         health: Health::Healthy,
         compute_mode: ComputeMode::Default,
         mig: false,
+        slice: None,
+        resource: crate::identity::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
@@ -73,15 +75,14 @@ fn healthy(inventory: &Inventory, ledger: &Ledger, held: &Held) -> (Vec<String>,
         held,
         shared: &all,
         whole: &all,
+        slices: &all,
     };
-    let (share, whole) = devices(inventory, terms);
-    let fit = |list: Vec<Device>| {
-        list.into_iter()
-            .filter(|d| d.health == HEALTHY)
-            .map(|d| d.id)
-            .collect()
+    let lists = devices(inventory, terms);
+    let fit = |resource: Resource| {
+        let list = lists.get(&resource).into_iter().flatten().cloned();
+        list.filter(|d| d.health == HEALTHY).map(|d| d.id).collect()
     };
-    (fit(share), fit(whole))
+    (fit(Resource::Share), fit(Resource::Whole))
 }
 
 #[test]
@@ -177,9 +178,13 @@ fn offer(awaited: &[(Resource, &[u32])]) -> Offer {
         held: &held,
         shared: &all,
         whole: &all,
+        slices: &all,
     };
-    let (share, whole) = devices(&inventory, terms);
+    let mut lists = devices(&inventory, terms);
+    let mut list = |resource| lists.remove(&resource).unwrap_or_default();
+    let (share, whole) = (list(Resource::Share), list(Resource::Whole));
     Offer {
+        slices: BTreeMap::new(),
         any_whole: true,
         share,
         whole,

@@ -3,21 +3,27 @@
 use crate::Config;
 use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed, without_graphics};
 use crate::fence;
-use crate::inventory::GpuUuid;
+use crate::inventory::{Card, GpuUuid, Slice};
 use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
 use api::Mode;
 use cdi::{ContainerEdits, Spec};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Below `/proc`: which capability node is which instance's.
+const MIG_MINORS: &str = "driver/nvidia-caps/mig-minors";
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MakeError {
     #[error("card {0} is not known any more")]
     Card(GpuUuid),
-    #[error("the driver's files cannot be listed: {0}")]
+    #[error("the driver's files cannot be read: {0}")]
     Driver(#[from] io::Error),
+    #[error("{} lists no capability nodes for slice {slice}", file.display())]
+    Capabilities { slice: GpuUuid, file: PathBuf },
     #[error(transparent)]
     Foreign(#[from] cdi::dir::DirError),
 }
@@ -96,17 +102,34 @@ fn all_driver_edits(
     if complete {
         return Ok(trimmed(theirs));
     }
-    let minors = share
-        .gpus
-        .iter()
-        .map(|uuid| {
-            let card = state.inventory.card(uuid);
-            card.map(|card| card.minor)
-                .ok_or_else(|| MakeError::Card(uuid.clone()))
-        })
-        .collect::<Result<Vec<u32>, _>>()?;
+    let (mut minors, mut capabilities) = (BTreeSet::new(), Vec::new());
+    for uuid in &share.gpus {
+        let card = state.inventory.card(uuid);
+        let card = card.ok_or_else(|| MakeError::Card(uuid.clone()))?;
+        minors.insert(card.minor);
+        if let Some(slice) = &card.slice {
+            capabilities.extend(capabilities_of(config, card, slice)?);
+        }
+    }
     let files = DriverFiles::find(&config.driver_root, config.driver_root_here())?;
-    Ok(files.edits(&minors))
+    Ok(files.edits(&minors, &capabilities))
+}
+
+/// The two capabilities without which a process does not reach a slice.
+fn capabilities_of(config: &Config, card: &Card, slice: &Slice) -> Result<[u32; 2], MakeError> {
+    // A driver container has its own `/proc` below its root.
+    let own = config.driver_root_here().join("proc").join(MIG_MINORS);
+    let file = if own.exists() {
+        own
+    } else {
+        config.proc_root.join(MIG_MINORS)
+    };
+    let text = std::fs::read_to_string(&file)?;
+    let ids = (slice.gpu_instance, slice.compute_instance);
+    edit::capabilities(&text, card.minor, ids.0, ids.1).ok_or_else(|| MakeError::Capabilities {
+        slice: card.uuid.clone(),
+        file,
+    })
 }
 
 /// As the supervisor says, else where it puts them by its rules.
@@ -138,7 +161,7 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{InventoryBuilder, Settings};
+    use crate::inventory::{InventoryBuilder, MigStrategy, Profile, Settings};
     use crate::node::Policy;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use api::Mib;
@@ -152,6 +175,7 @@ mod tests {
             client_slots: 48,
             context_allowance: Mib(0),
             cgroup_v2: true,
+            mig_strategy: MigStrategy::Mixed,
         };
         let identity = Identity {
             uuid: GpuUuid::from("GPU-0"),
@@ -162,15 +186,28 @@ mod tests {
             compute_capability: String::new(),
             numa: None,
             nvlink_peers: Vec::new(),
+            slice: None,
+        };
+        let slice = Identity {
+            uuid: GpuUuid::from("MIG-1"),
+            slice: Some(Slice {
+                parent: identity.uuid.clone(),
+                profile: Profile::parse("1g.10gb"),
+                gpu_instance: 7,
+                compute_instance: 0,
+            }),
+            ..identity.clone()
         };
         let observation = Observation {
             driver: Driver::Up {
                 version: "570".into(),
             },
-            devices: vec![Device {
-                identity,
-                reading: Ok(Reading::default()),
-            }],
+            devices: [identity, slice]
+                .map(|identity| Device {
+                    identity,
+                    reading: Ok(Reading::default()),
+                })
+                .into(),
         };
         let (mut builder, now) = (InventoryBuilder::new(settings), Instant::now());
         builder.observe(&observation, now);
@@ -207,6 +244,33 @@ mod tests {
             let limit = driver_limit(&config, &state, &share).unwrap();
             assert_eq!(limit.needed, needed, "{mode} {minimum:?}");
         }
+    }
+
+    #[test]
+    fn a_slice_is_its_cards_node_and_two_capability_nodes() {
+        let root = tempfile::tempdir().unwrap();
+        let minors = root.path().join("proc").join(MIG_MINORS);
+        std::fs::create_dir_all(minors.parent().unwrap()).unwrap();
+        let config = Config {
+            driver_root: root.path().to_owned(),
+            nvidia_cdi_dirs: vec![root.path().join("none")],
+            ..Config::for_node("n1")
+        };
+        let mut share = Share::from_record(AllocId::new(1), RECORD).unwrap();
+        share.mode = Mode::Exclusive;
+        share.gpus = vec![GpuUuid::from("MIG-1")];
+        std::fs::write(&minors, "gpu0/gi7/access 66\n").unwrap();
+        let error = driver_edits(&config, &node(), &share).unwrap_err();
+        assert!(error.to_string().contains("no capability nodes"), "{error}");
+        let text = "config 1\ngpu0/gi7/access 66\ngpu0/gi7/ci0/access 67\ngpu1/gi7/access 201\n";
+        std::fs::write(&minors, text).unwrap();
+        let edits = driver_edits(&config, &node(), &share).unwrap();
+        let nodes: Vec<&str> = edits.device_nodes.iter().map(|n| n.path.as_str()).collect();
+        let caps = "/dev/nvidia-caps/nvidia-cap";
+        assert_eq!(
+            nodes,
+            ["/dev/nvidia0", &format!("{caps}66"), &format!("{caps}67")]
+        );
     }
 
     #[test]

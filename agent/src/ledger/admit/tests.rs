@@ -16,6 +16,8 @@ fn card(index: u32, total: u64) -> Card {
         health: Health::Healthy,
         compute_mode: ComputeMode::Default,
         mig: false,
+        slice: None,
+        resource: crate::identity::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,

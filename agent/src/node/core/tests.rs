@@ -7,11 +7,13 @@ mod pressure;
 mod random;
 mod runtime;
 mod servers;
+mod slices;
 mod strangers;
 mod ungranted;
 
 use super::*;
 use crate::identity::{Checkpoint, Entry};
+use crate::inventory::MigStrategy;
 use crate::ledger::{Share, SharePhase};
 use crate::node::prepare::{PrepareRequest, Source};
 use crate::nvml::{Device, Identity, Process, Reading};
@@ -45,6 +47,7 @@ fn observation(processes: &BTreeMap<u32, Vec<Process>>) -> Observation {
             compute_capability: String::new(),
             numa: None,
             nvlink_peers: Vec::new(),
+            slice: None,
         },
         reading: Ok(Reading {
             total: Mib(TOTAL),
@@ -68,6 +71,7 @@ fn new_core() -> Core {
             client_slots: 4,
             context_allowance: Mib(0),
             cgroup_v2: true,
+            mig_strategy: MigStrategy::Mixed,
         },
         serve_whole: true,
         watchdog_slack: Mib(16),
@@ -235,7 +239,7 @@ impl World {
         self.checkpoint.entries.push(Entry {
             pod_uid: uid.to_owned(),
             container: "main".into(),
-            resource: resource.name().to_owned(),
+            resource: resource.name().into_owned(),
             ids,
             alloc: Some(alloc),
         });

@@ -1,6 +1,7 @@
 //! Pods that hold devices of ours and have no grant for them.
 
 use super::Core;
+use crate::identity::Resource;
 use crate::ledger::HolderKey;
 use crate::node::Effect;
 use crate::node::state::{Note, Ungranted};
@@ -26,7 +27,9 @@ impl Core {
                     continue;
                 };
                 let granted = self.claims.contains_key(&key) || self.ledger.get(&key).is_some();
-                let may = self.terms.allow_ungranted_whole && pod.grant.is_none();
+                // A slice needs none.
+                let slice = matches!(Resource::parse(&entry.resource), Some(Resource::Slice(_)));
+                let may = slice || self.terms.allow_ungranted_whole && pod.grant.is_none();
                 if pod.finished || pod.deleting || granted || may {
                     continue;
                 }

@@ -78,11 +78,21 @@ impl CudaProcess {
         driver.open(&root.dev().join("nvidiactl"))?;
         // libcuda starts without uvm and fails at the first context.
         let _ = driver.open(&root.dev().join("nvidia-uvm"));
-        let mut openable = Vec::new();
+        let (mut openable, mut in_mig_mode) = (Vec::new(), false);
         for minor in root.card_minors() {
             if let Ok(answer) = driver.open(&root.dev().join(format!("nvidia{minor}"))) {
-                openable.extend(answer.get("gpu"));
+                // Such a card is its instances.
+                let mig = answer.get("mig").as_deref() == Some("1");
+                in_mig_mode |= mig;
+                openable.extend(answer.get("gpu").filter(|_| !mig));
             }
+        }
+        if in_mig_mode {
+            for node in root.capabilities() {
+                let _ = driver.open(&node);
+            }
+            let found = driver.call(&Message::new("instances"))?.rows("instances");
+            openable.extend(found.into_iter().flatten());
         }
         let pipe = pipe_directory(root, env);
         let control = match route {
@@ -90,7 +100,7 @@ impl CudaProcess {
             Route::Usual => paths::connect(&pipe.join("control")).ok(),
         };
         let (visible, mps) = match control {
-            None => (visible(&openable, env), None),
+            None => (confined(visible(&openable, env)), None),
             Some(control) => {
                 let (visible, session) = join_server(control, &pipe, root, &openable, env)?;
                 (visible, Some(session))
@@ -278,7 +288,9 @@ pub(crate) fn visible(cards: &[String], env: &Environment) -> Vec<String> {
     for entry in wanted.split(',').map(str::trim) {
         let card = match entry.parse::<usize>() {
             Ok(ordinal) => cards.get(ordinal),
-            Err(_) if entry.len() > 4 && entry.starts_with("GPU-") => {
+            Err(_)
+                if entry.len() > 4 && (entry.starts_with("GPU-") || entry.starts_with("MIG-")) =>
+            {
                 cards.iter().find(|c| c.starts_with(entry))
             }
             Err(_) => None,
@@ -289,6 +301,16 @@ pub(crate) fn visible(cards: &[String], env: &Environment) -> Vec<String> {
         }
     }
     found
+}
+
+/// Where a MIG instance is visible, a process enumerates that one alone: NVIDIA's MIG user guide,
+/// "CUDA Device Enumeration".
+fn confined(visible: Vec<String>) -> Vec<String> {
+    let instance = visible.iter().find(|uuid| uuid.starts_with("MIG-"));
+    match instance {
+        Some(instance) => vec![instance.clone()],
+        None => visible,
+    }
 }
 
 fn view(answer: &Message) -> Result<MemoryView, CallError> {

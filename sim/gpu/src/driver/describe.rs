@@ -9,7 +9,7 @@ pub(super) fn describe_machine(state: &State) -> Message {
     Message::ok()
         .with("driver", &state.hardware.driver_version)
         .with("cuda", state.hardware.cuda_version())
-        .with("count", state.cards.len())
+        .with("count", state.card_count())
         .with("last_event", state.last_event)
 }
 
@@ -20,10 +20,12 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
     let mut busy = 0;
     let mut processes: Vec<Vec<String>> = Vec::new();
     // One row per process and kind, whatever number of handles it has open.
-    for process in state.processes.values() {
-        let Some(context) = process.contexts.get(&id) else {
-            continue;
-        };
+    let here: Vec<CardId> = state.instances(id).chain([id]).collect();
+    let contexts = state.processes.values().flat_map(|process| {
+        let contexts = here.iter().filter_map(|id| process.contexts.get(id));
+        contexts.map(move |context| (process, context))
+    });
+    for (process, context) in contexts {
         busy += context.busy;
         let late = u128::from(state.hardware.mps.listed_late_ms);
         let kind = match context.kind {
@@ -54,6 +56,9 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         }
     }
     let used = state.used(id);
+    let instances = state.instances(id).map(|id| instance(state, id));
+    let instances: Vec<Vec<String>> = instances.collect();
+    let of = spec.instance.as_ref();
     let memory_busy = if busy == 0 {
         0
     } else {
@@ -67,7 +72,7 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
     let power = 20_000 + u64::from(spec.power_limit_mw - 20_000) * u64::from(busy.min(100)) / 100;
     Message::ok()
         .with("index", spec.index)
-        .with("minor", spec.index)
+        .with("minor", state.card_of(id))
         .with("gpu", &spec.uuid)
         .with("name", &spec.name)
         .with("serial", &spec.serial)
@@ -89,6 +94,10 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("slice", card.timeslice)
         .with("mig_capable", u8::from(spec.mig_capable))
         .with("mig", u8::from(spec.mig))
+        .with_rows("instances", &instances)
+        .with_some("parent", of.map(|instance| instance.parent))
+        .with_some("gpu_instance", of.map(|instance| instance.id))
+        .with_some("slices", of.map(|instance| instance.slices))
         .with("ecc", u8::from(spec.ecc))
         .with("ecc_uncorrected", card.ecc.0)
         .with("ecc_corrected", card.ecc.1)
@@ -111,6 +120,21 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with_rows("processes", &processes)
 }
 
+/// An instance as its card lists it: index, UUID, profile, GPU instance id.
+fn instance(state: &State, id: CardId) -> Vec<String> {
+    let spec = &state.cards[id].spec;
+    let (profile, number) = spec
+        .instance
+        .as_ref()
+        .map_or(("", 0), |i| (i.profile, i.id));
+    vec![
+        id.to_string(),
+        spec.uuid.clone(),
+        profile.to_owned(),
+        number.to_string(),
+    ]
+}
+
 /// `nvmlComputeMode_t`.
 pub(super) fn mode_number(mode: ComputeMode) -> u32 {
     match mode {
@@ -124,9 +148,8 @@ pub(super) fn mode_number(mode: ComputeMode) -> u32 {
 /// (MULTIPLE, 20), cards of one NUMA node its host bridges (NODE, 40).
 fn topology(state: &State, id: CardId) -> Vec<Vec<String>> {
     let mine = &state.cards[id].spec;
-    state
-        .cards
-        .iter()
+    let cards = state.cards.iter().take(state.card_count());
+    cards
         .enumerate()
         .map(|(other, card)| {
             let level = match () {

@@ -10,6 +10,7 @@ mod cgroup;
 mod control;
 mod describe;
 pub mod events;
+mod instances;
 pub mod nodes;
 mod outside;
 mod peer;
@@ -78,7 +79,10 @@ impl Driver {
         }
         let cards = hardware.cards().map_err(io::Error::other)?;
         let count = u32::try_from(cards.len()).map_err(io::Error::other)?;
-        let nodes = Nodes::make(&root, count, options.plain_nodes)?;
+        let mig: Vec<u32> = (cards.iter().filter(|c| c.mig_capable))
+            .map(|card| card.index)
+            .collect();
+        let nodes = Nodes::make(&root, count, &mig, options.plain_nodes)?;
         nodes::install(
             &root,
             options.nvml_library.as_deref(),
@@ -302,7 +306,8 @@ fn wait_event(shared: &Shared, request: &Message) -> Message {
                 .with("seq", event.seq)
                 .with("index", event.card)
                 .with("type", event.kind)
-                .with("data", event.data);
+                .with("data", event.data)
+                .with_some("gpu_instance", event.instance);
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || shared.stopping.load(std::sync::atomic::Ordering::SeqCst) {

@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
+use crate::hardware::mig as hardware;
 use crate::paths::Root;
 
 /// Major of cards and `nvidiactl`.
 pub const MAJOR: u64 = 195;
 /// Major of `nvidia-uvm`; a real kernel hands out a free one.
 pub const UVM_MAJOR: u64 = 510;
+/// Major of `nvidia-caps`; a real kernel hands out a free one.
+pub const CAPS_MAJOR: u64 = 507;
 const CONTROL_MINOR: u64 = 255;
 
 /// What a device node represents.
@@ -31,6 +34,8 @@ pub enum Node {
     Uvm,
     /// `nvidia-uvm-tools`.
     UvmTools,
+    /// A MIG capability, `nvidia-caps/nvidia-cap<minor>`.
+    Capability(u32),
 }
 
 /// What `stat` says about a presented descriptor.
@@ -46,7 +51,7 @@ pub struct DeviceFileStat {
 #[derive(Debug)]
 pub struct Nodes {
     plain: Option<BTreeMap<(u64, u64), Node>>,
-    cards: u32,
+    known: Vec<Node>,
 }
 
 impl DeviceFileStat {
@@ -64,8 +69,9 @@ impl DeviceFileStat {
 
 impl Nodes {
     /// Makes the nodes: character devices where the kernel lets us and `plain`
-    /// does not forbid it, else plain files.
-    pub fn make(root: &Root, cards: u32, plain_wanted: bool) -> io::Result<Self> {
+    /// does not forbid it, else plain files. The cards in `mig` can have instances: all their
+    /// capability nodes are made, and the file that says which is which.
+    pub fn make(root: &Root, cards: u32, mig: &[u32], plain_wanted: bool) -> io::Result<Self> {
         let dev = root.dev();
         std::fs::create_dir_all(&dev)?;
         let mut wanted: Vec<(String, Node)> = (0..cards)
@@ -74,6 +80,21 @@ impl Nodes {
         wanted.push(("nvidiactl".to_owned(), Node::Control));
         wanted.push(("nvidia-uvm".to_owned(), Node::Uvm));
         wanted.push(("nvidia-uvm-tools".to_owned(), Node::UvmTools));
+        if !mig.is_empty() {
+            std::fs::create_dir_all(dev.join("nvidia-caps"))?;
+            let minors = root.path().join("proc/driver/nvidia-caps/mig-minors");
+            make_parent(&minors)?;
+            std::fs::write(minors, hardware::minors_file(cards))?;
+        }
+        for card in mig {
+            for (id, compute) in
+                (0..hardware::INSTANCE_IDS).flat_map(|id| [(id, None), (id, Some(0))])
+            {
+                let minor = hardware::capability_minor(*card, id, compute);
+                let name = format!("nvidia-caps/nvidia-cap{minor}");
+                wanted.push((name, Node::Capability(minor)));
+            }
+        }
         let mut plain = BTreeMap::new();
         for (name, node) in &wanted {
             let path = dev.join(name);
@@ -102,7 +123,7 @@ impl Nodes {
         }
         Ok(Self {
             plain: (!plain.is_empty()).then_some(plain),
-            cards,
+            known: wanted.into_iter().map(|(_, node)| node).collect(),
         })
     }
 
@@ -114,10 +135,7 @@ impl Nodes {
         if !presented.character {
             return None;
         }
-        let mut nodes =
-            (0..self.cards)
-                .map(Node::Card)
-                .chain([Node::Control, Node::Uvm, Node::UvmTools]);
+        let mut nodes = self.known.iter().copied();
         nodes.find(|node| {
             let (major, minor) = numbers(*node);
             presented.rdev == makedev(major, minor)
@@ -137,6 +155,7 @@ pub fn numbers(node: Node) -> (u64, u64) {
         Node::Control => (MAJOR, CONTROL_MINOR),
         Node::Uvm => (UVM_MAJOR, 0),
         Node::UvmTools => (UVM_MAJOR, 1),
+        Node::Capability(minor) => (CAPS_MAJOR, u64::from(minor)),
     }
 }
 

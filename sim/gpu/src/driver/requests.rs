@@ -84,6 +84,7 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             state.hold_outside_cuda(conn, card, kind, request.parsed("mib")?)?;
             memory(state, conn, card)
         }
+        "instances" => Ok(instances(state, conn)),
         "destroy" => {
             let card = cuda_card(state, request)?;
             state.destroy_context(conn, card)?;
@@ -183,6 +184,7 @@ fn open(state: &mut State, caller: &Caller<'_>) -> Result<Message, Failure> {
                 .with("kind", "card")
                 .with("minor", minor)
                 .with("gpu", &card.spec.uuid)
+                .with("mig", u8::from(card.spec.mig))
         }
         Node::Control => {
             process.control = true;
@@ -193,8 +195,22 @@ fn open(state: &mut State, caller: &Caller<'_>) -> Result<Message, Failure> {
             Message::ok().with("kind", "uvm")
         }
         Node::UvmTools => Message::ok().with("kind", "uvm-tools"),
+        Node::Capability(minor) => {
+            process.capabilities.insert(minor);
+            Message::ok().with("kind", "capability")
+        }
     };
     Ok(answer)
+}
+
+/// UUIDs of the MIG instances that the caller can use.
+fn instances(state: &State, conn: ConnId) -> Message {
+    let found = (0..state.card_count()).flat_map(|card| state.instances(card));
+    let found = found.filter(|id| state.opened(conn, *id).is_ok());
+    let rows: Vec<Vec<String>> = found
+        .map(|id| vec![state.cards[id].spec.uuid.clone()])
+        .collect();
+    Message::ok().with_rows("instances", &rows)
 }
 
 fn memory(state: &State, conn: ConnId, card: CardId) -> Result<Message, Failure> {
@@ -282,7 +298,7 @@ fn set_mode(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             ));
         }
     };
-    if state.cards[card].spec.mig {
+    if state.cards[card].spec.mig || state.cards[card].spec.instance.is_some() {
         return Err(Failure::Nvml(
             nvml::NOT_SUPPORTED,
             "NVML_ERROR_NOT_SUPPORTED",
@@ -387,7 +403,14 @@ fn nvml_card(state: &State, request: &Message) -> Result<CardId, Failure> {
             "no such card".to_owned(),
         )
     })?;
-    if state.cards[card].lost {
+    let parent = state.card_of(card);
+    if card != parent && !state.cards[parent].spec.mig {
+        Err(Failure::Nvml(
+            nvml::NOT_FOUND,
+            "NVML_ERROR_NOT_FOUND",
+            "no such instance".to_owned(),
+        ))
+    } else if state.cards[parent].lost {
         Err(Failure::Nvml(
             nvml::GPU_IS_LOST,
             "NVML_ERROR_GPU_IS_LOST",

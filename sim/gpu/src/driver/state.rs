@@ -5,7 +5,7 @@
 //! simulate a whole machine. Must never: let the sum on a card exceed what it has, or let a client
 //! raise a limit that its server set.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::events::Event;
@@ -15,7 +15,7 @@ use crate::hardware::{CardSpec, Hardware};
 
 /// A connection: one process's open handle on the driver, its "RM client".
 pub type ConnId = u64;
-/// A card's index, which is its device minor too.
+/// A card's index, which is its device minor too. MIG instances have indices after the cards.
 pub type CardId = usize;
 
 /// What may hold a context, `nvidia-smi -c`.
@@ -99,6 +99,8 @@ pub struct Process {
     pub cgroup: String,
     /// Cards whose node it presented.
     pub opened: Vec<CardId>,
+    /// MIG capabilities whose node it presented, by minor.
+    pub capabilities: BTreeSet<u32>,
     /// It presented `nvidiactl`.
     pub control: bool,
     /// It presented `nvidia-uvm`.
@@ -161,7 +163,7 @@ pub type Refusal = (CudaError, String);
 pub struct State {
     /// What it was made from.
     pub hardware: Hardware,
-    /// The cards, by index.
+    /// The cards, by index, then all MIG instances.
     pub cards: Vec<Card>,
     /// The connected processes.
     pub processes: BTreeMap<ConnId, Process>,
@@ -180,7 +182,13 @@ pub struct State {
 
 impl State {
     /// A machine without processes.
-    pub fn new(hardware: Hardware, cards: Vec<CardSpec>) -> Self {
+    pub fn new(hardware: Hardware, mut cards: Vec<CardSpec>) -> Self {
+        for at in 0..cards.len() {
+            for instance in cards[at].instances.clone() {
+                let index = u32::try_from(cards.len()).unwrap_or(u32::MAX);
+                cards.push(cards[at].of_instance(&instance, index));
+            }
+        }
         let cards = cards
             .into_iter()
             .map(|spec| Card {
@@ -221,6 +229,7 @@ impl State {
                 name,
                 cgroup,
                 opened: Vec::new(),
+                capabilities: BTreeSet::new(),
                 control: false,
                 uvm: false,
                 contexts: BTreeMap::new(),
@@ -271,13 +280,13 @@ impl State {
         self.cards.iter().position(|c| c.spec.uuid == uuid)
     }
 
-    /// MiB in use on a card, the driver's reserve not counted.
+    /// MiB in use on a card, its instances included and the driver's reserve not.
     pub fn used(&self, card: CardId) -> u64 {
-        self.processes
-            .values()
-            .filter_map(|p| p.contexts.get(&card))
-            .map(Context::held)
-            .sum()
+        let held = |id: CardId| -> u64 {
+            let contexts = self.processes.values().filter_map(|p| p.contexts.get(&id));
+            contexts.map(Context::held).sum()
+        };
+        held(card) + self.instances(card).map(held).sum::<u64>()
     }
 
     /// MiB free on a card.
@@ -422,7 +431,11 @@ impl State {
     }
 
     pub(super) fn alive(&self, card: CardId) -> Result<(), Refusal> {
-        if self.cards[card].lost {
+        let parent = self.card_of(card);
+        if card != parent && !self.cards[parent].spec.mig {
+            return Err((CudaError::InvalidDevice, "no such instance".to_owned()));
+        }
+        if self.cards[parent].lost {
             Err((
                 CudaError::Unknown,
                 "the card has fallen off the bus".to_owned(),
@@ -435,12 +448,13 @@ impl State {
     /// The nodes without which the kernel module does nothing.
     pub(super) fn opened(&self, conn: ConnId, card: CardId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
-        if !process.control || !process.opened.contains(&card) {
+        if !process.control || !process.opened.contains(&self.card_of(card)) {
             return Err((
                 CudaError::NoDevice,
                 "the card's device node was not opened".to_owned(),
             ));
         }
+        self.given(process, card)?;
         self.alive(card)
     }
 
@@ -449,12 +463,6 @@ impl State {
         self.opened(conn, card)?;
         if !self.process(conn)?.uvm {
             return Err((CudaError::Unknown, "nvidia-uvm was not opened".to_owned()));
-        }
-        if self.cards[card].spec.mig {
-            return Err((
-                CudaError::NoDevice,
-                "MIG mode is on and no instance was given".to_owned(),
-            ));
         }
         Ok(())
     }

@@ -29,6 +29,7 @@ mod large;
 mod load;
 mod manifests;
 mod meter;
+mod mig;
 mod modes;
 mod native;
 mod new_node;
@@ -342,6 +343,8 @@ async fn test(
             modes::a_pod_that_asks_for_time_slices_gets_them_with_hints_and_no_server,
             modes::a_card_goes_from_every_mode_to_every_other,
             modes::a_fence_that_the_admin_finds_too_weak_is_not_offered,
+            mig::a_pod_gets_exactly_one_slice_under_either_scheduler_beside_shares_of_other_cards,
+            mig::in_strategy_single_a_slice_is_a_gpu,
             page::a_reader_sees_what_his_token_may_list_and_nothing_else,
             faults::a_fault_costs_the_sharers_of_its_card_alone_and_the_server_comes_back,
             faults::a_killed_server_costs_its_sharers_alone_and_comes_back,

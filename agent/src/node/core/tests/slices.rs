@@ -1,0 +1,240 @@
+//! Claims about slices of cards in MIG mode.
+
+use super::*;
+use crate::inventory::{Profile, Slice};
+
+const RESOURCE: &str = "nvidia.com/mig-1g.10gb";
+
+fn profile() -> Profile {
+    Profile::parse("1g.10gb").unwrap()
+}
+
+fn mig(n: u32) -> GpuUuid {
+    GpuUuid::from(format!("MIG-{n}").as_str())
+}
+
+/// The usual cards, of which the first has two slices.
+fn look(processes: &BTreeMap<u32, Vec<Process>>) -> Observation {
+    let mut seen = observation(&BTreeMap::new());
+    let parent = seen.devices[0].identity.clone();
+    seen.devices[0].reading.as_mut().unwrap().mig = true;
+    let slice = |n: u32| Device {
+        identity: Identity {
+            uuid: mig(n),
+            slice: Some(Slice {
+                parent: parent.uuid.clone(),
+                profile: Some(profile()),
+                gpu_instance: 7 + n,
+                compute_instance: 0,
+            }),
+            ..parent.clone()
+        },
+        reading: Ok(Reading {
+            total: Mib(100),
+            processes: processes.get(&n).cloned().unwrap_or_default(),
+            ..Reading::default()
+        }),
+    };
+    seen.devices.extend([slice(0), slice(1)]);
+    seen
+}
+
+struct Node {
+    world: World,
+    core: Core,
+}
+
+impl Node {
+    fn new() -> Self {
+        let world = World::new();
+        let core = world.started();
+        let mut node = Self { world, core };
+        node.look(BTreeMap::new());
+        node
+    }
+
+    fn look(&mut self, processes: BTreeMap<u32, Vec<Process>>) {
+        let seen = Arc::new(look(&processes));
+        self.world.tell(&mut self.core, Event::Observed(seen));
+    }
+
+    /// A pod that some scheduler bound, without a grant, and that the kubelet has given a slice.
+    fn pod(&mut self, n: u32, slice: u32) -> String {
+        let mut pod = self.world.pod(n, true, 0, 0);
+        pod.grant = None;
+        let uid = pod.identity.uid.clone();
+        self.world.pods.insert(uid.clone(), pod.clone());
+        self.world.tell(&mut self.core, Event::Pod(Box::new(pod)));
+        self.world.checkpoint.entries.push(Entry {
+            pod_uid: uid.clone(),
+            container: "main".into(),
+            resource: RESOURCE.into(),
+            ids: BTreeSet::from([mig(slice).to_string()]),
+            alloc: Some(AllocId::new(u128::from(100 + n))),
+        });
+        uid
+    }
+
+    fn prepare(&mut self, slice: u32) -> Result<Share, String> {
+        let ask = PrepareRequest {
+            resource: Resource::Slice(profile()),
+            ids: BTreeSet::from([mig(slice).to_string()]),
+            source: Source::Checkpoint(self.world.checkpoint.clone()),
+        };
+        let (mut outcomes, _) = self.core.prepare(&ask, self.world.now);
+        outcomes.remove(0).result.map_err(|why| why.reason)
+    }
+
+    /// Healthy slices in the list for the kubelet.
+    fn offered(&self) -> Vec<String> {
+        let offer = self.core.offer();
+        let list = offer.list(Resource::Slice(profile())).iter();
+        list.filter(|device| device.health == "Healthy")
+            .map(|device| device.id.clone())
+            .collect()
+    }
+}
+
+#[test]
+fn slices_stand_beside_the_shares_of_the_other_cards() {
+    let node = Node::new();
+    assert_eq!(node.offered(), ["MIG-0", "MIG-1"]);
+    let offer = node.core.offer();
+    let whole: Vec<&str> = offer.whole.iter().map(|d| d.id.as_str()).collect();
+    assert_eq!(whole, ["GPU-1", "GPU-2"]);
+    let tokens = offer.share.iter().map(|d| d.id.as_str());
+    assert!(
+        tokens
+            .clone()
+            .all(|id| !id.starts_with("MIG") && !id.starts_with("GPU-0"))
+    );
+    assert_eq!(tokens.count(), 8);
+}
+
+#[test]
+fn a_slice_needs_no_grant_and_is_exactly_the_one_that_the_kubelet_gave() {
+    let mut node = Node::new();
+    let uid = node.pod(1, 1);
+    let share = node.prepare(1).unwrap();
+    assert_eq!(share.gpus, [mig(1)]);
+    assert_eq!(share.pod.uid, uid);
+    assert_eq!((share.memory, share.mode), (Mib(100), Mode::Exclusive));
+    // Its process is its own, and anybody else's on it is a stranger's.
+    let process = |pid: u32, pod: &str| Process {
+        pid,
+        memory: Some(Mib(10)),
+        origin: crate::attribute::Origin {
+            command: "python".into(),
+            pod_uid: Some(pod.into()),
+            ..Default::default()
+        }
+        .into(),
+        ..Process::default()
+    };
+    for _ in 0..2 {
+        node.look(BTreeMap::from([(
+            1,
+            vec![process(7, &uid), process(8, "other")],
+        )]));
+    }
+    let slice = node.core.inventory.card(&mig(1)).unwrap();
+    let strangers: Vec<u32> = slice.strangers.iter().map(|s| s.pid).collect();
+    assert_eq!(strangers, [8]);
+    // Without allowance, a whole card is still not given without a grant.
+    assert!(!node.core.allows_ungranted());
+}
+
+#[test]
+fn a_container_has_slices_of_one_profile_or_a_share() {
+    let mut node = Node::new();
+    let uid = node.pod(1, 0);
+    node.world.checkpoint.entries.push(Entry {
+        pod_uid: uid,
+        container: "main".into(),
+        resource: Resource::Share.name().into_owned(),
+        ids: BTreeSet::from(["GPU-1::0".to_owned()]),
+        alloc: Some(AllocId::new(7)),
+    });
+    let refused = node.prepare(0).unwrap_err();
+    assert!(refused.contains("holds another share"), "{refused}");
+}
+
+#[test]
+fn a_fault_of_a_slice_is_its_own_and_one_of_its_card_is_all_slices() {
+    let mut node = Node::new();
+    let fault = |gpu| Event::Fault(Xid { gpu, number: 95 });
+    node.world.tell(&mut node.core, fault(mig(0)));
+    assert_eq!(node.offered(), ["MIG-1"]);
+    let card = node.core.inventory.card(&uuid(0)).unwrap();
+    assert!(card.health.is_healthy());
+    node.world.tell(&mut node.core, fault(uuid(0)));
+    assert!(node.offered().is_empty());
+    let slice = node.core.inventory.card(&mig(1)).unwrap();
+    assert_eq!(slice.health.reason(), "XID 95: the card needs a reset");
+}
+
+#[test]
+fn a_slice_that_is_gone_is_no_row_and_its_holder_keeps_its_id() {
+    let mut node = Node::new();
+    node.pod(1, 1);
+    node.prepare(1).unwrap();
+    let mut seen = look(&BTreeMap::new());
+    seen.devices.truncate(3);
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    node.world
+        .tell(&mut node.core, Event::Observed(Arc::new(seen)));
+    assert_eq!(node.core.inventory.cards.len(), 3);
+    assert_eq!(node.offered(), ["MIG-1"]);
+}
+
+#[test]
+fn a_restarted_agent_knows_whose_slice_it_is() {
+    let mut node = Node::new();
+    let uid = node.pod(1, 1);
+    let share = node.prepare(1).unwrap();
+    let alloc = share.alloc_id.unwrap();
+    let written = Share::from_record(alloc, &share.to_record());
+    node.world
+        .files
+        .insert(alloc, written.map(|share| vec![share]));
+    node.core = node.world.started();
+    node.look(BTreeMap::new());
+    let slice = mig(1);
+    let rows: Vec<&Share> = node.core.ledger.on(&slice).collect();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].pod.uid, uid);
+    assert_eq!(node.offered(), ["MIG-0", "MIG-1"]);
+    assert!(node.core.state().ungranted.is_empty());
+}
+
+#[test]
+fn a_pod_whose_slice_does_not_start_is_no_pod_without_a_grant() {
+    let mut node = Node::new();
+    node.pod(1, 1);
+    for _ in 0..2 {
+        node.world
+            .tell(&mut node.core, Event::Local(node.world.local()));
+        node.world.now += UNGRANTED_GRACE;
+    }
+    node.world.tell(&mut node.core, Event::Tick);
+    assert!(node.core.state().ungranted.is_empty());
+}
+
+#[test]
+fn slices_of_a_cordoned_card_are_not_allocated() {
+    let mut node = Node::new();
+    node.pod(1, 1);
+    node.prepare(1).unwrap();
+    let mut policy = Policy::default();
+    policy.spec.gpus = vec![api::gpu_node::GpuPolicy {
+        uuid: uuid(0).to_string(),
+        cordoned: true,
+        ..Default::default()
+    }];
+    node.world.tell(&mut node.core, Event::Policy(Some(policy)));
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    // What is held stays.
+    assert_eq!(node.offered(), ["MIG-1"]);
+}

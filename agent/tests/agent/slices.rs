@@ -1,0 +1,107 @@
+//! Slices of cards in MIG mode, from NVML to the CDI file.
+
+use crate::kubelet::{Entry, Want};
+use crate::machine::{Machine, SHARE, WHOLE, until};
+use agent::inventory::MigStrategy;
+use sim_gpu::hardware::Hardware;
+use sim_gpu::wire::Message;
+use std::collections::BTreeSet;
+
+const SMALL: &str = "nvidia.com/mig-1g.5gb";
+const LARGE: &str = "nvidia.com/mig-3g.20gb";
+
+/// A card with three slices beside one without.
+async fn sliced(strategy: MigStrategy, cards: &str) -> Machine {
+    let hardware = Hardware::parse(&format!(r#"{{"cards":[{cards}]}}"#)).unwrap();
+    let mut machine = Machine::on(hardware).await;
+    machine.config.mig_strategy = strategy;
+    machine.start_agent();
+    machine
+}
+
+const MIXED: &str = r#"{"preset":"A100-40","mig":true,
+    "mig_instances":["3g.20gb","1g.5gb","1g.5gb"]},{"preset":"A100-40"}"#;
+
+async fn offered(machine: &Machine, resource: &str, count: usize) -> BTreeSet<String> {
+    until(&format!("{count} of {resource}"), || async {
+        let healthy = machine.healthy(resource);
+        (healthy.len() == count).then_some(healthy)
+    })
+    .await
+}
+
+async fn admit(machine: &Machine, name: &str, resource: &str) -> Entry {
+    let uid = machine.create(name, &[("main", false, resource, 1)]).await;
+    machine.bind(name, &uid, None).await;
+    let want = Want {
+        pod_uid: &uid,
+        pod: name,
+        container: "main",
+        init: false,
+        resource,
+        count: 1,
+        ids: None,
+    };
+    machine.kubelet.allocate(want).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_a_grant_gets_its_slice_with_the_nodes_of_that_one_alone() {
+    let mut machine = sliced(MigStrategy::Mixed, MIXED).await;
+    let small = offered(&machine, SMALL, 2).await;
+    offered(&machine, LARGE, 1).await;
+    offered(&machine, WHOLE, 1).await;
+    offered(&machine, SHARE, 48).await;
+    let entry = admit(&machine, "p", SMALL).await;
+    assert!(entry.ids.is_subset(&small));
+    machine.kubelet.pre_start(&entry).await.unwrap();
+    let mine = entry.ids.first().unwrap().clone();
+    assert_eq!(
+        machine.env(&entry, "CUDA_VISIBLE_DEVICES"),
+        Some(mine.clone())
+    );
+    let spec = machine.cdi(&entry).unwrap();
+    let nodes = spec["devices"][0]["containerEdits"]["deviceNodes"].clone();
+    let paths: Vec<&str> = (nodes.as_array().unwrap().iter())
+        .map(|node| node["path"].as_str().unwrap())
+        .collect();
+    let of = |prefix: &str| paths.iter().filter(|path| path.starts_with(prefix)).count();
+    assert_eq!(of("/dev/nvidia-caps/"), 2, "{paths:?}");
+    assert!(
+        paths.contains(&"/dev/nvidia0") && !paths.contains(&"/dev/nvidia1"),
+        "{paths:?}"
+    );
+    machine.prove(&entry);
+
+    // A fault of it is no other's, and a restarted agent knows whose it is.
+    machine.ctl(&Message::new("ctl-xid").with("gpu", &mine).with("xid", 95));
+    let left = offered(&machine, SMALL, 1).await;
+    assert!(!left.contains(&mine));
+    offered(&machine, LARGE, 1).await;
+    machine.kill_agent().await;
+    machine.start_agent();
+    offered(&machine, SMALL, 2).await;
+    machine.kubelet.pre_start(&entry).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_strategy_a_card_in_mig_mode_is_left_to_others() {
+    let machine = sliced(MigStrategy::None, MIXED).await;
+    machine.registered().await;
+    assert_eq!(machine.healthy(WHOLE).len(), 1);
+    assert_eq!(machine.kubelet.healthy(SMALL), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_strategy_single_slices_are_gpus_and_follow_the_layout() {
+    let single = r#"{"preset":"A100-40","mig":true,"mig_instances":["3g.20gb","3g.20gb"]}"#;
+    let machine = sliced(MigStrategy::Single, single).await;
+    let slices = offered(&machine, WHOLE, 2).await;
+    assert!(slices.iter().all(|id| id.starts_with("MIG-")));
+    assert!(machine.healthy(SHARE).is_empty());
+    let off = Message::new("ctl-set").with("index", 0).with("key", "mig");
+    machine.ctl(&off.with("value", 0));
+    let card = offered(&machine, WHOLE, 1).await;
+    assert_eq!(card, machine.cards.iter().cloned().collect());
+    offered(&machine, SHARE, 48).await;
+}

@@ -1,0 +1,187 @@
+//! MIG: which GPU instances a product can have, where they lie, and what each has.
+//!
+//! Owns the tables. In: a product and the profiles of a layout. Out: [`Instance`]s. The profiles,
+//! placements and sizes are those that `nvidia-smi mig -lgip` and `-lgipp` show for the product;
+//! instance ids are the driver's own numbering. Each GPU instance has one compute instance of its
+//! whole size: NVIDIA's device plugin offers no others.
+
+use super::{CardSpec, HardwareError, Preset, hash};
+
+/// Memory slices of a card.
+const SLICES: u32 = 8;
+/// GPU instance ids of one card, `NVML_GPU_INSTANCE_PROFILE` aside: 0 to 13.
+pub const INSTANCE_IDS: u32 = 14;
+
+/// A GPU instance with its one compute instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Index of its card.
+    pub parent: u32,
+    /// GPU instance id.
+    pub id: u32,
+    /// `1g.10gb`.
+    pub profile: &'static str,
+    /// Compute slices.
+    pub slices: u32,
+    /// Memory, MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm_count: u32,
+}
+
+/// One row of `nvidia-smi mig -lgip`.
+#[derive(Debug)]
+struct Profile {
+    name: &'static str,
+    slices: u32,
+    memory_mib: u64,
+    sm_count: u32,
+    /// Memory slices that it takes.
+    size: u32,
+    /// Where it may begin.
+    starts: &'static [u32],
+}
+
+#[rustfmt::skip]
+const A100_40: [Profile; 6] = [
+    Profile { name: "1g.5gb", slices: 1, memory_mib: 4864, sm_count: 14, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6] },
+    Profile { name: "1g.10gb", slices: 1, memory_mib: 9856, sm_count: 14, size: 2, starts: &[0, 2, 4, 6] },
+    Profile { name: "2g.10gb", slices: 2, memory_mib: 9856, sm_count: 28, size: 2, starts: &[0, 2, 4] },
+    Profile { name: "3g.20gb", slices: 3, memory_mib: 19968, sm_count: 42, size: 4, starts: &[0, 4] },
+    Profile { name: "4g.20gb", slices: 4, memory_mib: 19968, sm_count: 56, size: 4, starts: &[0] },
+    Profile { name: "7g.40gb", slices: 7, memory_mib: 40192, sm_count: 98, size: 8, starts: &[0] },
+];
+#[rustfmt::skip]
+const A100_80: [Profile; 6] = [
+    Profile { name: "1g.10gb", slices: 1, memory_mib: 9856, sm_count: 14, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6] },
+    Profile { name: "1g.20gb", slices: 1, memory_mib: 19968, sm_count: 14, size: 2, starts: &[0, 2, 4, 6] },
+    Profile { name: "2g.20gb", slices: 2, memory_mib: 19968, sm_count: 28, size: 2, starts: &[0, 2, 4] },
+    Profile { name: "3g.40gb", slices: 3, memory_mib: 40192, sm_count: 42, size: 4, starts: &[0, 4] },
+    Profile { name: "4g.40gb", slices: 4, memory_mib: 40192, sm_count: 56, size: 4, starts: &[0] },
+    Profile { name: "7g.80gb", slices: 7, memory_mib: 80384, sm_count: 98, size: 8, starts: &[0] },
+];
+#[rustfmt::skip]
+const H100_80: [Profile; 6] = [
+    Profile { name: "1g.10gb", slices: 1, memory_mib: 9984, sm_count: 16, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6] },
+    Profile { name: "1g.20gb", slices: 1, memory_mib: 20096, sm_count: 26, size: 2, starts: &[0, 2, 4, 6] },
+    Profile { name: "2g.20gb", slices: 2, memory_mib: 20096, sm_count: 32, size: 2, starts: &[0, 2, 4] },
+    Profile { name: "3g.40gb", slices: 3, memory_mib: 40448, sm_count: 60, size: 4, starts: &[0, 4] },
+    Profile { name: "4g.40gb", slices: 4, memory_mib: 40448, sm_count: 64, size: 4, starts: &[0] },
+    Profile { name: "7g.80gb", slices: 7, memory_mib: 81152, sm_count: 132, size: 8, starts: &[0] },
+];
+
+fn profiles(preset: Preset) -> &'static [Profile] {
+    match preset {
+        Preset::A100x40 => &A100_40,
+        Preset::A100x80 => &A100_80,
+        Preset::H100x80 => &H100_80,
+        Preset::T4 | Preset::L4 | Preset::Rtx6000Ada => &[],
+    }
+}
+
+/// The driver's number of an instance of this size at this place.
+fn id_of(size: u32, start: u32) -> u32 {
+    match size {
+        SLICES.. => 0,
+        4..SLICES => 1 + start / 4,
+        2..4 => 3 + start / 2,
+        _ => 7 + start,
+    }
+}
+
+/// The instances of a layout, each at the first place that is left for it, as
+/// `nvidia-smi mig -cgi` puts them.
+///
+/// # Errors
+/// The product has no such profile, or no place is left for it.
+pub(super) fn place(
+    preset: Preset,
+    parent: u32,
+    layout: &[String],
+) -> Result<Vec<Instance>, HardwareError> {
+    let mut taken = [false; SLICES as usize];
+    let mut compute = 0;
+    let mut placed = Vec::new();
+    for name in layout {
+        let invalid = |why: &str| HardwareError::Invalid(format!("card {parent}: {name}: {why}"));
+        let profile = profiles(preset).iter().find(|p| p.name == name);
+        let profile = profile.ok_or_else(|| invalid("the product has no such MIG profile"))?;
+        let range = |start: &u32| (*start..*start + profile.size).map(|slice| slice as usize);
+        let mut starts = profile.starts.iter();
+        let start = starts.find(|start| range(start).all(|slice| !taken[slice]));
+        compute += profile.slices;
+        // Seven compute slices go with eight of memory.
+        let start = start.filter(|_| compute < SLICES);
+        let start = start.ok_or_else(|| invalid("no placement is left for it"))?;
+        for slice in range(start) {
+            taken[slice] = true;
+        }
+        placed.push(Instance {
+            parent,
+            id: id_of(profile.size, *start),
+            profile: profile.name,
+            slices: profile.slices,
+            memory_mib: profile.memory_mib,
+            sm_count: profile.sm_count,
+        });
+    }
+    placed.sort_by_key(|instance| instance.id);
+    Ok(placed)
+}
+
+impl CardSpec {
+    /// What CUDA and NVML see of one of this card's instances. Its UUID follows from its card and
+    /// its place, as the driver's does.
+    #[must_use]
+    pub fn of_instance(&self, instance: &Instance, index: u32) -> Self {
+        let salt = u64::from(instance.id);
+        let (a, b) = (hash(&self.uuid, salt * 2), hash(&self.uuid, salt * 2 + 1));
+        let context = self.context_mib * u64::from(instance.sm_count);
+        Self {
+            index,
+            uuid: format!(
+                "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",
+                a >> 32,
+                (a >> 16) & 0xffff,
+                a & 0xfff,
+                b >> 48,
+                b & 0xffff_ffff_ffff
+            ),
+            name: format!("{} MIG {}", self.name, instance.profile),
+            total_mib: instance.memory_mib,
+            reserved_mib: 0,
+            context_mib: context.div_ceil(u64::from(self.sm_count)),
+            sm_count: instance.sm_count,
+            cores: self.cores / self.sm_count * instance.sm_count,
+            links: Vec::new(),
+            mig_capable: false,
+            mig: false,
+            instances: Vec::new(),
+            instance: Some(instance.clone()),
+            ..self.clone()
+        }
+    }
+}
+
+/// Minor of the capability node of a GPU instance, or of its compute instance: the numbers that
+/// `/proc/driver/nvidia-caps/mig-minors` lists.
+pub fn capability_minor(card: u32, instance: u32, compute: Option<u32>) -> u32 {
+    3 + card * 135 + instance * 9 + compute.map_or(0, |compute| compute + 1)
+}
+
+/// `/proc/driver/nvidia-caps/mig-minors` of a machine with this many cards.
+pub fn minors_file(cards: u32) -> String {
+    use std::fmt::Write as _;
+    let mut text = "config 1\nmonitor 2\n".to_owned();
+    for card in 0..cards {
+        for id in 0..INSTANCE_IDS {
+            let minor = capability_minor(card, id, None);
+            let _ = writeln!(text, "gpu{card}/gi{id}/access {minor}");
+            for compute in 0..8 {
+                let minor = capability_minor(card, id, Some(compute));
+                let _ = writeln!(text, "gpu{card}/gi{id}/ci{compute}/access {minor}");
+            }
+        }
+    }
+    text
+}
