@@ -7,8 +7,8 @@
 //!    brought up to date for the jobs that have changed.
 //! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
 //!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
-//!    [`eviction_bound`], [`repack`], [`reclaim_bound`] or [`history`] rules the search out;
-//!    [`search_budget`] limits each. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
+//!    [`relax`] rules the search out; [`history`] protects victims, and [`search_budget`] limits
+//!    each search. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
 //!    is enough.
 //! 4. The final state becomes actions, once: [`plan`], [`commit`].
 //! 5. Promises are reported and released. The next decision makes them again from what is then being
@@ -20,7 +20,6 @@ mod commit;
 mod consolidate;
 mod empty_nodes;
 mod evict_requests;
-mod eviction_bound;
 mod find;
 mod fragments;
 mod history;
@@ -29,8 +28,7 @@ mod plan;
 mod preempt;
 mod reason;
 mod reclaim;
-mod reclaim_bound;
-mod repack;
+mod relax;
 mod runtime;
 mod scenario;
 mod search_budget;
@@ -55,6 +53,8 @@ pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
+use relax::Relaxations;
+pub use relax::relaxations;
 use rustc_hash::FxHashMap;
 use search_budget::SearchOutcome;
 use solve::JobClass;
@@ -79,8 +79,8 @@ pub(crate) struct CycleCache {
     fragments: Option<Fragments>,
     /// The jobs that were pending then.
     waiting: Waiting,
-    /// Requests that could fit nowhere then, whichever pods are evicted.
-    eviction_bounds: eviction_bound::EvictionBounds,
+    /// What was known of searches for victims then.
+    relaxations: Relaxations,
     /// What queues deserved then.
     shares: Shares,
     /// What topologies had then.
@@ -145,13 +145,10 @@ pub(crate) struct Cycle<'a> {
     waiting: Waiting,
     /// How often running pods were evicted or moved to make room.
     rearranged: u64,
-    /// Whether anything can come of a search for victims, while nothing has moved.
-    reclaim_bounds: reclaim_bound::ReclaimBounds,
-    /// Requests that could fit nowhere, whichever pods are evicted.
-    eviction_bounds: eviction_bound::EvictionBounds,
-    /// The jobs that may be moved, and the requests for which that may help, while nothing has
-    /// moved.
-    moves: Option<consolidate::MoveBounds>,
+    /// What rules out searches for victims.
+    relaxations: Relaxations,
+    /// The jobs that may be moved, by [`State::settled`] at that time.
+    moves: Option<(u64, Vec<JobKey>)>,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
     /// Preferred topology domains of the job being placed: node scores by set name.
@@ -207,8 +204,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
-        reclaim_bounds: reclaim_bound::ReclaimBounds::default(),
-        eviction_bounds: std::mem::take(&mut memory.eviction_bounds),
+        relaxations: std::mem::take(&mut memory.relaxations),
         moves: None,
         open: FxHashMap::default(),
         scores: FxHashMap::default(),
@@ -253,7 +249,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
-    memory.eviction_bounds = cycle.eviction_bounds.keep(began);
+    memory.relaxations = cycle.relaxations.end_decision(began);
     memory.fragments = cycle.fragments;
     memory.topologies = cycle.topologies.keep();
     memory.shares = cycle.shares;

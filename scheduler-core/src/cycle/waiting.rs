@@ -6,6 +6,7 @@
 //! debug assertion compares the list with one computed from scratch.
 
 use super::Cycle;
+use super::consolidate::GpuSum;
 use crate::config::Plugin;
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobRank, Line, QueueLine, SingletonClass};
@@ -35,6 +36,8 @@ pub(super) struct JobProgress {
     gang: Option<Arc<Gang>>,
     /// What the first of these asks for.
     pub first: Option<SpecKey>,
+    /// What they ask for, as far as there is a sum of what is free.
+    pub sum: GpuSum,
     /// As one of those that want something.
     pub entry: Entry,
     /// What its allocated pods hold, in the count of queues.
@@ -362,6 +365,7 @@ impl Cycle<'_> {
             });
         JobProgress {
             stamp,
+            sum: self.sum_of(&next),
             held: self.held_by_gang(&gang),
             first: first.map(|task| task.spec),
             next: Arc::from(next),
@@ -378,6 +382,19 @@ impl Cycle<'_> {
                 .is_some_and(|row| row.tasks.len() >= MANY)
                 .then(|| Arc::new(gang)),
         }
+    }
+
+    fn sum_of(&self, tasks: &[TaskKey]) -> GpuSum {
+        let mut sum = GpuSum::default();
+        for task in tasks {
+            let row = self.state.tasks.get(*task);
+            if let Some(spec) = row.and_then(|row| self.state.specs.get(row.spec)) {
+                // There is no sum of free devices for claims.
+                sum.nano += spec.request()[0].saturating_sub(spec.device_nano);
+                sum.mib += spec.share_mib;
+            }
+        }
+        sum
     }
 
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
