@@ -8,10 +8,12 @@
 mod by_claim;
 mod cases;
 mod pod_rules;
+mod relax;
 mod storage;
 
 use cases::tried;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
     Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase,
@@ -22,6 +24,7 @@ use scheduler_core::{
     Action, Bind, Config, Core, Decision, Event, EvictCause, EvictRequest, Outcome, OutcomeResult,
     Refusal, text,
 };
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use storage::{claim, volumes};
@@ -627,5 +630,23 @@ proptest! {
         world.show(pod);
         let fits = world.core.explain(&uid).unwrap().nodes.iter().any(|node| node.fits);
         prop_assert_eq!(world.decide().actions.len() == 1, fits);
+    }
+}
+
+/// Each relaxation in the list rules something out in these clusters, and the full search, which
+/// the core runs then, finds nothing.
+#[test]
+fn what_a_relaxation_rules_out_no_search_finds() {
+    let ruled_out = RefCell::new(BTreeMap::<&str, u64>::new());
+    let tried = TestRunner::new(tried(512)).run(&relax::case(), |case| {
+        for (name, times) in relax::run(&case) {
+            *ruled_out.borrow_mut().entry(name).or_default() += times;
+        }
+        Ok(())
+    });
+    tried.unwrap();
+    let ruled_out = ruled_out.into_inner();
+    for name in scheduler_core::relaxations() {
+        assert!(ruled_out.contains_key(name), "{name} not in {ruled_out:?}");
     }
 }
