@@ -74,10 +74,10 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self.ready_kinds().iter().any(|job| {
-            self.may_move_others(*job)
-                && self.enough_in_sum(*job)
-                && self.may_find(*job, VictimFilter::Movable)
+        let may_find = self.any_may_find(|cycle, job| {
+            cycle.may_move_others(job)
+                && cycle.enough_in_sum(job)
+                && cycle.may_find(job, VictimFilter::Movable)
         });
         if !may_find && !self.config.verify {
             return;

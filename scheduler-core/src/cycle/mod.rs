@@ -53,12 +53,12 @@ pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
-use relax::Relaxations;
 pub use relax::relaxations;
+use relax::{Depends, Relaxations};
 use rustc_hash::FxHashMap;
 use search_budget::SearchOutcome;
 use solve::JobClass;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use waiting::Waiting;
 
@@ -85,6 +85,10 @@ pub(crate) struct CycleCache {
     shares: Shares,
     /// What topologies had then.
     topologies: topology::Topologies,
+    /// Actions of which no search could find anything then.
+    barren: BTreeMap<Step, Depends>,
+    /// All nodes in order of name, by [`Rooms::ranked`](crate::state::room::Rooms) then.
+    nodes: Option<(u64, Arc<[NodeKey]>)>,
     /// Where the next decision continues the last one.
     turns: TriedJobs,
 }
@@ -137,6 +141,11 @@ pub(crate) struct Cycle<'a> {
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
+    /// Actions of which no search can find anything, as far as [`Depends`] and the jobs that have
+    /// not changed go.
+    barren: BTreeMap<Step, Depends>,
+    /// A job was met that is too young to evict others for.
+    young: bool,
     /// The jobs that had one.
     turns: TriedJobs,
     /// Queues in which jobs wait that are not served now.
@@ -155,6 +164,16 @@ pub(crate) struct Cycle<'a> {
     scores: FxHashMap<String, topology::Scores>,
     /// Cached data about topologies.
     topologies: topology::Topologies,
+}
+
+impl CycleCache {
+    /// All nodes, in order of name.
+    fn nodes_of(&mut self, state: &State) -> Arc<[NodeKey]> {
+        let ranked = state.rooms.ranked();
+        let known = self.nodes.take().filter(|(at, _)| *at == ranked);
+        let all = || (ranked, state.node_names.values().copied().collect());
+        Arc::clone(&self.nodes.insert(known.unwrap_or_else(all)).1)
+    }
 }
 
 /// Decides.
@@ -178,9 +197,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     }
     shares.priority_in_quota = config.queue_priority_in_quota;
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
-    let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     // Sets of nodes go by the ranks of the index.
     state.refresh_rooms();
+    let nodes = memory.nodes_of(state);
     let began = state.touched;
     let mut cycle = Cycle {
         shares,
@@ -200,6 +219,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         grown: 0,
         goes_on: false,
         search_goes_on: false,
+        barren: std::mem::take(&mut memory.barren),
+        young: false,
         turns: std::mem::take(&mut memory.turns),
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
@@ -219,7 +240,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         match step {
             Step::Allocate => cycle.allocate(),
             // No pod is evicted for a job that may still fit.
-            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
+            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {
+                cycle.barren.remove(step);
+            }
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
             Step::Preempt => cycle.preempt(),
@@ -249,10 +272,12 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
-    memory.relaxations = cycle.relaxations.end_decision(began);
+    decision.ruled_out = cycle.relaxations.end_decision(began);
+    memory.relaxations = cycle.relaxations;
     memory.fragments = cycle.fragments;
     memory.topologies = cycle.topologies.keep();
     memory.shares = cycle.shares;
+    memory.barren = cycle.barren;
     let goes_on = goes_on || cycle.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
@@ -340,6 +365,7 @@ impl Cycle<'_> {
         let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {
             self.wake_at(until);
+            self.young = true;
         }
         young
     }

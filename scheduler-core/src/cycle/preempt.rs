@@ -54,10 +54,10 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self.ready_kinds().iter().any(|job| {
-            let rules = self.preemption(*job);
-            rules.is_some_and(|rules| self.may_find(*job, rules.filter()))
-                && !self.within_delay(*job)
+        let may_find = self.any_may_find(|cycle, job| {
+            let rules = cycle.preemption(job);
+            rules.is_some_and(|rules| cycle.may_find(job, rules.filter()))
+                && !cycle.within_delay(job)
         });
         if !may_find && !self.config.verify {
             return;

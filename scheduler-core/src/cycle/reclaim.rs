@@ -292,13 +292,12 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self.ready_kinds().iter().any(|job| {
-            let wanted = self.still_wanted(*job);
-            self.may_reclaim(*job, wanted)
-                && self
-                    .reclaimer(*job, wanted)
-                    .is_some_and(|rules| self.may_find(*job, rules.filter()))
-                && !self.within_delay(*job)
+        let may_find = self.any_may_find(|cycle, job| {
+            let wanted = cycle.still_wanted(job);
+            let rules = cycle.reclaimer(job, wanted);
+            cycle.may_reclaim(job, wanted)
+                && rules.is_some_and(|rules| cycle.may_find(job, rules.filter()))
+                && !cycle.within_delay(job)
         });
         if !may_find && !self.config.verify {
             return;

@@ -52,7 +52,8 @@ impl Relaxation for Losable {
         };
         let one = u128::from(NanoGpu::ONE.0);
         let free = u128::try_from(cycle.state.rooms.whole).unwrap_or(0) * one;
-        let losable = cycle.losable_to(below, queue, cycle.wanted_by_one(row));
+        let wanted = cycle.shares.wanted_by(row, cycle.shares.smallest_card);
+        let losable = cycle.losable_to(below, queue, wanted);
         u128::from(row.whole) * one <= free + losable
     }
 

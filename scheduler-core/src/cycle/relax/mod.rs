@@ -28,11 +28,13 @@ mod victim_filter;
 use super::Cycle;
 use super::scenario::{ProbeDemand, Scenario};
 use super::solve::VictimSearch;
+use crate::config::Step;
 use crate::state::State;
 use crate::state::rows::{JobKey, NodeKey, SpecKey};
 use rustc_hash::FxHashMap;
 pub(super) use slots::SlotsDemand;
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use victim_filter::PermittedVictims;
 pub(super) use victim_filter::VictimFilter;
@@ -135,17 +137,29 @@ impl<T> Cached<T> {
 /// The relaxation that rules a query out.
 type Answers = FxHashMap<Query, Option<&'static str>>;
 
+/// A relaxation, and how often it has said no in this decision.
+#[derive(Debug)]
+struct Listed {
+    relaxation: Box<dyn Relaxation>,
+    ruled_out: u64,
+}
+
 /// The list, and its answers while nothing changes.
 #[derive(Debug)]
 pub(super) struct Relaxations {
-    list: Vec<Box<dyn Relaxation>>,
+    list: Vec<Listed>,
     answers: Option<Cached<Answers>>,
 }
 
 impl Default for Relaxations {
     fn default() -> Self {
         Self {
-            list: list(),
+            list: (list().into_iter())
+                .map(|relaxation| Listed {
+                    relaxation,
+                    ruled_out: 0,
+                })
+                .collect(),
             answers: None,
         }
     }
@@ -165,17 +179,68 @@ impl Relaxations {
         }
     }
 
-    /// For the next decision, after one that began at that [`State::touched`].
-    pub(super) fn end_decision(mut self, began: u64) -> Self {
+    /// The decision that began at that [`State::touched`] ends. How often each said no in it.
+    pub(super) fn end_decision(&mut self, began: u64) -> BTreeMap<&'static str, u64> {
         self.answers = None;
+        let mut ruled_out = BTreeMap::new();
         for one in &mut self.list {
-            one.end_decision(began);
+            one.relaxation.end_decision(began);
+            let times = std::mem::take(&mut one.ruled_out);
+            if times > 0 {
+                ruled_out.insert(one.relaxation.name(), times);
+            }
         }
-        self
+        ruled_out
     }
 }
 
+/// What the answers for all jobs together depend on, but for the jobs themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Depends {
+    /// Nodes, placed pods, and what queues hold.
+    nodes: u64,
+    /// Of reclaim alone.
+    shares: u64,
+    volumes: u64,
+}
+
 impl Cycle<'_> {
+    /// Some job that is ready may find room by this action. `of_job`: whether that one may, by all
+    /// of the action's rules. Where none could in the last decision, and nothing has changed on
+    /// which that depends, only jobs that have changed since are asked, and those of queues whose
+    /// fair share has.
+    pub(super) fn any_may_find(&mut self, of_job: impl Fn(&mut Self, JobKey) -> bool) -> bool {
+        self.refresh_waiting();
+        let depends = Depends {
+            nodes: self.state.nodes_moved,
+            shares: match self.acting {
+                Step::Reclaim => self.shares.version,
+                _ => 0,
+            },
+            volumes: self.state.volumes_version,
+        };
+        let is_barren = self.barren.remove(&self.acting) == Some(depends);
+        self.young = false;
+        let mut may_find = is_barren && {
+            let changed = self.ready_changed();
+            changed.into_iter().any(|job| of_job(self, job))
+        };
+        if !is_barren || self.config.verify {
+            let all = self.ready_kinds();
+            let any = all.into_iter().any(|job| of_job(self, job));
+            if is_barren && any && !may_find {
+                self.state
+                    .contradicts("a job may find room by an action that was barren");
+            }
+            may_find = any;
+        }
+        // Those will be older.
+        if !may_find && !self.young {
+            self.barren.insert(self.acting, depends);
+        }
+        may_find
+    }
+
     /// Which relaxation rules out a search by this rule for the job; `None`: it may find room. Not
     /// inside a trial.
     pub(super) fn search_ruled_out(
@@ -195,6 +260,8 @@ impl Cycle<'_> {
         };
         let current = |known: &&Cached<Answers>| known.is_current(self.state);
         let known = self.relaxations.answers.as_ref().filter(current);
+        let is_kept = matches!(filter, VictimFilter::LosersTo(..));
+        let known = known.filter(|_| is_kept);
         let known = known.and_then(|known| known.value.get(&query).copied());
         if let Some(answer) = known
             && !self.config.verify
@@ -211,7 +278,10 @@ impl Cycle<'_> {
             self.state
                 .contradicts("an answer of the relaxations holds no more");
         }
-        self.relaxations.keep(self.state, query, answer);
+        // Who may go by the other filters is told at once.
+        if is_kept {
+            self.relaxations.keep(self.state, query, answer);
+        }
         answer
     }
 
@@ -235,8 +305,9 @@ impl Cycle<'_> {
         let mut relaxations = std::mem::take(&mut self.relaxations.list);
         let mut fresh = if verify { list() } else { Vec::new() }.into_iter();
         let mut first = None;
-        for one in &mut relaxations {
-            let answer = admits(&mut **one, self);
+        for listed in &mut relaxations {
+            let one = &mut *listed.relaxation;
+            let answer = admits(one, self);
             if let Some(mut fresh) = fresh.next()
                 && admits(&mut *fresh, self) != answer
             {
@@ -247,7 +318,7 @@ impl Cycle<'_> {
                 self.state.contradicts(&what);
             }
             if !answer {
-                *self.decision.ruled_out.entry(one.name()).or_default() += 1;
+                listed.ruled_out += 1;
                 first = first.or(Some(one.name()));
                 if !verify {
                     break;

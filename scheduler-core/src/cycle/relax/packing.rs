@@ -298,13 +298,17 @@ impl Cycle<'_> {
 
     /// These jobs, as they are now.
     fn movable_pods(&self, jobs: &[JobKey]) -> Movable {
-        let mut movable_pods = Movable {
-            perhaps: jobs.len() > MOST,
-            ..Movable::default()
-        };
-        if movable_pods.perhaps {
-            return movable_pods;
+        if jobs.len() <= MOST {
+            return self.pods_of(jobs);
         }
+        Movable {
+            perhaps: true,
+            ..Movable::default()
+        }
+    }
+
+    fn pods_of(&self, jobs: &[JobKey]) -> Movable {
+        let mut movable_pods = Movable::default();
         let mut gone: Vec<(CardKey, CardSums)> = Vec::new();
         let tasks = jobs
             .iter()

@@ -97,21 +97,12 @@ impl Cycle<'_> {
         match filter {
             VictimFilter::Movable => true,
             VictimFilter::LosersTo(queue, wanted) => {
-                let first = self.wanted_by_one(first);
+                let first = self.shares.wanted_by(first, self.shares.smallest_card);
                 let mut losers = self.losers(queue, wanted);
                 !losers.any(|theirs| self.really_loses(queue, first, theirs))
             }
             VictimFilter::Below(..) => false,
         }
-    }
-
-    /// What one pod wants in the count of queues.
-    pub(super) fn wanted_by_one(&self, row: &SpecRow) -> QueueAmounts {
-        let mut wanted = row.request();
-        wanted[0] += self
-            .shares
-            .gpu_of_memory(row.share_mib, self.shares.smallest_card);
-        wanted
     }
 
     pub(super) fn permitted_victims(&self, filter: VictimFilter) -> PermittedVictims {
