@@ -35,6 +35,9 @@ pub struct Decision {
     pub steps: u64,
     /// What each of KAI's actions did of it.
     pub tallies: BTreeMap<Step, Tally>,
+    /// How often each of [`crate::relaxations`] ruled out a search for victims, or a set of victims
+    /// within one.
+    pub ruled_out: BTreeMap<&'static str, u64>,
     /// True when searches, pods of a large elastic group, or reasons of many different
     /// requests were left to the next decision, which should be taken soon. A search that was
     /// cut short is not repeated before [`Self::wake_at`].

@@ -57,7 +57,9 @@ pub(crate) fn may_have(
         beside.add(state, other, *request);
     }
     let wanted = more(state, row, request)?;
-    let over = over_beside(state, job, wanted, Check::All, &beside);
+    let job = state.jobs.get(job)?;
+    let charged = job.queue.map(|queue| (queue, job.is_preemptible(state)));
+    let over = charged.and_then(|charged| over_beside(state, charged, wanted, Check::All, &beside));
     Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
 }
 
@@ -110,17 +112,29 @@ pub(crate) fn over(
     wanted: QueueAmounts,
     check: Check,
 ) -> Option<Arc<WaitReason>> {
-    over_beside(state, job, wanted, check, &Beside::default())
+    let row = state.jobs.get(job)?;
+    let charged = (row.queue?, row.is_preemptible(state));
+    over_beside(state, charged, wanted, check, &Beside::default())
+}
+
+/// The same for any job of that queue, preemptible or not.
+pub(crate) fn over_in(
+    state: &State,
+    queue: QueueKey,
+    preemptible: bool,
+    wanted: QueueAmounts,
+) -> Option<Arc<WaitReason>> {
+    let charged = (queue, preemptible);
+    over_beside(state, charged, wanted, Check::All, &Beside::default())
 }
 
 fn over_beside(
     state: &State,
-    job: JobKey,
+    (queue, preemptible): (QueueKey, bool),
     wanted: QueueAmounts,
     check: Check,
     beside: &Beside,
 ) -> Option<Arc<WaitReason>> {
-    let row = state.jobs.get(job)?;
     let why = |kind, (queue, index, line): (QueueKey, usize, String)| {
         Arc::new(WaitReason {
             kind,
@@ -128,8 +142,7 @@ fn over_beside(
             about: ReasonKey::Limit(queue, index),
         })
     };
-    let preemptible = row.is_preemptible(state);
-    let chain = &state.queues.get(row.queue?)?.chain;
+    let chain = &state.queues.get(queue)?.chain;
     if check == Check::All {
         for queue in chain {
             if let Some(over) = over_limit(state, *queue, wanted, beside.of(*queue)[0]) {

@@ -128,6 +128,7 @@ pub use action::{
 pub use capacity::Request;
 pub use config::{Config, Placement, Plugin, Resolve, Step, Workers};
 pub use core::Core;
+pub use cycle::relaxations;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,
     Rest,

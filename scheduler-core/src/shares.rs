@@ -10,7 +10,7 @@ use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::cell::QueueUse;
-use crate::state::rows::{NodeKey, NodeRow, QueueKey, TaskKey};
+use crate::state::rows::{NodeKey, NodeRow, QueueKey, SpecRow, TaskKey};
 use crate::units::{Bound, NanoGpu, Time};
 use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
@@ -153,8 +153,14 @@ pub(crate) struct Shares {
     nodes: SecondaryMap<NodeKey, NodeTotals>,
     /// The divisions, by parent.
     levels: FxHashMap<Option<QueueKey>, Level>,
-    /// [`State::queue_trees`] at the last time.
+    /// [`State::queue_trees`] and [`State::nodes_moved`] at the last time.
     trees: u64,
+    nodes_moved: Option<u64>,
+    /// Incremented whenever queues may lose more or less to others than before, by what they hold:
+    /// by their quota, limit or priority, or since they are above their share, or no longer.
+    pub version: u64,
+    /// Queues whose fair share the last update changed.
+    pub changed: Vec<QueueKey>,
 }
 
 impl Shares {
@@ -168,12 +174,15 @@ impl Shares {
     /// Brings them up to date: the same as [`Self::compute`], but what was divided among
     /// unchanged siblings is not divided again. `k`: always the same.
     pub(crate) fn update(&mut self, state: &State, k: f64) {
+        self.changed.clear();
         if self.trees != state.queue_trees {
             let is_in_tree = |key: QueueKey| {
                 let row = state.queues.get(key);
                 row.is_some_and(|row| !row.chain.is_empty())
             };
+            let before = self.of.len();
             self.of.retain(|key, _| is_in_tree(key));
+            self.version += u64::from(self.of.len() < before);
             self.levels.retain(|key, _| key.is_none_or(is_in_tree));
             self.trees = state.queue_trees;
         }
@@ -195,6 +204,10 @@ impl Shares {
 
     /// What there is to divide: of nodes of which nothing has moved, as of the last time.
     fn refresh_totals(&mut self, state: &State) {
+        if self.nodes_moved.replace(state.nodes_moved) == Some(state.nodes_moved) {
+            return;
+        }
+        self.version += 1;
         self.nodes.retain(|key, _| state.nodes.contains_key(key));
         let mut smallest = u64::MAX;
         let mut largest = 0;
@@ -277,17 +290,23 @@ impl Shares {
                 all[resource] = part;
             }
         }
-        for ((key, queue, _), fair) in rows.into_iter().zip(&level.fair) {
-            self.of.insert(
-                key,
-                Share {
-                    quota: queue.bound3(|resource| resource.quota),
-                    limit: queue.bound3(|resource| resource.limit),
-                    fair: [0, 1, 2].map(|index| from_kai(fair[index], index)),
-                    priority: queue.priority,
-                    created: queue.created,
-                },
-            );
+        for ((key, queue, used), fair) in rows.into_iter().zip(&level.fair) {
+            let share = Share {
+                quota: queue.bound3(|resource| resource.quota),
+                limit: queue.bound3(|resource| resource.limit),
+                fair: [0, 1, 2].map(|index| from_kai(fair[index], index)),
+                priority: queue.priority,
+                created: queue.created,
+            };
+            if let Some(known) = self.of.get(key).filter(|known| **known != share) {
+                let has = used.allocated;
+                let loses = |share: &Share| !within(has, share.allocatable());
+                let bounds = |share: &Share| (share.quota, share.limit, share.priority);
+                let is_other = loses(known) != loses(&share) || bounds(known) != bounds(&share);
+                self.version += u64::from(is_other);
+                self.changed.push(key);
+            }
+            self.of.insert(key, share);
         }
         level
     }
@@ -332,11 +351,17 @@ impl Shares {
                 .get(*task)
                 .and_then(|row| state.specs.get(row.spec))
             {
-                sum = plus(sum, spec.request());
-                sum[0] += self.gpu_of_memory(spec.share_mib, card);
+                sum = plus(sum, self.wanted_by(spec, card));
             }
         }
         sum
+    }
+
+    /// The same for one pod that asks for this.
+    pub(crate) fn wanted_by(&self, spec: &SpecRow, card: u128) -> QueueAmounts {
+        let mut wanted = spec.request();
+        wanted[0] += self.gpu_of_memory(spec.share_mib, card);
+        wanted
     }
 
     /// KAI's dominant share: the largest ratio of its allocation to its allocatable share.

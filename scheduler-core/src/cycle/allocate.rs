@@ -3,12 +3,12 @@
 
 use super::Cycle;
 use super::place::Way;
-use super::waiting::PodClass;
+use super::waiting::{PodClass, PodClassJobs};
 use crate::action::ReasonKind;
-use crate::capacity::{self, Check};
+use crate::capacity;
 use crate::fit;
 use crate::job_queue::JobQueue;
-use crate::reason::WaitReason;
+use crate::reason::{ReasonKey, WaitReason};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,6 +28,12 @@ struct Placeable {
     patience: u32,
 }
 
+/// What a request that fits nowhere lacks, and why in words, once for all kinds that ask.
+struct Lacking {
+    about: Option<ReasonKey>,
+    why: Option<Arc<WaitReason>>,
+}
+
 impl Placeable {
     fn remove_one(&mut self, spec: SpecKey) {
         if let Some(left) = self.of_pods.get_mut(&spec) {
@@ -39,7 +45,7 @@ impl Placeable {
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
         self.state.drop_verdicts();
-        let line = self.line();
+        self.refresh_waiting();
         let mut placeable = self.placeable();
         let mut ended = self.ends(&mut placeable);
         if ended && !self.config.verify {
@@ -47,6 +53,7 @@ impl Cycle<'_> {
             return;
         }
         let mut queue = JobQueue::new(false);
+        let line = self.line();
         queue.fill_with(self.state, &self.shares, &line);
         // Kinds of which one has found nothing since anything was placed.
         let mut stuck: FxHashSet<PodClass> = FxHashSet::default();
@@ -270,41 +277,57 @@ impl Cycle<'_> {
     /// nowhere.
     fn report_pod_classes(&mut self) {
         self.refresh_waiting();
-        let kinds: Vec<(PodClass, JobKey)> = self
-            .waiting
-            .kinds
-            .iter()
-            .filter_map(|(kind, alike)| Some((*kind, *alike.jobs.first()?)))
-            .collect();
-        for (kind, one) in kinds {
-            let tasks = self.next_tasks(one);
-            let wanted = self
-                .shares
-                .wanted(self.state, &tasks, self.shares.largest_card);
-            let over = capacity::over(self.state, one, wanted, Check::All);
-            let why = over.or_else(|| self.lacking_reason(kind));
-            self.fails(one, why);
+        let mut kinds = std::mem::take(&mut self.waiting.kinds);
+        let mut of_specs = FxHashMap::default();
+        for (kind, alike) in &mut kinds {
+            let Some(spec) = self.state.specs.get(kind.spec) else {
+                continue;
+            };
+            let wanted = self.shares.wanted_by(spec, self.shares.largest_card);
+            let over = capacity::over_in(self.state, kind.queue, kind.preemptible, wanted);
+            if over.is_some() {
+                alike.why = over;
+            } else if alike.why.is_none() {
+                let lacking = of_specs.entry(kind.spec);
+                let lacking = lacking.or_insert_with(|| self.lacking(kind.spec));
+                alike.why = self.lacking_reason(kind.spec, alike, lacking);
+            }
+        }
+        self.waiting.kinds = kinds;
+    }
+
+    /// What the nodes lack for a request that fits nowhere.
+    fn lacking(&mut self, spec: SpecKey) -> Lacking {
+        let nowhere = self.fits_nowhere(spec);
+        let about = nowhere.then(|| self.state.lacks(spec, self.config));
+        Lacking {
+            about: about.flatten(),
+            why: None,
         }
     }
 
-    /// Why a kind fits nowhere, if it did not fail for another reason. The last reason stays while
-    /// the kind lacks the same and has no new job: a changed text would not be written.
-    fn lacking_reason(&mut self, kind: PodClass) -> Option<Arc<WaitReason>> {
-        let alike = self.waiting.kinds.get(&kind)?;
-        if alike.why.is_some() {
-            return None;
+    /// Why a kind fits nowhere. The last reason stays while the kind lacks the same and has no new
+    /// job: a changed text would not be written.
+    fn lacking_reason(
+        &mut self,
+        spec: SpecKey,
+        alike: &PodClassJobs,
+        lacking: &mut Lacking,
+    ) -> Option<Arc<WaitReason>> {
+        let about = lacking.about.as_ref()?;
+        let told = alike.told.as_ref();
+        let same = |told: &&Arc<WaitReason>| {
+            told.kind == ReasonKind::Unschedulable && told.about == *about
+        };
+        if alike.unreported_starts.is_empty()
+            && let Some(told) = told.filter(same)
+        {
+            return Some(Arc::clone(told));
         }
-        let told = alike
-            .told
-            .clone()
-            .filter(|_| alike.unreported_starts.is_empty());
-        if !self.fits_nowhere(kind.spec) {
-            return None;
+        if lacking.why.is_none() {
+            lacking.why = self.no_fit(spec);
         }
-        let about = self.state.lacks(kind.spec, self.config)?;
-        let same =
-            |told: &Arc<WaitReason>| told.kind == ReasonKind::Unschedulable && told.about == about;
-        told.filter(same).or_else(|| self.no_fit(kind.spec))
+        lacking.why.clone()
     }
 
     /// Why a job was not placed: the reason of all jobs of its kind.

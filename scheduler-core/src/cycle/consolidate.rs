@@ -2,8 +2,7 @@
 //! a new place (KAI, `actions/consolidation`).
 
 use super::Cycle;
-use super::eviction_bound::VictimFilter;
-use super::repack::{self, Movable, Places};
+use super::relax::VictimFilter;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
 use crate::action::EvictCause;
@@ -11,14 +10,20 @@ use crate::config::Placement;
 use crate::job_queue::JobQueue;
 use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, SpecKey, TaskKey};
-use rustc_hash::FxHashMap;
+use crate::state::rows::{JobKey, TaskKey};
 use std::cmp::Reverse;
 
+/// What all pods ask for that a job places next, without devices of claims: there is no sum of
+/// those that are free.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GpuSum {
+    /// Whole GPUs and slices: nano-GPU.
+    pub nano: u128,
+    /// Shares that are given in memory.
+    pub mib: u128,
+}
+
 struct Consolidation {
-    job: JobKey,
-    /// How many jobs may be taken; `None`: any number.
-    most: Option<usize>,
     /// Empty nodes that are to stay so.
     barred: NodeSet,
 }
@@ -28,8 +33,8 @@ impl ActionRules for Consolidation {
         EvictCause::Consolidation
     }
 
-    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
-        cycle.movable(self.most, Some(self.job))
+    fn filter(&self) -> VictimFilter {
+        VictimFilter::Movable
     }
 
     fn may_be_victim(&self, _cycle: &mut Cycle, _victim: JobKey) -> bool {
@@ -61,18 +66,6 @@ impl ActionRules for Consolidation {
     }
 }
 
-/// Which jobs may be moved, and for which requests that may help, as long as nothing changes.
-#[derive(Debug)]
-pub(super) struct MoveBounds {
-    /// [`crate::state::State::settled`] at that time.
-    at: u64,
-    jobs: Vec<JobKey>,
-    movable_pods: Movable,
-    /// By what the first pod asks for.
-    answers: FxHashMap<SpecKey, bool>,
-    places: Places,
-}
-
 impl Cycle<'_> {
     pub(super) fn consolidate(&mut self) {
         if !self.consolidates() {
@@ -81,8 +74,10 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self.ready_kinds().iter().any(|job| {
-            self.may_move_others(*job) && self.enough_in_sum(*job) && self.may_find_by_moving(*job)
+        let may_find = self.any_may_find(|cycle, job| {
+            cycle.may_move_others(job)
+                && cycle.enough_in_sum(job)
+                && cycle.may_find(job, VictimFilter::Movable)
         });
         if !may_find && !self.config.verify {
             return;
@@ -129,9 +124,7 @@ impl Cycle<'_> {
             self.forget_job_class(job);
             return false;
         }
-        let may_find = self.may_find_by_moving(job);
-        let most = self.max_moved();
-        self.make_room(job, &Consolidation { job, most, barred }, may_find)
+        self.make_room(job, &Consolidation { barred })
     }
 
     /// KAI's bound lets one more through than it says.
@@ -139,92 +132,25 @@ impl Cycle<'_> {
         self.config.consolidation_jobs.map(|most| most as usize + 1)
     }
 
-    /// Jobs that a consolidation may move. Which ones is KAI's chance; here it is their names.
-    fn movable(&self, most: Option<usize>, besides: Option<JobKey>) -> Vec<JobKey> {
-        let stands = |job: &JobKey| self.state.placed_at.contains_key(*job);
-        let Some(most) = most else {
+    /// Jobs that a consolidation may move, at most that many. Which ones is KAI's chance; here it is
+    /// their names.
+    pub(super) fn movable(&self, besides: Option<JobKey>, most: usize) -> Vec<JobKey> {
+        let bound = self.max_moved();
+        if bound.is_none() && most == usize::MAX {
             return self.state.placed_at.keys().collect();
-        };
-        if let Some(moves) = self
-            .moves
-            .as_ref()
-            .filter(|moves| moves.at == self.state.settled)
-            && besides.is_none_or(|job| !stands(&job))
-        {
-            return moves.jobs.clone();
         }
-        self.state
-            .job_names
-            .values()
-            .copied()
-            .filter(|job| Some(*job) != besides && stands(job))
+        let most = bound.map_or(most, |bound| bound.min(most));
+        let is_placed = |job: &JobKey| self.state.placed_at.contains_key(*job);
+        if let Some((at, jobs)) = &self.moves
+            && *at == self.state.settled
+            && besides.is_none_or(|job| !is_placed(&job))
+        {
+            return jobs.iter().copied().take(most).collect();
+        }
+        let jobs = self.state.job_names.values().copied();
+        jobs.filter(|job| Some(*job) != besides && is_placed(job))
             .take(most)
             .collect()
-    }
-
-    fn refresh_move_bounds(&mut self) {
-        let at = self.state.settled;
-        if self.moves.as_ref().is_some_and(|moves| moves.at == at) {
-            return;
-        }
-        let jobs = match self.max_moved() {
-            Some(most) => self.movable(Some(most), None),
-            // The full list is not needed here.
-            None => self.movable(Some(repack::MOST + 1), None),
-        };
-        let movable_pods = self.movable_pods(&jobs);
-        self.moves = Some(MoveBounds {
-            at,
-            jobs,
-            movable_pods,
-            answers: FxHashMap::default(),
-            places: Places::default(),
-        });
-    }
-
-    /// False: no move makes this job fit.
-    fn may_find_by_moving(&mut self, job: JobKey) -> bool {
-        let Some(spec) = self.known(job).first else {
-            return false;
-        };
-        if !self.could_fit(spec, VictimFilter::All) {
-            return false;
-        }
-        // A job with placed pods is one of those that are not moved for it.
-        if self.state.placed_at.contains_key(job) {
-            return true;
-        }
-        self.refresh_move_bounds();
-        let Some(mut moves) = self.moves.take() else {
-            return true;
-        };
-        let known = moves.answers.get(&spec).copied();
-        let few = self.max_moved().is_some() || moves.jobs.len() <= repack::MOST;
-        let mut places = std::mem::take(&mut moves.places);
-        let answer = known.unwrap_or_else(|| {
-            !few || self.could_be_arranged(spec, &moves.movable_pods, &mut places)
-        });
-        moves.places = places;
-        let moves = self.moves.insert(moves);
-        moves.answers.insert(spec, answer);
-        answer
-    }
-
-    /// False: these cannot all have a place, and the first pod of that request too. A larger set
-    /// has too many arrangements for this check, so it is tried.
-    pub(super) fn could_all_move(&mut self, spec: SpecKey, scenario: &Scenario) -> bool {
-        let jobs: Vec<JobKey> = scenario.by_job().iter().map(|unit| unit.job).collect();
-        if jobs.len() > repack::MOST {
-            return true;
-        }
-        self.refresh_move_bounds();
-        let Some(mut moves) = self.moves.take() else {
-            return true;
-        };
-        let movable_pods = self.movable_pods(&jobs);
-        let answer = self.could_be_arranged(spec, &movable_pods, &mut moves.places);
-        self.moves = Some(moves);
-        answer
     }
 
     /// Every job that may be moved for this one, and is in the same queue with the same priority, is served before it.
@@ -234,7 +160,14 @@ impl Cycle<'_> {
         if self.max_moved().is_none() || rules.barred().is_some() || !by_priority {
             return false;
         }
-        self.refresh_move_bounds();
+        if self
+            .moves
+            .as_ref()
+            .is_none_or(|(at, _)| *at != self.state.settled)
+        {
+            let jobs = self.movable(None, usize::MAX);
+            self.moves = Some((self.state.settled, jobs));
+        }
         let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) else {
             return false;
         };
@@ -242,7 +175,7 @@ impl Cycle<'_> {
         let others: Vec<JobKey> = self
             .moves
             .iter()
-            .flat_map(|moves| &moves.jobs)
+            .flat_map(|(_, jobs)| jobs)
             .copied()
             .filter(|other| {
                 let at = self.state.placed_at.get(*other);
@@ -257,24 +190,13 @@ impl Cycle<'_> {
         })
     }
 
-    /// The cluster has as much as the job wants, in sum.
+    /// KAI's rule (`IsEnoughGPUsAllocatableForJob`): the cluster has as many GPUs and as much GPU
+    /// memory free or leaving as the job wants, in sum. The search could find room where it has
+    /// less: the last fraction on a card may get less than its part.
     fn enough_in_sum(&mut self, job: JobKey) -> bool {
         self.state.refresh_rooms();
-        let tasks = self.next_tasks(job);
-        let wanted = self.shares.wanted(self.state, &tasks, 0);
-        let mib: u128 = tasks
-            .iter()
-            .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
-            .map(|spec| spec.share_mib)
-            .sum();
-        // There is no sum of free devices for claims.
-        let by_claim: u128 = tasks
-            .iter()
-            .filter_map(|task| self.state.specs.get(self.state.tasks.get(*task)?.spec))
-            .map(|spec| spec.device_nano)
-            .sum();
-        let rooms = &self.state.rooms;
-        wanted[0].saturating_sub(by_claim) <= rooms.nano && mib <= rooms.mib
+        let sum = self.known(job).sum;
+        sum.nano <= self.state.rooms.nano && sum.mib <= self.state.rooms.mib
     }
 
     /// A pod's name for messages.

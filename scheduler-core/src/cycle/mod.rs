@@ -7,8 +7,8 @@
 //!    brought up to date for the jobs that have changed.
 //! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
 //!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
-//!    [`eviction_bound`], [`repack`], [`reclaim_bound`] or [`history`] rules the search out;
-//!    [`search_budget`] limits each. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
+//!    [`relax`] rules the search out; [`history`] protects victims, and [`search_budget`] limits
+//!    each search. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
 //!    is enough.
 //! 4. The final state becomes actions, once: [`plan`], [`commit`].
 //! 5. Promises are reported and released. The next decision makes them again from what is then being
@@ -20,7 +20,6 @@ mod commit;
 mod consolidate;
 mod empty_nodes;
 mod evict_requests;
-mod eviction_bound;
 mod find;
 mod fragments;
 mod history;
@@ -29,8 +28,7 @@ mod plan;
 mod preempt;
 mod reason;
 mod reclaim;
-mod reclaim_bound;
-mod repack;
+mod relax;
 mod runtime;
 mod scenario;
 mod search_budget;
@@ -55,10 +53,12 @@ pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
+pub use relax::relaxations;
+use relax::{Depends, Relaxations};
 use rustc_hash::FxHashMap;
 use search_budget::SearchOutcome;
 use solve::JobClass;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use waiting::Waiting;
 
@@ -79,12 +79,16 @@ pub(crate) struct CycleCache {
     fragments: Option<Fragments>,
     /// The jobs that were pending then.
     waiting: Waiting,
-    /// Requests that could fit nowhere then, whichever pods are evicted.
-    eviction_bounds: eviction_bound::EvictionBounds,
+    /// What was known of searches for victims then.
+    relaxations: Relaxations,
     /// What queues deserved then.
     shares: Shares,
     /// What topologies had then.
     topologies: topology::Topologies,
+    /// Actions of which no search could find anything then.
+    barren: BTreeMap<Step, Depends>,
+    /// All nodes in order of name, by [`Rooms::ranked`](crate::state::room::Rooms) then.
+    nodes: Option<(u64, Arc<[NodeKey]>)>,
     /// Where the next decision continues the last one.
     turns: TriedJobs,
 }
@@ -137,6 +141,11 @@ pub(crate) struct Cycle<'a> {
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
+    /// Actions of which no search can find anything, as far as [`Depends`] and the jobs that have
+    /// not changed go.
+    barren: BTreeMap<Step, Depends>,
+    /// A job was met that is too young to evict others for.
+    young: bool,
     /// The jobs that had one.
     turns: TriedJobs,
     /// Queues in which jobs wait that are not served now.
@@ -145,13 +154,10 @@ pub(crate) struct Cycle<'a> {
     waiting: Waiting,
     /// How often running pods were evicted or moved to make room.
     rearranged: u64,
-    /// Whether anything can come of a search for victims, while nothing has moved.
-    reclaim_bounds: reclaim_bound::ReclaimBounds,
-    /// Requests that could fit nowhere, whichever pods are evicted.
-    eviction_bounds: eviction_bound::EvictionBounds,
-    /// The jobs that may be moved, and the requests for which that may help, while nothing has
-    /// moved.
-    moves: Option<consolidate::MoveBounds>,
+    /// What rules out searches for victims.
+    relaxations: Relaxations,
+    /// The jobs that may be moved, by [`State::settled`] at that time.
+    moves: Option<(u64, Vec<JobKey>)>,
     /// Nodes that have no devices for the request that was placed last.
     refusals: find::Refusals,
     /// Nodes whose own rules let one of these in.
@@ -160,6 +166,16 @@ pub(crate) struct Cycle<'a> {
     scores: FxHashMap<String, topology::Scores>,
     /// Cached data about topologies.
     topologies: topology::Topologies,
+}
+
+impl CycleCache {
+    /// All nodes, in order of name.
+    fn nodes_of(&mut self, state: &State) -> Arc<[NodeKey]> {
+        let ranked = state.rooms.ranked();
+        let known = self.nodes.take().filter(|(at, _)| *at == ranked);
+        let all = || (ranked, state.node_names.values().copied().collect());
+        Arc::clone(&self.nodes.insert(known.unwrap_or_else(all)).1)
+    }
 }
 
 /// Decides.
@@ -183,9 +199,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     }
     shares.priority_in_quota = config.queue_priority_in_quota;
     let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
-    let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     // Sets of nodes go by the ranks of the index.
     state.refresh_rooms();
+    let nodes = memory.nodes_of(state);
     let began = state.touched;
     let mut cycle = Cycle {
         shares,
@@ -205,12 +221,13 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         grown: 0,
         goes_on: false,
         search_goes_on: false,
+        barren: std::mem::take(&mut memory.barren),
+        young: false,
         turns: std::mem::take(&mut memory.turns),
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
-        reclaim_bounds: reclaim_bound::ReclaimBounds::default(),
-        eviction_bounds: std::mem::take(&mut memory.eviction_bounds),
+        relaxations: std::mem::take(&mut memory.relaxations),
         moves: None,
         refusals: find::Refusals::default(),
         open: FxHashMap::default(),
@@ -226,7 +243,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         match step {
             Step::Allocate => cycle.allocate(),
             // No pod is evicted for a job that may still fit.
-            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
+            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {
+                cycle.barren.remove(step);
+            }
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
             Step::Preempt => cycle.preempt(),
@@ -256,10 +275,12 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
-    memory.eviction_bounds = cycle.eviction_bounds.keep(began);
+    decision.ruled_out = cycle.relaxations.end_decision(began);
+    memory.relaxations = cycle.relaxations;
     memory.fragments = cycle.fragments;
     memory.topologies = cycle.topologies.keep();
     memory.shares = cycle.shares;
+    memory.barren = cycle.barren;
     let goes_on = goes_on || cycle.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
@@ -347,6 +368,7 @@ impl Cycle<'_> {
         let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {
             self.wake_at(until);
+            self.young = true;
         }
         young
     }

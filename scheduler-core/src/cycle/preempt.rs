@@ -1,7 +1,7 @@
 //! Preempt: pods of strictly lower priority in the same queue make room (KAI, `actions/preempt`).
 
 use super::Cycle;
-use super::eviction_bound::VictimFilter;
+use super::relax::VictimFilter;
 use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
@@ -12,7 +12,7 @@ use crate::job_queue::JobQueue;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 
 struct Preemption {
-    queue: Option<QueueKey>,
+    queue: QueueKey,
     priority: i32,
 }
 
@@ -21,18 +21,12 @@ impl ActionRules for Preemption {
         EvictCause::Preempt
     }
 
-    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
-        self.queue
-            .and_then(|queue| cycle.state.standing.get(&queue))
-            .into_iter()
-            .flat_map(|by_priority| by_priority.range(..self.priority))
-            .flat_map(|(_, jobs)| jobs)
-            .copied()
-            .collect()
+    fn filter(&self) -> VictimFilter {
+        VictimFilter::Below(self.queue, self.priority)
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
-        !cycle.is_protected(RuntimeRule::Preempt, self.queue, victim)
+        !cycle.is_protected(RuntimeRule::Preempt, Some(self.queue), victim)
             || cycle.gang(victim).is_elastic()
     }
 
@@ -43,7 +37,7 @@ impl ActionRules for Preemption {
         _tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool {
-        cycle.keeps_protected(RuntimeRule::Preempt, self.queue, scenario)
+        cycle.keeps_protected(RuntimeRule::Preempt, Some(self.queue), scenario)
     }
 
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
@@ -60,10 +54,11 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self
-            .ready_kinds()
-            .iter()
-            .any(|job| self.may_find_by_preempt(*job) && !self.within_delay(*job));
+        let may_find = self.any_may_find(|cycle, job| {
+            let rules = cycle.preemption(job);
+            rules.is_some_and(|rules| cycle.may_find(job, rules.filter()))
+                && !cycle.within_delay(job)
+        });
         if !may_find && !self.config.verify {
             return;
         }
@@ -80,44 +75,21 @@ impl Cycle<'_> {
                 self.pass_over(entry.job);
                 continue;
             }
-            let may_find = self.may_find_by_preempt(entry.job);
-            let Some(row) = self.state.jobs.get(entry.job) else {
+            let Some(rules) = self.preemption(entry.job) else {
                 continue;
             };
-            let rules = Preemption {
-                queue: row.queue,
-                priority: row.priority(self.state),
-            };
-            if self.make_room(entry.job, &rules, may_find) {
+            if self.make_room(entry.job, &rules) {
                 queue.arrange(self.state, &self.shares);
             }
         }
     }
 
-    /// False: it would not fit either without the pods of lower priority in its queue.
-    fn may_find_by_preempt(&mut self, job: JobKey) -> bool {
-        if !self.has_placed_below(job) {
-            return false;
-        }
-        let (Some(spec), Some((Some(queue), priority))) = (
-            self.known(job).first,
-            self.state
-                .jobs
-                .get(job)
-                .map(|row| (row.queue, row.priority(self.state))),
-        ) else {
-            return false;
-        };
-        self.could_fit(spec, VictimFilter::Below(queue, priority))
-    }
-
-    /// A job of lower priority is placed in its queue.
-    fn has_placed_below(&self, job: JobKey) -> bool {
-        self.state.jobs.get(job).is_some_and(|row| {
-            let lowest = row
-                .queue
-                .and_then(|queue| self.state.standing.get(&queue)?.first_key_value());
-            lowest.is_some_and(|(lowest, _)| *lowest < row.priority(self.state))
+    /// Who may be preempted for the job. `None`: it is in no queue.
+    fn preemption(&self, job: JobKey) -> Option<Preemption> {
+        let row = self.state.jobs.get(job)?;
+        Some(Preemption {
+            queue: row.queue?,
+            priority: row.priority(self.state),
         })
     }
 

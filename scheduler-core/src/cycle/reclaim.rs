@@ -8,6 +8,7 @@
 //! that lost something may end up less saturated than we are above our fair share.
 
 use super::Cycle;
+use super::relax::VictimFilter;
 use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
@@ -18,6 +19,7 @@ use crate::state::cell::QueueUse;
 use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use slotmap::SecondaryMap;
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -25,8 +27,8 @@ struct Reclaim {
     queue: QueueKey,
     /// What the whole job still asks for.
     wanted: QueueAmounts,
-    /// What queues held before any simulation.
-    before: SecondaryMap<QueueKey, QueueUse>,
+    /// What queues held before any simulation. Empty until the search begins.
+    before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,
 }
 
 impl ActionRules for Reclaim {
@@ -34,14 +36,12 @@ impl ActionRules for Reclaim {
         EvictCause::Reclaim
     }
 
-    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey> {
-        cycle
-            .losers(self.queue, self.wanted)
-            .filter_map(|queue| cycle.state.standing.get(&queue))
-            .flat_map(|by_priority| by_priority.values())
-            .flatten()
-            .copied()
-            .collect()
+    fn filter(&self) -> VictimFilter {
+        VictimFilter::LosersTo(self.queue, self.wanted)
+    }
+
+    fn begin(&self, cycle: &Cycle) {
+        let _ = self.before.set(cycle.state.queue_use.clone());
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
@@ -86,11 +86,13 @@ impl ActionRules for Reclaim {
 type VictimChunks = Vec<(QueueKey, Vec<QueueAmounts>)>;
 
 impl Reclaim {
+    fn had(&self, queue: QueueKey) -> QueueUse {
+        let before = self.before.get().and_then(|before| before.get(queue));
+        before.copied().unwrap_or_default()
+    }
+
     fn has(&self, queue: QueueKey) -> QueueAmounts {
-        self.before
-            .get(queue)
-            .map(|used| used.allocated)
-            .unwrap_or_default()
+        self.had(queue).allocated
     }
 
     fn standing(&self, cycle: &Cycle, queue: QueueKey) -> String {
@@ -196,11 +198,7 @@ impl Reclaim {
                     return false;
                 }
             }
-            let fixed = self
-                .before
-                .get(*ours)
-                .map(|used| used.non_preemptible)
-                .unwrap_or_default();
+            let fixed = self.had(*ours).non_preemptible;
             if !preemptible && !within(plus(fixed, wanted), share.quota) {
                 return false;
             }
@@ -294,11 +292,12 @@ impl Cycle<'_> {
         self.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
-        let may_find = self.ready_kinds().iter().any(|job| {
-            let wanted = self.still_wanted(*job);
-            self.may_reclaim(*job, wanted)
-                && self.may_find_by_reclaim(*job, wanted)
-                && !self.within_delay(*job)
+        let may_find = self.any_may_find(|cycle, job| {
+            let wanted = cycle.still_wanted(job);
+            let rules = cycle.reclaimer(job, wanted);
+            cycle.may_reclaim(job, wanted)
+                && rules.is_some_and(|rules| cycle.may_find(job, rules.filter()))
+                && !cycle.within_delay(job)
         });
         if !may_find && !self.config.verify {
             return;
@@ -313,23 +312,22 @@ impl Cycle<'_> {
                 self.pass_over(entry.job);
                 continue;
             }
-            let may_find = self.may_find_by_reclaim(entry.job, wanted);
-            if !may_find && !self.config.verify {
-                self.forget_job_class(entry.job);
-                continue;
-            }
-            let Some(of) = self.state.jobs.get(entry.job).and_then(|row| row.queue) else {
+            let Some(rules) = self.reclaimer(entry.job, wanted) else {
                 continue;
             };
-            let rules = Reclaim {
-                queue: of,
-                wanted,
-                before: self.state.queue_use.clone(),
-            };
-            if self.make_room(entry.job, &rules, may_find) {
+            if self.make_room(entry.job, &rules) {
                 queue.arrange(self.state, &self.shares);
             }
         }
+    }
+
+    /// The rules for a job that wants so much. `None`: it is in no queue.
+    fn reclaimer(&self, job: JobKey, wanted: QueueAmounts) -> Option<Reclaim> {
+        Some(Reclaim {
+            queue: self.state.jobs.get(job)?.queue?,
+            wanted,
+            before: OnceCell::new(),
+        })
     }
 
     /// Queues with standing jobs that may lose any at all to one that wants so much.

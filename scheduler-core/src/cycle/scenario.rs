@@ -9,12 +9,13 @@
 //!   with the least to give; then one more, two more, four more, and so on up to all of them. All
 //!   victims on the chosen nodes are taken, each unit whole.
 
+use super::Cycle;
+use super::relax::SlotsDemand;
 use super::solve::VictimSearch;
-use super::{Cycle, repack};
 use crate::fit;
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, NodeKey, NodeRow, SpecKey, SpecRow, TaskKey};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -149,13 +150,11 @@ pub(super) struct ProbeDemand {
     pub least: u128,
     /// What the nodes have that are tried in any case, and what victims that are recorded give.
     pub available_to: u128,
-    /// Where every pod wants the same number of whole GPUs and nothing else of cards: how
-    /// many pods there are, that number, and for how many the feasible nodes have them
-    /// whose own rules let such pods in.
-    whole: Option<(i64, i64, i64)>,
+    /// For [`super::relax`]: whole GPUs, where every pod wants the same number of them.
+    pub slots: Option<SlotsDemand>,
     /// The first pod's request, if it has no place beside the existing pods: it needs a node that a
     /// pod leaves.
-    first: Option<SpecKey>,
+    pub first: Option<SpecKey>,
 }
 
 impl Cycle<'_> {
@@ -173,51 +172,15 @@ impl Cycle<'_> {
                 .and_then(|row| self.state.specs.get(row.spec))
                 .map_or(0, |spec| spec.request()[0] - spec.device_nano)
         };
-        let whole = self.same_whole(tasks).map(|wanted| {
-            let pods = i64::try_from(tasks.len()).unwrap_or(i64::MAX);
-            (pods, wanted, search.slots)
-        });
+        let slots = self.slots_demand(tasks);
         ProbeDemand {
             all: tasks.iter().map(wants).sum(),
             least: tasks.iter().map(wants).min().unwrap_or(0),
             available_to: search.available_to
                 + recorded.iter().map(|unit| self.held_by(unit)).sum::<u128>(),
-            whole,
-            first: self.first_without_place(tasks, whole.map(|(_, _, slots)| slots)),
+            slots,
+            first: self.first_without_place(tasks, slots.map(|_| search.slots)),
         }
-    }
-
-    /// What the first of these pods asks for, where it is whole GPUs or a share and no node
-    /// takes it as it is. `slots`: for how many the nodes have whole GPUs, if it wants those.
-    fn first_without_place(&self, tasks: &[TaskKey], slots: Option<i64>) -> Option<SpecKey> {
-        let key = self.state.tasks.get(*tasks.first()?)?.spec;
-        let row = self.state.specs.get(key)?;
-        // A pod that leaves elsewhere may make its place: by a volume that other nodes can use, or
-        // by anti-affinity.
-        if row.depends_on_others() {
-            return None;
-        }
-        let has_place = match (slots, repack::one_share(row)) {
-            (Some(slots), _) => slots > 0,
-            (None, Some(share)) => self.some_node_takes(row, share),
-            (None, None) => true,
-        };
-        (!has_place).then_some(key)
-    }
-
-    /// False where the first pod has no place on any node that one of these leaves.
-    fn first_could_fit(&self, first: SpecKey, scenario: &Scenario) -> bool {
-        let Some(row) = self.state.specs.get(first) else {
-            return true;
-        };
-        let leave: FxHashSet<TaskKey> = scenario.tasks().into_iter().collect();
-        let nodes: BTreeSet<NodeKey> = leave
-            .iter()
-            .filter_map(|task| self.state.cell(*task).node)
-            .collect();
-        let leaves = |task: TaskKey| leave.contains(&task);
-        let sits = |node: &NodeKey| fit::could_fit(self.state, row, *node, &leaves);
-        nodes.iter().any(sits)
     }
 
     /// Nodes whose own rules admit one of these pods, regardless of what runs there.
@@ -251,87 +214,12 @@ impl Cycle<'_> {
         rooms.nodes(nodes).map(|node| rooms.of(node).nano).sum()
     }
 
-    /// For how many pods like the first these nodes have whole GPUs; 0 where it wants none.
-    pub(super) fn slots(&self, tasks: &[TaskKey], feasible: &NodeSet, open: &NodeSet) -> i64 {
-        let first = tasks.get(..1).unwrap_or_default();
-        let Some(wanted) = self.same_whole(first) else {
-            return 0;
-        };
-        let rooms = &self.state.rooms;
-        let both = feasible.iter().filter(|rank| open.contains(*rank));
-        both.filter_map(|rank| rooms.node(rank))
-            .map(|node| rooms.of(node).whole.max(0) / wanted)
-            .sum()
-    }
-
     /// What a unit holds, in the queues' count of GPUs.
     pub(super) fn held_by(&self, unit: &EvictionUnit) -> u128 {
         unit.tasks
             .iter()
             .map(|task| self.state.charge(*task, self.state.cell(*task).holds())[0])
             .sum()
-    }
-
-    fn same_whole(&self, tasks: &[TaskKey]) -> Option<i64> {
-        let mut wanted = None;
-        for task in tasks {
-            let spec = self.state.specs.get(self.state.tasks.get(*task)?.spec)?;
-            let same = wanted.is_none_or(|wanted| wanted == spec.whole);
-            if spec.whole == 0 || spec.shares || spec.mig_nano > 0 || !same {
-                return None;
-            }
-            wanted = Some(spec.whole);
-        }
-        wanted.map(i64::from)
-    }
-
-    /// False where the pods cannot all sit even if everything that the victims touch were
-    /// free, on nodes whose own rules let them in: no simulation can show anything else.
-    pub(super) fn may_fit(
-        &self,
-        search: &VictimSearch,
-        demand: &ProbeDemand,
-        scenario: &Scenario,
-    ) -> bool {
-        if let Some(first) = demand.first
-            && !self.first_could_fit(first, scenario)
-        {
-            return false;
-        }
-        let Some((pods, wanted, slots)) = demand.whole else {
-            return true;
-        };
-        let mut freed: BTreeMap<NodeKey, i64> = BTreeMap::new();
-        for task in scenario.units().flat_map(|unit| &unit.tasks) {
-            let cell = self.state.cell(*task);
-            let Some(node) = cell.node.filter(|node| self.is_in(&search.open, *node)) else {
-                continue;
-            };
-            // A share may be the last on its card.
-            let cards = match cell.holds().len() {
-                0 => self
-                    .state
-                    .tasks
-                    .get(*task)
-                    .and_then(|row| self.state.specs.get(row.spec))
-                    .map_or(0, |spec| spec.gpus() as usize),
-                holds => holds,
-            };
-            *freed.entry(node).or_default() += i64::try_from(cards).unwrap_or(i64::MAX);
-        }
-        let more: i64 = freed
-            .iter()
-            .map(|(node, freed)| {
-                let has = self.state.rooms.of(*node).whole;
-                let before = if self.is_in(&search.feasible, *node) {
-                    has.max(0) / wanted
-                } else {
-                    0
-                };
-                (has + freed).max(0) / wanted - before
-            })
-            .sum();
-        slots + more >= pods
     }
 
     /// The sets to try now that the newest unit was added.
@@ -454,11 +342,6 @@ impl Cycle<'_> {
             count = (count + step).min(bearing.len());
             step *= 2;
         }
-    }
-
-    fn is_in(&self, set: &NodeSet, node: NodeKey) -> bool {
-        let rank = self.state.rooms.rank(node);
-        rank.is_some_and(|rank| set.contains(rank))
     }
 }
 

@@ -9,6 +9,7 @@
 //! that found a place are moved, or stay where they are.
 
 use super::Cycle;
+use super::relax::{VictimFilter, VictimSet};
 use super::scenario::{EvictionUnit, Generator, Scenario, TakenVictims};
 use super::search_budget::SearchOutcome;
 use crate::action::EvictCause;
@@ -24,8 +25,10 @@ use std::sync::Arc;
 /// The rules of one action.
 pub(super) trait ActionRules {
     fn cause(&self) -> EvictCause;
-    /// Jobs with standing pods that this action may take from, in any order.
-    fn candidates(&self, cycle: &Cycle) -> Vec<JobKey>;
+    /// Jobs with placed pods that this action may take from.
+    fn filter(&self) -> VictimFilter;
+    /// A search begins: nothing has moved yet.
+    fn begin(&self, _cycle: &Cycle) {}
     /// Whether one of them may lose anything now.
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool;
     /// Whether these victims are allowed after the simulation.
@@ -76,20 +79,22 @@ pub(super) struct JobClass {
     specs: Vec<SpecKey>,
 }
 
+/// Room that a search found, in a trial that is open.
+struct FoundRoom {
+    mark: Mark,
+    /// Pods of the job.
+    tasks: Arc<[TaskKey]>,
+    scenario: Scenario,
+}
+
 /// A failed attempt: the number of pods of the job, and these victims in this order.
 type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 
 impl Cycle<'_> {
     /// Makes room for a job. True if room was found; the state then contains the result.
-    /// `may_find`: what is known in advance.
-    pub(super) fn make_room(
-        &mut self,
-        job: JobKey,
-        rules: &dyn ActionRules,
-        may_find: bool,
-    ) -> bool {
-        if !may_find {
-            self.compare_search(job, rules, "where there can be none");
+    pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
+        if let Some(relaxation) = self.search_ruled_out(job, rules.filter()) {
+            self.compare_search(job, rules, relaxation);
             self.forget_job_class(job);
             return false;
         }
@@ -99,13 +104,18 @@ impl Cycle<'_> {
             && before == job_class
         {
             if *found == SearchOutcome::Nothing {
-                self.compare_search(job, rules, "for the like of a hopeless job");
+                self.compare_search(job, rules, "the search for a job of its class");
             }
             return false;
         }
         let found = self.in_turn(job, rules.cause(), |cycle| {
-            let found = cycle.search_room(job, rules);
-            cycle.tried(found)
+            let found = cycle.find_room(job, rules);
+            let has_room = found.is_some();
+            if let Some(found) = found {
+                cycle.state.keep(found.mark);
+                cycle.keep_solution(job, &found.tasks, &found.scenario, rules);
+            }
+            cycle.tried(has_room)
         });
         if found == SearchOutcome::Room {
             self.infeasible.clear();
@@ -124,8 +134,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// With `verify`, the search is run nevertheless: what is known in advance must be true.
-    fn compare_search(&mut self, job: JobKey, rules: &dyn ActionRules, what: &str) {
+    /// With `verify`, the search is run nevertheless: what ruled it out must be right.
+    fn compare_search(&mut self, job: JobKey, rules: &dyn ActionRules, by: &str) {
         if !self.config.verify {
             return;
         }
@@ -133,22 +143,25 @@ impl Cycle<'_> {
         self.search_until = self.decision.steps.saturating_add(self.config.budget);
         self.search_cut = false;
         let tallies = self.decision.tallies.clone();
-        if self.search_room(job, rules) {
-            self.state.contradicts(&format!("room was found {what}"));
+        if let Some(found) = self.find_room(job, rules) {
+            self.state.rollback(found.mark);
+            self.state
+                .contradicts(&format!("room was found, which was ruled out by {by}"));
         }
         self.decision.tallies = tallies;
         (self.decision.steps, self.pondered, self.wake) = before;
     }
 
     /// With `verify`, a set of victims that is skipped is tried all the same.
-    fn compare_scenario(&mut self, search: &VictimSearch, count: usize, scenario: &Scenario) {
+    fn compare_set(&mut self, set: &VictimSet, count: usize, by: &str) {
         if !self.config.verify {
             return;
         }
-        if let Some(mark) = self.try_scenario(search, count, scenario) {
+        if let Some(mark) = self.try_scenario(set.search, count, set.scenario) {
             self.state.rollback(mark);
-            self.state
-                .contradicts("a set of victims was skipped that lets the job in");
+            self.state.contradicts(&format!(
+                "a set of victims lets the job in, which was ruled out by {by}"
+            ));
         }
     }
 
@@ -195,16 +208,17 @@ impl Cycle<'_> {
         Some((queue, job_class))
     }
 
-    fn search_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
+    fn find_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> Option<FoundRoom> {
         let gang = self.gang_of(job);
         let tasks = self.next_tasks(job);
         // Jobs before it in this action may have taken what it had.
         if tasks.is_empty() || !gang.is_ready(&|task| self.is_gated(task)) {
-            return false;
+            return None;
         }
+        rules.begin(self);
         let victims = self.victims(job, rules);
         if victims.is_empty() {
-            return false;
+            return None;
         }
         let mut feasible = self.feasible_nodes(&tasks);
         if let Some(barred) = rules.barred() {
@@ -235,13 +249,15 @@ impl Cycle<'_> {
             };
             if !self.gang(job).is_satisfied() {
                 self.state.rollback(mark);
-                return false;
+                return None;
             }
-            self.state.keep(mark);
-            self.keep_solution(job, &tasks, &scenario, rules);
-            return true;
+            return Some(FoundRoom {
+                mark,
+                tasks,
+                scenario,
+            });
         }
-        false
+        None
     }
 
     /// Finds the largest part of the job that can be made room for. `Some`: there is one,
@@ -303,7 +319,7 @@ impl Cycle<'_> {
 
     /// Jobs that may lose pods, by the action's rule.
     fn victims(&mut self, job: JobKey, rules: &dyn ActionRules) -> Vec<JobKey> {
-        let mut victims = rules.candidates(self);
+        let mut victims = self.permitted_jobs(rules.filter(), Some(job), usize::MAX);
         victims.retain(|victim| {
             *victim != job
                 && !self.is_being_bound(*victim)
@@ -382,14 +398,6 @@ impl Cycle<'_> {
             .flat_map(|unit| unit.tasks.iter().copied())
             .collect();
         let mut taken = TakenVictims::new(recorded);
-        // Moved pods need a place, and so does the first pod.
-        let moves_for = match search.rules.cause() {
-            EvictCause::Consolidation => search
-                .tasks
-                .first()
-                .and_then(|task| Some(self.state.tasks.get(*task)?.spec)),
-            _ => None,
-        };
         self.state.refresh_rooms();
         let tasks = &search.tasks[..count];
         let demand = self.demand(tasks, search, recorded);
@@ -411,10 +419,13 @@ impl Cycle<'_> {
                 if victims.is_empty() || failed.contains(&(count, victims.clone())) {
                     continue;
                 }
-                if !self.may_fit(search, &demand, &scenario)
-                    || moves_for.is_some_and(|spec| !self.could_all_move(spec, &scenario))
-                {
-                    self.compare_scenario(search, count, &scenario);
+                let set = VictimSet {
+                    search,
+                    demand: &demand,
+                    scenario: &scenario,
+                };
+                if let Some(relaxation) = self.set_ruled_out(&set) {
+                    self.compare_set(&set, count, relaxation);
                     self.state.refresh_rooms();
                     continue;
                 }

@@ -6,6 +6,7 @@
 //! debug assertion compares the list with one computed from scratch.
 
 use super::Cycle;
+use super::consolidate::GpuSum;
 use crate::config::Plugin;
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobRank, Line, QueueLine, SingletonClass};
@@ -35,6 +36,8 @@ pub(super) struct JobProgress {
     gang: Option<Arc<Gang>>,
     /// What the first of these asks for.
     pub first: Option<SpecKey>,
+    /// What they ask for, as far as there is a sum of what is free.
+    pub sum: GpuSum,
     /// As one of those that want something.
     pub entry: Entry,
     /// What its allocated pods hold, in the count of queues.
@@ -291,6 +294,30 @@ impl Cycle<'_> {
         one.chain(self.waiting.others.iter().copied()).collect()
     }
 
+    /// Of those, or of their kind, the ones that have changed since the last decision, or whose
+    /// queue's fair share has.
+    pub(super) fn ready_changed(&self) -> Vec<JobKey> {
+        let waiting = &self.waiting;
+        let is_ready = |job: &JobKey| {
+            let listed = waiting.listed.get(job);
+            waiting.others.contains(job) || listed.is_some_and(|listed| listed.kind.is_some())
+        };
+        let fresh = waiting.fresh.iter().copied();
+        let mut jobs: Vec<JobKey> = fresh.filter(is_ready).collect();
+        let queues: FxHashSet<QueueKey> = self.shares.changed.iter().copied().collect();
+        if !queues.is_empty() {
+            let kinds = waiting.kinds.iter();
+            let kinds = kinds.filter(|(kind, _)| queues.contains(&kind.queue));
+            jobs.extend(kinds.filter_map(|(_, alike)| alike.jobs.first()));
+            let others = waiting.others.iter().copied();
+            jobs.extend(others.filter(|job| {
+                let queue = self.state.jobs.get(*job).and_then(|row| row.queue);
+                queue.is_some_and(|queue| queues.contains(&queue))
+            }));
+        }
+        jobs
+    }
+
     /// Waiting jobs that are ready, and old enough to evict others for.
     pub(super) fn old_enough(&mut self) -> Vec<JobKey> {
         let mut jobs = self.ready_jobs();
@@ -362,6 +389,7 @@ impl Cycle<'_> {
             });
         JobProgress {
             stamp,
+            sum: self.sum_of(&next),
             held: self.held_by_gang(&gang),
             first: first.map(|task| task.spec),
             next: Arc::from(next),
@@ -378,6 +406,19 @@ impl Cycle<'_> {
                 .is_some_and(|row| row.tasks.len() >= MANY)
                 .then(|| Arc::new(gang)),
         }
+    }
+
+    fn sum_of(&self, tasks: &[TaskKey]) -> GpuSum {
+        let mut sum = GpuSum::default();
+        for task in tasks {
+            let row = self.state.tasks.get(*task);
+            if let Some(spec) = row.and_then(|row| self.state.specs.get(row.spec)) {
+                // There is no sum of free devices for claims.
+                sum.nano += spec.request()[0].saturating_sub(spec.device_nano);
+                sum.mib += spec.share_mib;
+            }
+        }
+        sum
     }
 
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {

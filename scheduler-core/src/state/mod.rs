@@ -150,6 +150,8 @@ pub(crate) struct State {
     pub wake_version: u64,
     /// Incremented with every change of a node.
     pub touched: u64,
+    /// Incremented whenever a node comes, goes or changes, or devices of claims do.
+    pub nodes_moved: u64,
     /// Incremented with every change that is kept; rolled-back trials do not count.
     pub settled: u64,
     /// Rises whenever a pod may be hindered that was not, or the other way round, other
@@ -242,6 +244,7 @@ impl State {
     /// What the node has left changed.
     pub(crate) fn move_node(&mut self, key: NodeKey) {
         self.touched += 1;
+        self.nodes_moved += 1;
         if !self.in_trial() {
             self.settled += 1;
         }
@@ -340,6 +343,7 @@ impl State {
         self.node_use.insert(key, NodeUse::default());
         self.on_node.insert(key, BTreeSet::new());
         self.node_names.insert(name.clone(), key);
+        self.nodes_moved += 1;
         self.rooms.rename();
         key
     }
@@ -355,6 +359,7 @@ impl State {
                 self.verdict_cache.touch(key);
             }
             self.node_names.remove(&row.name);
+            self.nodes_moved += 1;
             self.rooms.rename();
             self.node_use.remove(key);
             self.on_node.remove(key);

@@ -4,7 +4,7 @@ use super::State;
 use super::cell::{Status, TaskCell};
 use super::rows::{QueueKey, QueueRow, TaskKey};
 use crate::model::Queue;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 impl State {
     /// A queue came, went or moved: chains and sums are rebuilt before they are next
@@ -47,12 +47,9 @@ impl State {
         }
         // Whether pods in it may be placed at all.
         let takes_pods = |row: &QueueRow| !row.chain.is_empty() && row.children.is_empty();
-        let took: BTreeMap<QueueKey, bool> = self
-            .queues
-            .iter()
-            .filter(|(_, row)| row.users > 0)
-            .map(|(key, row)| (key, takes_pods(row)))
-            .collect();
+        let is_used = |row: &&QueueRow| row.users > 0;
+        let used = self.queues.values().filter(is_used);
+        let took: Vec<bool> = used.map(takes_pods).collect();
         for row in self.queues.values_mut() {
             row.children.clear();
         }
@@ -77,8 +74,8 @@ impl State {
         for (key, cell) in cells {
             self.transition(key, cell);
         }
-        let mut users = self.queues.iter().filter(|(_, row)| row.users > 0);
-        if users.any(|(key, row)| took.get(&key) != Some(&takes_pods(row))) {
+        let used = self.queues.values().filter(is_used);
+        if !used.map(takes_pods).eq(took) {
             self.hindered += 1;
         }
         self.queues_dirty = false;
@@ -88,22 +85,34 @@ impl State {
     /// Itself and its ancestors; empty where one is missing, they go round or are too many.
     fn chain(&self, key: QueueKey) -> Vec<QueueKey> {
         let mut chain = Vec::new();
-        let mut seen = BTreeSet::new();
         let mut at = Some(key);
         while let Some(key) = at {
-            let Some(queue) = self.queues.get(key).and_then(|row| row.queue.as_ref()) else {
+            let Some((row, queue)) = self
+                .queues
+                .get(key)
+                .and_then(|row| Some((row, row.queue.as_ref()?)))
+            else {
                 return Vec::new();
             };
-            if !seen.insert(key) || chain.len() == Queue::MAX_DEPTH {
+            if chain.contains(&key) || chain.len() == Queue::MAX_DEPTH {
                 return Vec::new();
             }
             chain.push(key);
             at = match &queue.parent {
                 None => None,
-                Some(parent) => match self.queue_names.get(parent) {
-                    Some(parent) => Some(*parent),
-                    None => return Vec::new(),
-                },
+                Some(parent) => {
+                    // As a rule the parent that it had.
+                    let is_it = |known: &QueueKey| {
+                        let row = self.queues.get(*known);
+                        row.is_some_and(|row| row.name == *parent)
+                    };
+                    let known = row.chain.get(1).copied().filter(is_it);
+                    let parent = known.or_else(|| self.queue_names.get(parent).copied());
+                    if parent.is_none() {
+                        return Vec::new();
+                    }
+                    parent
+                }
             };
         }
         chain

@@ -1,6 +1,6 @@
-//! An upper bound for consolidation: could the shares be packed in another way so that one more fits?
-//! If not, no search that only moves pods succeeds. It is evaluated for all movable pods where they
-//! are few, and for each set of them before it is tried.
+//! Where every victim must have a place again, the shares must be packed in another way so that one
+//! more fits. Evaluated for all permitted jobs where they are few, and for each set of victims before
+//! it is tried.
 //!
 //! Moving changes only the cards of the pods that are moved; every other card can only become fuller.
 //! A share that fits nowhere now therefore needs one of those cards. Whole GPUs that are missing on a
@@ -13,7 +13,8 @@
 //! The packing is exact and small. With many movable pods, or after many steps without a result, the
 //! answer is "perhaps".
 
-use super::Cycle;
+use super::super::Cycle;
+use super::{Asked, Cached, Relaxation, VictimFilter, VictimSet};
 use crate::fit;
 use crate::ledger::CardMemory;
 use crate::model::{Amount, Ask, ContainerAsk, Mode};
@@ -23,17 +24,18 @@ use crate::state::transition::mode_index;
 use crate::units::Mib;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Most that are packed, and most steps of it.
-pub(super) const MOST: usize = 64;
+const MOST: usize = 64;
 const STEPS: u32 = 4096;
 
 /// Requests that some node takes as it is, and that none does.
-pub(super) type Places = FxHashMap<SpecKey, bool>;
+type Places = FxHashMap<SpecKey, bool>;
 
 /// The pods that may be moved, and their cards.
 #[derive(Debug, Default)]
-pub(super) struct Movable {
+struct Movable {
     /// Too many, or not to be understood: no answer.
     perhaps: bool,
     /// Some have whole GPUs that are only counted: others may get them.
@@ -41,6 +43,79 @@ pub(super) struct Movable {
     items: Vec<(SpecKey, Item)>,
     nodes: BTreeSet<NodeKey>,
     bins: Vec<Bin>,
+}
+
+/// What is known while nothing changes.
+#[derive(Debug, Default)]
+struct Known {
+    /// The pods of all jobs that consolidation may move.
+    movable: Option<Arc<Movable>>,
+    /// By what the first pod asks for.
+    answers: FxHashMap<(SpecKey, VictimFilter), bool>,
+    places: Places,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Packing {
+    known: Option<Cached<Known>>,
+}
+
+impl Packing {
+    fn known(&mut self, cycle: &Cycle) -> &mut Known {
+        let current = |known: &Cached<_>| known.is_current(cycle.state);
+        let known = self.known.take().filter(current);
+        let known = known.unwrap_or_else(|| Cached::of(cycle.state, Known::default()));
+        &mut self.known.insert(known).value
+    }
+}
+
+impl Relaxation for Packing {
+    fn name(&self) -> &'static str {
+        "packing"
+    }
+
+    fn admits(&mut self, cycle: &Cycle, asked: &Asked) -> bool {
+        let (filter, first) = (asked.query.filter, asked.query.first);
+        let moves = filter == VictimFilter::Movable;
+        let row = cycle.state.specs.get(first);
+        if moves && asked.query.is_placed
+            || !row.is_some_and(|row| cycle.everyone_stays(filter, row))
+        {
+            return true;
+        }
+        let known = self.known(cycle);
+        if let Some(answer) = known.answers.get(&(first, filter)) {
+            return *answer;
+        }
+        let movable = known.movable.clone().filter(|_| moves);
+        let movable = movable.unwrap_or_else(|| {
+            let jobs = cycle.permitted_jobs(filter, None, MOST + 1);
+            Arc::new(cycle.movable_pods(&jobs))
+        });
+        if moves {
+            known.movable = Some(Arc::clone(&movable));
+        }
+        let answer = cycle.could_be_arranged(first, &movable, &mut known.places);
+        known.answers.insert((first, filter), answer);
+        answer
+    }
+
+    fn admits_set(&mut self, cycle: &Cycle, set: &VictimSet) -> bool {
+        let first = set.search.tasks.first();
+        let first = first.and_then(|task| Some(cycle.state.tasks.get(*task)?.spec));
+        let Some(first) = first.filter(|_| set.search.rules.filter() == VictimFilter::Movable)
+        else {
+            return true;
+        };
+        let units = set.scenario.by_job();
+        let jobs: Vec<JobKey> = units.iter().map(|unit| unit.job).collect();
+        let movable = cycle.movable_pods(&jobs);
+        cycle.could_be_arranged(first, &movable, &mut self.known(cycle).places)
+    }
+
+    fn end_decision(&mut self, _began: u64) {
+        self.known = None;
+    }
 }
 
 /// What a pod needs of a card.
@@ -106,8 +181,8 @@ impl Cycle<'_> {
     /// False: moving these pods, all of which must have a place afterwards, makes no room for the
     /// first pod of that request. `places`: what is known of the pods that have a place as it is,
     /// while nothing has moved.
-    pub(super) fn could_be_arranged(
-        &mut self,
+    fn could_be_arranged(
+        &self,
         spec: SpecKey,
         movable_pods: &Movable,
         places: &mut Places,
@@ -116,7 +191,6 @@ impl Cycle<'_> {
         if movable_pods.perhaps || row.is_some_and(SpecRow::depends_on_others) {
             return true;
         }
-        self.state.refresh_rooms();
         let Some(mut items) = self.own_items(spec, movable_pods, places) else {
             return true;
         };
@@ -139,7 +213,7 @@ impl Cycle<'_> {
                 Item::Part(amount, most) => yardstick.nominal(*amount).min(*most).0,
             })
         });
-        let mut packing = Packing {
+        let mut packing = PackingSearch {
             items: &items,
             fractions,
             seen: FxHashSet::default(),
@@ -215,7 +289,7 @@ impl Cycle<'_> {
     }
 
     /// A card of the smallest size.
-    pub(super) fn smallest(&self) -> CardMemory {
+    fn smallest(&self) -> CardMemory {
         CardMemory {
             total: Mib(u64::try_from(self.shares.smallest_card).unwrap_or(0)),
             ..CardMemory::default()
@@ -223,7 +297,17 @@ impl Cycle<'_> {
     }
 
     /// These jobs, as they are now.
-    pub(super) fn movable_pods(&self, jobs: &[JobKey]) -> Movable {
+    fn movable_pods(&self, jobs: &[JobKey]) -> Movable {
+        if jobs.len() <= MOST {
+            return self.pods_of(jobs);
+        }
+        Movable {
+            perhaps: true,
+            ..Movable::default()
+        }
+    }
+
+    fn pods_of(&self, jobs: &[JobKey]) -> Movable {
         let mut movable_pods = Movable::default();
         let mut gone: Vec<(CardKey, CardSums)> = Vec::new();
         let tasks = jobs
@@ -337,7 +421,7 @@ pub(super) fn one_share(row: &SpecRow) -> Option<Amount> {
 }
 
 /// A search through all ways to put them onto cards, the largest first.
-struct Packing<'a> {
+struct PackingSearch<'a> {
     items: &'a [Item],
     fractions: bool,
     /// From which one on, and what the cards have left, where there was no way.
@@ -345,7 +429,7 @@ struct Packing<'a> {
     steps: u32,
 }
 
-impl Packing<'_> {
+impl PackingSearch<'_> {
     /// True also where it takes too long to know.
     fn fits(&mut self, from: usize, bins: &[Bin]) -> bool {
         let Some(item) = self.items.get(from) else {
@@ -401,7 +485,7 @@ mod tests {
         items.reverse();
         let mut bins: Vec<Bin> = bins.iter().map(|mib| bin(*mib)).collect();
         bins.sort_unstable();
-        Packing {
+        PackingSearch {
             items: &items,
             fractions: false,
             seen: FxHashSet::default(),

@@ -1,0 +1,128 @@
+//! Whole GPUs that reclaim may free: what is free or leaving, plus what the queues hold from which
+//! this one may reclaim, must be as much as the first pod wants.
+//!
+//! Reclaim accepts a set of victims only if every pod that really leaves is of such a queue; all
+//! others must have a place elsewhere, and moving a pod frees no whole GPU. Where cards are shared,
+//! moving may free whole ones: then the answer is *perhaps*.
+
+use super::super::Cycle;
+use super::{Asked, Cached, Relaxation, VictimFilter};
+use crate::shares::{QueueAmounts, plus, within};
+use crate::state::rows::QueueKey;
+use crate::units::NanoGpu;
+use rustc_hash::FxHashMap;
+
+#[derive(Debug, Default)]
+pub(super) struct Losable {
+    /// By parent, what all of its children may lose. `None`: moving may free whole GPUs, or jobs are
+    /// in queues that have no place of their own.
+    below: Option<Cached<Option<LosableBelow>>>,
+}
+
+type LosableBelow = FxHashMap<Option<QueueKey>, Reclaimable>;
+
+/// Nano-GPU held by siblings from which may be reclaimed: by queues within their quota, and
+/// by any queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reclaimable {
+    to_deserving: u128,
+    to_all: u128,
+}
+
+impl Relaxation for Losable {
+    fn name(&self) -> &'static str {
+        "losable GPUs"
+    }
+
+    fn admits(&mut self, cycle: &Cycle, asked: &Asked) -> bool {
+        let VictimFilter::LosersTo(queue, _) = asked.query.filter else {
+            return true;
+        };
+        let Some(row) = cycle.state.specs.get(asked.query.first) else {
+            return true;
+        };
+        if row.whole == 0 || row.shares || row.mig_nano > 0 {
+            return true;
+        }
+        let current = |known: &Cached<_>| known.is_current(cycle.state);
+        let known = self.below.take().filter(current);
+        let known = known.unwrap_or_else(|| Cached::of(cycle.state, cycle.losable_below()));
+        let Some(below) = &self.below.insert(known).value else {
+            return true;
+        };
+        let one = u128::from(NanoGpu::ONE.0);
+        let free = u128::try_from(cycle.state.rooms.whole).unwrap_or(0) * one;
+        let wanted = cycle.shares.wanted_by(row, cycle.shares.smallest_card);
+        let losable = cycle.losable_to(below, queue, wanted);
+        u128::from(row.whole) * one <= free + losable
+    }
+
+    fn end_decision(&mut self, _began: u64) {
+        self.below = None;
+    }
+}
+
+impl Cycle<'_> {
+    /// Upper bound of the nano-GPUs that other queues can lose to one with this demand.
+    fn losable_to(&self, below: &LosableBelow, queue: QueueKey, wanted: QueueAmounts) -> u128 {
+        let chain = self.chain_of(queue);
+        let mut sum = 0;
+        for (level, ours) in chain.iter().enumerate() {
+            let Some(share) = self.shares.of.get(*ours) else {
+                continue;
+            };
+            let has = self.state.queue_use.get(*ours).copied().unwrap_or_default();
+            let parent = chain.get(level + 1).copied();
+            let all = below.get(&parent).copied().unwrap_or_default();
+            let own = self.reclaimable(*ours);
+            sum += if within(plus(has.allocated, wanted), share.quota) {
+                all.to_deserving - own.to_deserving
+            } else {
+                all.to_all - own.to_all
+            };
+        }
+        sum
+    }
+
+    /// What of this queue.
+    fn reclaimable(&self, queue: QueueKey) -> Reclaimable {
+        let (Some(share), Some(used)) =
+            (self.shares.of.get(queue), self.state.queue_use.get(queue))
+        else {
+            return Reclaimable::default();
+        };
+        let has = used.allocated;
+        let above_share = !within(has, share.allocatable());
+        let above_quota = !within(has, share.quota);
+        let held = |may: bool| if may { has[0] } else { 0 };
+        Reclaimable {
+            // By priority it may lose all of it.
+            to_deserving: held(above_share || above_quota || self.config.queue_priority_in_quota),
+            to_all: held(above_share),
+        }
+    }
+
+    fn losable_below(&self) -> Option<LosableBelow> {
+        let is_inner = |queue: &QueueKey| {
+            let row = self.state.queues.get(*queue);
+            row.is_none_or(|row| !row.children.is_empty())
+        };
+        if self.state.overallocated > 0
+            || !self.state.rooms.sharing.is_empty()
+            || self.state.standing.keys().any(is_inner)
+        {
+            return None;
+        }
+        let mut below = LosableBelow::default();
+        for (queue, row) in &self.state.queues {
+            if row.chain.is_empty() {
+                continue;
+            }
+            let own = self.reclaimable(queue);
+            let all = below.entry(row.chain.get(1).copied()).or_default();
+            all.to_deserving += own.to_deserving;
+            all.to_all += own.to_all;
+        }
+        Some(below)
+    }
+}

@@ -1,0 +1,117 @@
+//! Which jobs an action may take victims from: what its search and every relaxation ask.
+
+use super::super::Cycle;
+use crate::shares::QueueAmounts;
+use crate::state::State;
+use crate::state::rows::{JobKey, QueueKey, SpecRow, TaskKey};
+use std::sync::Arc;
+
+/// The rule of one action for one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) enum VictimFilter {
+    /// Consolidation: up to so many jobs as may be moved, all of which must have a place again.
+    Movable,
+    /// Reclaim: jobs of the queues that may lose something to a job of this queue that wants so
+    /// much in all.
+    LosersTo(QueueKey, QueueAmounts),
+    /// Preempt: jobs of the queue below that priority.
+    Below(QueueKey, i32),
+}
+
+/// Who may go by a filter, taken too wide: all jobs, however many may be moved.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum PermittedVictims {
+    All,
+    Of(Arc<[QueueKey]>),
+    Below(QueueKey, i32),
+}
+
+impl PermittedVictims {
+    pub(super) fn is_empty(&self, state: &State) -> bool {
+        match self {
+            Self::All => state.placed_at.keys().next().is_none(),
+            Self::Of(queues) => queues.is_empty(),
+            Self::Below(queue, priority) => {
+                let placed = state.standing.get(queue);
+                let lowest = placed.and_then(|placed| placed.first_key_value());
+                lowest.is_none_or(|(lowest, _)| lowest >= priority)
+            }
+        }
+    }
+
+    pub(super) fn has(&self, state: &State, task: TaskKey) -> bool {
+        let Some((key, job)) = state
+            .tasks
+            .get(task)
+            .and_then(|row| Some((row.job?, state.jobs.get(row.job?)?)))
+        else {
+            return false;
+        };
+        // What pods without their group are follows from where the others of them are.
+        if job.group.is_none() && !job.single {
+            return true;
+        }
+        let Some(placed) = state.placed_at.get(key) else {
+            return false;
+        };
+        match self {
+            Self::All => true,
+            Self::Of(queues) => queues.contains(&placed.queue),
+            Self::Below(queue, priority) => placed.queue == *queue && placed.priority < *priority,
+        }
+    }
+}
+
+impl Cycle<'_> {
+    /// Jobs with placed pods that the filter lets go, but not this one; at most that many, in any
+    /// order.
+    pub(in super::super) fn permitted_jobs(
+        &self,
+        filter: VictimFilter,
+        besides: Option<JobKey>,
+        most: usize,
+    ) -> Vec<JobKey> {
+        let placed = |queue: QueueKey| self.state.standing.get(&queue).into_iter();
+        match filter {
+            VictimFilter::Movable => self.movable(besides, most),
+            VictimFilter::LosersTo(queue, wanted) => self
+                .losers(queue, wanted)
+                .flat_map(placed)
+                .flat_map(|by_priority| by_priority.values())
+                .flatten()
+                .copied()
+                .take(most)
+                .collect(),
+            VictimFilter::Below(queue, priority) => placed(queue)
+                .flat_map(|by_priority| by_priority.range(..priority))
+                .flat_map(|(_, jobs)| jobs)
+                .copied()
+                .take(most)
+                .collect(),
+        }
+    }
+
+    /// Every pod that leaves must have a place again: always when pods are moved, and where none of
+    /// the queues may really lose anything to this first pod.
+    pub(super) fn everyone_stays(&self, filter: VictimFilter, first: &SpecRow) -> bool {
+        match filter {
+            VictimFilter::Movable => true,
+            VictimFilter::LosersTo(queue, wanted) => {
+                let first = self.shares.wanted_by(first, self.shares.smallest_card);
+                let mut losers = self.losers(queue, wanted);
+                !losers.any(|theirs| self.really_loses(queue, first, theirs))
+            }
+            VictimFilter::Below(..) => false,
+        }
+    }
+
+    pub(super) fn permitted_victims(&self, filter: VictimFilter) -> PermittedVictims {
+        match filter {
+            VictimFilter::Movable => PermittedVictims::All,
+            VictimFilter::LosersTo(queue, wanted) => {
+                PermittedVictims::Of(self.losers(queue, wanted).collect())
+            }
+            VictimFilter::Below(queue, priority) => PermittedVictims::Below(queue, priority),
+        }
+    }
+}

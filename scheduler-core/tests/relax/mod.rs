@@ -1,0 +1,208 @@
+//! Small clusters that are full of whole GPUs and shares, of several queues and priorities, with
+//! evicted pods that have not left yet.
+//!
+//! In: a case from which a cluster is built, and what arrives and ends in each turn. Out: how often
+//! each relaxation ruled a search out. With `Config::verify` the core has each followed by the search.
+
+use proptest::prelude::*;
+use scheduler_core::ids::{GroupName, PodUid, QueueName};
+use scheduler_core::model::{
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, Queue, Share,
+};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Time};
+use scheduler_core::{Action, Bind, Config, Core, Event, Evict, Outcome, OutcomeResult, text};
+use std::collections::BTreeMap;
+
+const CARD: u64 = 48;
+
+/// Pods of one group that ask for the same.
+#[derive(Clone, Debug)]
+struct Job {
+    queue: usize,
+    pods: u32,
+    min: u32,
+    ask: Ask,
+    cpu: u64,
+    priority: i32,
+    preemptible: bool,
+}
+
+/// A cluster, and what arrives and how many pods end in each turn.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// Cards of each node.
+    nodes: Vec<u32>,
+    /// GPUs of each queue; the last two have a department of their own.
+    quotas: Vec<Option<u64>>,
+    turns: Vec<(Vec<Job>, usize)>,
+}
+
+fn job() -> impl Strategy<Value = Job> {
+    // Sizes that fill a card exactly, in several ways.
+    let mib = prop::sample::select(vec![12_u64, 16, 24, 32]);
+    let ask = prop_oneof![
+        3 => (1_u32..5).prop_map(Ask::Whole),
+        1 => mib.prop_map(|mib| Ask::Share(Share::of(Amount::Memory(Mib(mib))))),
+        1 => (1_u64..4).prop_map(|part| {
+            Ask::Share(Share::of(Amount::Fraction(NanoGpu(part * NanoGpu::ONE.0 / 4))))
+        }),
+    ];
+    let cpu = prop_oneof![3 => Just(100_u64), 1 => Just(3000)];
+    (0_usize..4, 1_u32..4, 1_u32..4, ask, cpu, 0_i32..3, 0_u8..4).prop_map(
+        |(queue, pods, min, ask, cpu, priority, kind)| Job {
+            queue,
+            pods,
+            min: min.min(pods),
+            ask,
+            cpu,
+            priority: 50 + priority,
+            preemptible: kind > 0,
+        },
+    )
+}
+
+pub(crate) fn case() -> impl Strategy<Value = Case> {
+    let quota = prop_oneof![3 => (0_u64..4).prop_map(Some), 1 => Just(None)];
+    let turn = (prop::collection::vec(job(), 0..5), 0_usize..3);
+    (
+        prop::collection::vec(1_u32..5, 1..4),
+        prop::collection::vec(quota, 4),
+        any::<bool>(),
+        prop::collection::vec(turn, 2..6),
+    )
+        .prop_map(|(nodes, quotas, no_shares, mut turns)| {
+            for job in turns.iter_mut().flat_map(|(jobs, _)| jobs) {
+                if no_shares && matches!(job.ask, Ask::Share(_)) {
+                    job.ask = Ask::Whole(1);
+                }
+            }
+            Case {
+                nodes,
+                quotas,
+                turns,
+            }
+        })
+}
+
+#[derive(Default)]
+struct World {
+    pods: BTreeMap<PodUid, Pod>,
+    log: String,
+}
+
+impl World {
+    fn tell(&mut self, core: &mut Core, event: Event) {
+        self.log
+            .push_str(&text::write(std::slice::from_ref(&event)));
+        let problems = core.apply(event);
+        assert!(problems.is_empty(), "{problems:?}\n{}", self.log);
+    }
+
+    fn show(&mut self, core: &mut Core, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod.clone());
+        self.tell(core, Event::Pod(Box::new(pod)));
+    }
+
+    fn build(&mut self, core: &mut Core, case: &Case) {
+        for (index, cards) in case.nodes.iter().enumerate() {
+            let name = format!("n{index}");
+            let node = Node {
+                cpu: CpuMilli(8000),
+                memory: Bytes(1 << 30),
+                pods: 20,
+                gpus: *cards,
+                managed: true,
+                ..Node::named(&name)
+            };
+            self.tell(core, Event::Node(node));
+            let card = |card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD);
+            let cards = NodeCards::offered(&name, Mode::Mps, (0..*cards).map(card));
+            self.tell(core, Event::Cards(cards));
+        }
+        self.tell(core, Event::Queue(Queue::unlimited("department")));
+        for (index, quota) in case.quotas.iter().enumerate() {
+            let mut queue = Queue::unlimited(&format!("q{index}"));
+            queue.parent = (index > 1).then(|| QueueName::new("department"));
+            if let Some(quota) = quota {
+                queue.gpu.quota = Bound::Exactly(quota * NanoGpu::ONE.0);
+            }
+            self.tell(core, Event::Queue(queue));
+        }
+    }
+
+    fn arrive(&mut self, core: &mut Core, job: &Job, name: &str, now: Time) {
+        let group = GroupName::new(format!("default/{name}"));
+        self.tell(
+            core,
+            Event::Group(PodGroup {
+                queue: QueueName::new(format!("q{}", job.queue)),
+                priority: job.priority,
+                preemptible: job.preemptible,
+                created: now,
+                ..PodGroup::named(group.as_str(), job.min)
+            }),
+        );
+        for index in 0..job.pods {
+            let mut pod = Pod::named(&format!("{name}-{index}"));
+            pod.created = now;
+            pod.cpu = CpuMilli(job.cpu);
+            pod.group = Some(group.clone());
+            pod.gpus.push(ContainerAsk::of("main", job.ask.clone()));
+            self.show(core, pod);
+        }
+    }
+
+    /// Pods that were evicted a turn ago leave, and the first ones that run end.
+    fn end(&mut self, core: &mut Core, ended: usize) {
+        let leaves = |pod: &&Pod| matches!(pod.phase, Phase::Releasing(_));
+        let runs = |pod: &&Pod| matches!(pod.phase, Phase::Running(_));
+        let leave = self.pods.values().filter(leaves);
+        let end = self.pods.values().filter(runs).take(ended);
+        let gone: Vec<PodUid> = leave.chain(end).map(|pod| pod.uid.clone()).collect();
+        for uid in gone {
+            self.pods.remove(&uid);
+            self.tell(core, Event::PodGone(uid));
+        }
+    }
+
+    fn decide(&mut self, core: &mut Core, now: Time) -> BTreeMap<&'static str, u64> {
+        let decision = core.decide(now);
+        self.log.push_str(&text::decision(&decision));
+        assert_eq!(core.violations(), Vec::<String>::new(), "{}", self.log);
+        for action in &decision.actions {
+            let outcome = Outcome {
+                decision: action.decision(),
+                result: OutcomeResult::Confirmed,
+            };
+            self.tell(core, Event::Outcome(outcome));
+            let (Action::Bind(Bind { pod, .. }) | Action::Evict(Evict { pod, .. })) = action;
+            let mut pod = self.pods[pod].clone();
+            pod.phase = match (action, pod.phase) {
+                (Action::Bind(bind), _) => Phase::Running(bind.placement()),
+                (Action::Evict(_), Phase::Running(at)) => Phase::Releasing(Some(at)),
+                (Action::Evict(_), other) => other,
+            };
+            self.show(core, pod);
+        }
+        decision.ruled_out
+    }
+}
+
+/// How often each relaxation ruled something out.
+pub(crate) fn run(case: &Case) -> BTreeMap<&'static str, u64> {
+    let mut core = Core::new(Config::verified());
+    let mut world = World::default();
+    let mut ruled_out = BTreeMap::new();
+    world.build(&mut core, case);
+    for (turn, (jobs, ended)) in (0_u32..).zip(&case.turns) {
+        let now = Time(u64::from(turn) * 20_000);
+        world.end(&mut core, *ended);
+        for (index, job) in jobs.iter().enumerate() {
+            world.arrive(&mut core, job, &format!("j{turn}{index}"), now);
+        }
+        for (name, times) in world.decide(&mut core, now) {
+            *ruled_out.entry(name).or_default() += times;
+        }
+    }
+    ruled_out
+}
