@@ -283,8 +283,8 @@ impl Core {
             self.verifier.as_ref(),
             &self.node,
         );
-        // Kubernetes counts slices by their profile, and whoever placed the pod did: a slice is
-        // nobody else's. A grant has nothing of it.
+        // Kubernetes counts slices by their profile, so every scheduler does: the kubelet gives a
+        // slice to one pod alone. A grant has nothing of it.
         let counted = matches!(ask.resource, Resource::Slice(_));
         match found {
             Err(IdentityError::NoGrant(_) | IdentityError::NotGranted { .. }) if counted => {
