@@ -252,7 +252,7 @@ impl World {
         if !pods.is_empty() && self.nodes[at].speaks && self.nodes[at].alive {
             let pod = &pods[self.rng.usize(0..pods.len())];
             if let Some(refusal) = crate::node::Node::refusal(pod, "it does not like it", last) {
-                self.nodes[at].say(&refusal);
+                self.nodes[at].refuse(self.now, refusal);
                 if last && pod["spec"]["nodeName"] == *self.nodes[at].name {
                     self.disown(at, pod);
                 }

@@ -104,7 +104,7 @@ impl World {
                     if self.nodes[at].speaks
                         && let Some(refusal) = Node::refusal(&pod, &why, last)
                     {
-                        self.nodes[at].say(&refusal);
+                        self.nodes[at].refuse(self.now, refusal);
                         if last {
                             self.disown(at, &pod);
                         }
@@ -199,10 +199,20 @@ impl World {
                 body: Some(Body::State(node.state())),
             };
             let _ = to.send(first);
+            let mut sequence = 1;
+            for refusal in node.refusals(self.now) {
+                sequence += 1;
+                let _ = to.send(AgentMessage {
+                    sequence,
+                    agent_instance: format!("{}-{}", node.name, node.instance),
+                    release: String::new(),
+                    body: Some(refusal),
+                });
+            }
             let link = Link {
                 to,
                 ended,
-                sequence: 1,
+                sequence,
             };
             node.links.insert(number, link);
         }

@@ -1,5 +1,6 @@
 //! A machine: its cards, what its kubelet runs, what its agent holds and says.
 
+use crate::time::Ms;
 use api::grant::{Grant, PodIdentity};
 use proto::telemetry::{AgentMessage, Gpu, NodeState, Refusal, Share, Stranger, agent_message};
 use serde_json::{Value, json};
@@ -96,10 +97,14 @@ pub struct Node {
     pub instance: u64,
     /// Pods that it wants gone.
     pub unwanted: Vec<String>,
+    /// Its last refusals, and when they were said: a new stream is sent them, too.
+    refusals: Vec<(Ms, agent_message::Body)>,
     /// The label of its group, where an autoscaler has made it.
     pub group: Option<(&'static str, &'static str)>,
 }
 
+/// As in the agent's `telemetry/refusals.rs`.
+const REFUSALS_KEPT: Ms = 120_000;
 /// MiB that a fraction has beside its part.
 const ALLOWANCE: u64 = 256;
 
@@ -126,6 +131,7 @@ impl Node {
             lie: None,
             instance: 1,
             unwanted: Vec::new(),
+            refusals: Vec::new(),
             group: None,
             name,
         }
@@ -363,6 +369,20 @@ impl Node {
             };
             link.to.send(message).is_ok()
         });
+    }
+
+    /// Says a refusal.
+    pub fn refuse(&mut self, now: Ms, refusal: agent_message::Body) {
+        self.say(&refusal);
+        self.refusals.retain(|(_, said)| *said != refusal);
+        self.refusals.push((now, refusal));
+    }
+
+    /// The refusals that an agent sends to a scheduler that connects.
+    pub fn refusals(&mut self, now: Ms) -> Vec<agent_message::Body> {
+        self.refusals.retain(|(at, _)| at + REFUSALS_KEPT > now);
+        let bodies = self.refusals.iter();
+        bodies.map(|(_, refusal)| refusal.clone()).collect()
     }
 
     /// The grant of this pod is not honoured.
