@@ -278,7 +278,7 @@ impl Cycle<'_> {
             self.state
                 .contradicts("an answer of the relaxations holds no more");
         }
-        // Who may go by the other filters is told at once.
+        // Under the other filters an answer takes no longer than looking it up.
         if is_kept {
             self.relaxations.keep(self.state, query, answer);
         }
