@@ -17,6 +17,7 @@ use crate::state::node_set::NodeSet;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
+use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 use std::sync::Arc;
 
@@ -89,29 +90,33 @@ pub(super) fn best(
     best
 }
 
-/// Which nodes refused the last request for devices, while nothing of them has changed. Nodes
-/// whose devices are all in use come first, and a search among devices is a hundred times the
-/// look at a number.
+/// Which nodes refused a request for devices, while nothing of them has changed. Nodes whose
+/// devices are all in use come first, and a search among devices is a hundred times the look at a
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    /// The request, [`crate::state::devices::Devices::version`], and whether only a promise was
-    /// wanted.
-    of: Option<(SpecKey, u64, bool)>,
+    /// [`crate::state::devices::Devices::version`] at that time.
+    devices: u64,
+    /// By request, and by whether only a promise was wanted: the nodes, and
     /// [`crate::state::rows::NodeRow::generation`] at that time.
-    at: SecondaryMap<NodeKey, u64>,
+    of: FxHashMap<(SpecKey, bool), SecondaryMap<NodeKey, u64>>,
 }
 
 impl Refusals {
+    /// Requests that are remembered: 16 MiB of a cluster with 4,000 nodes, for one decision.
+    const MOST: usize = 256;
+
     fn of(
         &mut self,
         spec: SpecKey,
         devices: u64,
         promise: bool,
     ) -> &mut SecondaryMap<NodeKey, u64> {
-        if self.of.replace((spec, devices, promise)) != self.of {
-            self.at.clear();
+        let is_full = self.of.len() == Self::MOST && !self.of.contains_key(&(spec, promise));
+        if std::mem::replace(&mut self.devices, devices) != devices || is_full {
+            self.of.clear();
         }
-        &mut self.at
+        self.of.entry((spec, promise)).or_default()
     }
 }
 

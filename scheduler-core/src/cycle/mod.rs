@@ -158,7 +158,7 @@ pub(crate) struct Cycle<'a> {
     relaxations: Relaxations,
     /// The jobs that may be moved, by [`State::settled`] at that time.
     moves: Option<(u64, Vec<JobKey>)>,
-    /// Nodes that have no devices for the request that was placed last.
+    /// Nodes that refused requests for devices.
     refusals: find::Refusals,
     /// Nodes whose own rules let one of these in.
     open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,

@@ -7,13 +7,15 @@ use scheduler_core::model::{
     AllocatedDevice, Allocation, Alternative, Amounts, Count, Device, DeviceClaim, DeviceNodes,
     DevicePool, DeviceRequest, DeviceWants, Front, Phase, Placement, Pod,
 };
-use scheduler_core::units::{NanoGpu, Time};
+use scheduler_core::units::{CpuMilli, NanoGpu, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const DRIVER: &str = "gpu.example.com";
 const FILTER: &str = "gpu.example.com";
 const REQUEST: &str = "container-0-request-0";
+/// How many different requests there are.
+const REQUESTS: u64 = 100;
 
 /// How the pods ask for their GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +112,11 @@ fn running(mut of: Pod, at: usize, index: usize) -> [Event; 2] {
 pub fn waiting(count: usize, asks: Asks) -> Vec<Event> {
     let mut events = nodes(count);
     events.push(queue("queue-0", None, None, 1));
-    let new = |index: usize| event(with_claim(&format!("job-{index:06}"), "queue-0", asks));
+    let new = |index: usize| {
+        let mut new = with_claim(&format!("job-{index:06}"), "queue-0", asks);
+        new.cpu = CpuMilli(1000 + index as u64 % REQUESTS);
+        event(new)
+    };
     events.extend((0..count * GPUS).map(new));
     events
 }
@@ -131,6 +137,7 @@ pub fn full(count: usize, asks: Asks) -> Vec<Event> {
     events.extend((0..count * GPUS).map(|index| {
         let mut new = with_claim(&format!("wait-{index:06}"), "queue-1", asks);
         new.created = NOW;
+        new.cpu = CpuMilli(1000 + index as u64 % REQUESTS);
         event(new)
     }));
     events
