@@ -14,8 +14,6 @@ use std::sync::Arc;
 const DRIVER: &str = "gpu.example.com";
 const FILTER: &str = "gpu.example.com";
 const REQUEST: &str = "container-0-request-0";
-/// How many different requests there are.
-const REQUESTS: u64 = 100;
 
 /// How the pods ask for their GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,13 +106,13 @@ fn running(mut of: Pod, at: usize, index: usize) -> [Event; 2] {
     [allocated, event(of)]
 }
 
-/// Pending pods for all devices.
-pub fn waiting(count: usize, asks: Asks) -> Vec<Event> {
+/// Pending pods for all devices, with so many different requests of CPU.
+pub fn waiting(count: usize, asks: Asks, requests: u64) -> Vec<Event> {
     let mut events = nodes(count);
     events.push(queue("queue-0", None, None, 1));
     let new = |index: usize| {
         let mut new = with_claim(&format!("job-{index:06}"), "queue-0", asks);
-        new.cpu = CpuMilli(1000 + index as u64 % REQUESTS);
+        new.cpu = CpuMilli(1000 + index as u64 % requests);
         event(new)
     };
     events.extend((0..count * GPUS).map(new));
@@ -122,8 +120,8 @@ pub fn waiting(count: usize, asks: Asks) -> Vec<Event> {
 }
 
 /// Every device taken by one queue, half of them beyond its quota, and as many pods of another one
-/// that may have that half.
-pub fn full(count: usize, asks: Asks) -> Vec<Event> {
+/// that may have that half, with so many different requests of CPU.
+pub fn full(count: usize, asks: Asks, requests: u64) -> Vec<Event> {
     let quota = Some(count as u64 * 4);
     let mut events = nodes(count);
     events.push(queue("dept", None, None, 1));
@@ -137,7 +135,7 @@ pub fn full(count: usize, asks: Asks) -> Vec<Event> {
     events.extend((0..count * GPUS).map(|index| {
         let mut new = with_claim(&format!("wait-{index:06}"), "queue-1", asks);
         new.created = NOW;
-        new.cpu = CpuMilli(1000 + index as u64 % REQUESTS);
+        new.cpu = CpuMilli(1000 + index as u64 % requests);
         event(new)
     }));
     events

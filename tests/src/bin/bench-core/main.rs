@@ -205,18 +205,20 @@ fn rows() -> Vec<Row> {
             Asks::Resource,
         ),
     ] {
-        rows.push(Row::new(
-            format!("4,000 GPUs given {how}, 500 nodes"),
-            ms(200),
-            "-",
-            move || worlds::by_claim::waiting(500, asks),
-        ));
-        rows.push(Row::new(
-            format!("400 GPUs reclaimed {how}, 100 nodes"),
-            ms(200),
-            "-",
-            move || worlds::by_claim::full(100, asks),
-        ));
+        for requests in [1, 100] {
+            rows.push(Row::new(
+                format!("4,000 GPUs given {how}, {requests} requests, 500 nodes"),
+                ms(200),
+                "-",
+                move || worlds::by_claim::waiting(500, asks, requests),
+            ));
+            rows.push(Row::new(
+                format!("400 GPUs reclaimed {how}, {requests} requests, 100 nodes"),
+                ms(200),
+                "-",
+                move || worlds::by_claim::full(100, asks, requests),
+            ));
+        }
     }
     for variant in 1..=20 {
         rows.push(Row::new(
