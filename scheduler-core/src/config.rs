@@ -113,6 +113,11 @@ impl Step {
         Self::Preempt,
         Self::StaleGangEviction,
     ];
+
+    /// It searches for victims.
+    pub(crate) fn searches(self) -> bool {
+        matches!(self, Self::Consolidation | Self::Reclaim | Self::Preempt)
+    }
 }
 
 /// One of KAI's plugins that can be switched off. The others' work cannot be left out.

@@ -7,20 +7,51 @@ use super::scenario::Scenario;
 use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::config::Placement;
+use crate::ids::FilterName;
 use crate::job_queue::JobQueue;
+use crate::model::Count;
 use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::rows::{JobKey, SpecRow, TaskKey};
+use crate::units::NanoGpu;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-/// What all pods ask for that a job places next, without devices of claims: there is no sum of
-/// those that are free.
-#[derive(Clone, Copy, Debug, Default)]
+/// What all pods ask for that a job places next.
+#[derive(Clone, Debug, Default)]
 pub(super) struct GpuSum {
     /// Whole GPUs and slices: nano-GPU.
     pub nano: u128,
     /// Shares that are given in memory.
     pub mib: u128,
+    /// Devices for claims of their own, by filter. Requests with alternatives are not counted.
+    pub devices: BTreeMap<FilterName, u64>,
+    /// Whole GPUs that a node gives as such, or as devices of that filter.
+    pub either: BTreeMap<FilterName, u64>,
+}
+
+impl GpuSum {
+    pub(super) fn add(&mut self, spec: &SpecRow) {
+        self.nano += spec.request()[0].saturating_sub(spec.device_nano);
+        self.mib += spec.share_mib;
+        // A claim of several pods may have its devices already.
+        let own = spec.spec.devices.iter().filter(|ask| ask.claim.is_none());
+        for ask in own {
+            let sum = if ask.stands_in {
+                &mut self.either
+            } else {
+                &mut self.devices
+            };
+            for request in &ask.wants.requests {
+                if let [one] = request.alternatives.as_slice()
+                    && let Count::Exactly(count) = one.count
+                    && !one.admin
+                {
+                    *sum.entry(one.filter.clone()).or_default() += count;
+                }
+            }
+        }
+    }
 }
 
 struct Consolidation {
@@ -191,12 +222,25 @@ impl Cycle<'_> {
     }
 
     /// KAI's rule (`IsEnoughGPUsAllocatableForJob`): the cluster has as many GPUs and as much GPU
-    /// memory free or leaving as the job wants, in sum. The search could find room where it has
-    /// less: the last fraction on a card may get less than its part.
+    /// memory free or leaving as the job wants, in sum, and as many devices of the drivers that
+    /// have some for it. The search could find room where it has less: the last fraction on a card
+    /// may get less than its part, and a pod that is moved may take a device of another driver.
     fn enough_in_sum(&mut self, job: JobKey) -> bool {
         self.state.refresh_rooms();
-        let sum = self.known(job).sum;
-        sum.nano <= self.state.rooms.nano && sum.mib <= self.state.rooms.mib
+        let sum = self.known(job).sum.clone();
+        let (rooms, free) = (&self.state.rooms, self.state.devices.free());
+        let one = u128::from(NanoGpu::ONE.0);
+        let left = |filter: &FilterName| free.of(filter).unwrap_or(u64::MAX);
+        let either: u128 = sum.either.values().map(|count| u128::from(*count)).sum();
+        let instead: u128 = sum
+            .either
+            .keys()
+            .map(|filter| u128::from(left(filter)))
+            .sum();
+        let mut devices = sum.devices.iter();
+        sum.nano + either * one <= rooms.nano + instead * one
+            && sum.mib <= rooms.mib
+            && devices.all(|(filter, count)| *count <= left(filter))
     }
 
     /// A pod's name for messages.

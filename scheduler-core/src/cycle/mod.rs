@@ -55,7 +55,7 @@ use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
 pub use relax::relaxations;
 use relax::{Depends, Relaxations};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use search_budget::SearchOutcome;
 use solve::JobClass;
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,8 +133,12 @@ pub(crate) struct Cycle<'a> {
     /// Other work of searches, in units of about the same time as a step: sets that were built, and
     /// victims that were checked.
     pondered: u64,
-    /// What searches took, of both.
+    /// What searches of the current action took, of both.
     searched: u64,
+    /// At which it begins no further search.
+    search_quota: u64,
+    /// Jobs that an action has yet to search for.
+    postponed: FxHashSet<JobKey>,
     /// Pods of jobs that were placed in part and processed again for their next part.
     grown: u64,
     /// Not every job was tried: the next decision continues.
@@ -218,6 +222,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         search_cut: false,
         pondered: 0,
         searched: 0,
+        search_quota: 0,
+        postponed: FxHashSet::default(),
         grown: 0,
         goes_on: false,
         search_goes_on: false,
@@ -239,6 +245,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     cycle.evict_unwanted();
     for step in &config.actions {
         cycle.acting = *step;
+        cycle.begin_searches();
         let before = cycle.decision.steps;
         match step {
             Step::Allocate => cycle.allocate(),

@@ -7,17 +7,22 @@
 //! [`Config::budget`]. Equivalent jobs behind it in the queue wait with it. A decision that has
 //! searched a lot leaves the remaining searches to the next decision.
 //!
+//! Each action has the same part of a decision, so that thousands of jobs for which nothing can be
+//! moved do not keep the first of them from reclaiming. No action searches for a job while an earlier
+//! one has yet to: nothing is evicted where a move would do.
+//!
 //! [`Config::budget`]: crate::config::Config::budget
 
 use super::Cycle;
 use crate::action::EvictCause;
+use crate::config::Step;
 use crate::ids::GroupName;
 use crate::state::rows::{JobKey, Rest};
 use crate::units::Duration;
 
 /// Steps of a job's first search: less than a second.
 const FIRST: u64 = 400_000;
-/// A decision that has used this many steps begins no further search.
+/// A decision whose actions have each used their part of this many steps begins no further search.
 const DECISION: u64 = 400_000;
 /// A search backs off for this time for each [`FIRST`] that it used,
 const PAUSE: Duration = Duration::seconds(5);
@@ -35,6 +40,8 @@ pub(super) enum SearchOutcome {
     Nothing,
     /// Not everything was searched.
     CutShort,
+    /// Its turn is in the next decision.
+    Postponed,
 }
 
 impl Cycle<'_> {
@@ -48,6 +55,9 @@ impl Cycle<'_> {
         let Some(name) = self.state.jobs.get(job).map(|row| row.name.clone()) else {
             return SearchOutcome::Nothing;
         };
+        if self.postponed.contains(&job) {
+            return SearchOutcome::Postponed;
+        }
         let key = (name, cause);
         let most = self.config.budget;
         let rest = self.state.search_backoffs.get(&key).copied();
@@ -67,10 +77,11 @@ impl Cycle<'_> {
         if self.turns.searched.contains(&(job, cause)) {
             return SearchOutcome::CutShort;
         }
-        if self.searched >= DECISION.min(most) {
+        if self.searched >= self.search_quota {
             self.decision.cut_short = true;
             self.search_goes_on = true;
-            return SearchOutcome::CutShort;
+            self.postpone(job);
+            return SearchOutcome::Postponed;
         }
         let allowance = rest.map_or(FIRST, |rest| rest.allowance).min(most);
         let before = self.taken();
@@ -90,6 +101,22 @@ impl Cycle<'_> {
         }
         self.rest(key, allowance);
         SearchOutcome::CutShort
+    }
+
+    /// An action begins: no other takes what it has for searches.
+    pub(super) fn begin_searches(&mut self) {
+        let actions = self.config.actions.iter();
+        let searching = actions.filter(|step| step.searches()).count().max(1);
+        self.searched = 0;
+        self.search_quota = (DECISION.min(self.config.budget) / searching as u64).max(1);
+    }
+
+    /// The job is searched for in the next decision, by this action before any other. What a search
+    /// would have moved before the job is placed keeps nothing back.
+    pub(super) fn postpone(&mut self, job: JobKey) {
+        if self.acting != Step::Allocate {
+            self.postponed.insert(job);
+        }
     }
 
     /// Counts nodes that were checked for a pod. For a share, each of their cards counts.

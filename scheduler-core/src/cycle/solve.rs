@@ -87,6 +87,9 @@ struct FoundRoom {
     scenario: Scenario,
 }
 
+/// Victims that are put in order in about the time of a step.
+const VICTIMS: usize = 4;
+
 /// A failed attempt: the number of pods of the job, and these victims in this order.
 type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 
@@ -103,8 +106,12 @@ impl Cycle<'_> {
             && let Some((before, found)) = self.infeasible.get(queue)
             && before == job_class
         {
-            if *found == SearchOutcome::Nothing {
-                self.compare_search(job, rules, "the search for a job of its class");
+            match *found {
+                SearchOutcome::Nothing => {
+                    self.compare_search(job, rules, "the search for a job of its class");
+                }
+                SearchOutcome::Postponed => self.postpone(job),
+                SearchOutcome::Room | SearchOutcome::CutShort => {}
             }
             return false;
         }
@@ -379,7 +386,7 @@ impl Cycle<'_> {
         recorded: &[EvictionUnit],
         failed: &mut FailedAttempt,
     ) -> Option<(Mark, Scenario)> {
-        let pieces = search.victims.len() / 128;
+        let pieces = search.victims.len() / VICTIMS;
         if self.charge(u64::try_from(pieces).unwrap_or(u64::MAX)) {
             return None;
         }

@@ -127,18 +127,11 @@ impl Cycle<'_> {
         let Some(line) = search.line.get() else {
             return false;
         };
-        let mut skip = losers.clone();
-        skip.insert(job);
         let mut queue = JobQueue::new(false);
-        // Later jobs are not tried.
-        let mut left = entries.len();
-        queue.fill_beside(self.state, &self.shares, entries, line, skip);
+        queue.fill_beside(self.state, &self.shares, entries, line);
         let part = as_alone(gang, tasks);
         let mut placed = false;
-        while left > 0
-            && let Some(entry) = queue.pop(self.state, &self.shares)
-        {
-            left -= usize::from(entry.job == job || losers.contains(&entry.job));
+        while let Some(entry) = queue.pop_own(self.state, &self.shares, &mut self.pondered) {
             if entry.job == job {
                 if self
                     .place_job(job, &part, tasks, nodes, Way::Promise)
@@ -147,24 +140,20 @@ impl Cycle<'_> {
                     return false;
                 }
                 placed = true;
-            } else if losers.contains(&entry.job) {
-                let gang = self.gang(entry.job);
-                let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
-                let mark = self.state.mark();
-                match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
-                    Ok(()) => self.state.keep(mark),
-                    Err(_) => {
-                        self.state.rollback(mark);
-                        // Every moved pod must have a place: the rest need not be tried.
-                        if search.rules.cause() == EvictCause::Consolidation {
-                            return false;
-                        }
+                continue;
+            }
+            let gang = self.gang(entry.job);
+            let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+            let mark = self.state.mark();
+            match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
+                Ok(()) => self.state.keep(mark),
+                Err(_) => {
+                    self.state.rollback(mark);
+                    // Every moved pod must have a place: the rest need not be tried.
+                    if search.rules.cause() == EvictCause::Consolidation {
+                        return false;
                     }
                 }
-            } else {
-                // It takes its turn and gets nothing, and so do those behind it that want the
-                // same.
-                queue.pass_run(self.state, &self.shares);
             }
         }
         placed

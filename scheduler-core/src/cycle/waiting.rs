@@ -36,7 +36,7 @@ pub(super) struct JobProgress {
     gang: Option<Arc<Gang>>,
     /// What the first of these asks for.
     pub first: Option<SpecKey>,
-    /// What they ask for, as far as there is a sum of what is free.
+    /// What they ask for, where there is a sum of what is free.
     pub sum: GpuSum,
     /// As one of those that want something.
     pub entry: Entry,
@@ -413,9 +413,7 @@ impl Cycle<'_> {
         for task in tasks {
             let row = self.state.tasks.get(*task);
             if let Some(spec) = row.and_then(|row| self.state.specs.get(row.spec)) {
-                // There is no sum of free devices for claims.
-                sum.nano += spec.request()[0].saturating_sub(spec.device_nano);
-                sum.mib += spec.share_mib;
+                sum.add(spec);
             }
         }
         sum

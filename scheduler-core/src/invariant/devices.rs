@@ -5,7 +5,7 @@ use crate::action::{Action, Decision};
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{AllocatedDevice, DeviceClaim};
 use crate::state::State;
-use crate::state::devices::{DeviceUse, Slot};
+use crate::state::devices::{DeviceUse, FreeDevices, Slot};
 use crate::state::rows::{NodeKey, TaskKey};
 use crate::state::transition::As;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,12 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
                 "device {id} has {is:?}, its claims have {should:?}"
             ));
         }
+    }
+    let devices = &state.devices;
+    let free = FreeDevices::counted(devices.pools(), devices.uses());
+    if *devices.free() != free {
+        let is = devices.free();
+        wrong.push(format!("free devices are {is:?}, counted are {free:?}"));
     }
 }
 

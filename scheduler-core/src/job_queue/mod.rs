@@ -117,6 +117,8 @@ pub(crate) struct JobQueue {
     taken: Option<QueueKey>,
     /// What that job wanted, where its queue has jobs left.
     wanted: Option<QueueAmounts>,
+    /// Queues with jobs beside a line.
+    beside: Vec<QueueKey>,
 }
 
 impl JobQueue {
@@ -129,6 +131,7 @@ impl JobQueue {
             nodes: FxHashMap::default(),
             taken: None,
             wanted: None,
+            beside: Vec::new(),
         }
     }
 
@@ -149,19 +152,19 @@ impl JobQueue {
         self.arrange(state, shares);
     }
 
-    /// The same with a line of waiting jobs, less those in `skip`. Only for the order of `entries`:
-    /// trees of queues with none of these are left out, which do not affect it.
+    /// The same with a line of waiting jobs, and these jobs beside it, which are not taken from the
+    /// line. Only for [`Self::pop_own`]: trees of queues with none of these are left out.
     pub(crate) fn fill_beside(
         &mut self,
         state: &State,
         shares: &Shares,
         entries: Vec<Entry>,
         line: &Line,
-        skip: BTreeSet<JobKey>,
     ) {
-        self.skip.jobs = skip;
+        self.skip.jobs = entries.iter().map(|entry| entry.job).collect();
         let root = |key: QueueKey| state.queues.get(key)?.chain.last().copied();
         let own = sorted(state, entries, false);
+        self.beside = own.iter().map(|(key, _)| *key).collect();
         let roots: BTreeSet<QueueKey> = own.iter().filter_map(|(key, _)| root(*key)).collect();
         let mut own = own.into_iter().peekable();
         let mut line = line
@@ -186,7 +189,10 @@ impl JobQueue {
             let jobs = jobs.map(|(_, jobs)| jobs).unwrap_or_default();
             self.link(state, queue, jobs, waits.map(|(_, line)| line));
         }
-        self.arrange(state, shares);
+        self.beside.retain(|leaf| self.nodes.contains_key(leaf));
+        if self.beside.len() > 1 {
+            self.arrange(state, shares);
+        }
     }
 
     /// Adds one job, or puts one back.
@@ -414,9 +420,40 @@ impl JobQueue {
         }
     }
 
-    /// The same for all in line behind it that want the same, up to the first that is in the
-    /// tree otherwise: none of them is to be placed.
-    pub(crate) fn pass_run(&mut self, state: &State, shares: &Shares) {
+    /// The next of the jobs that are in the tree beside a line. Those of the line before it take
+    /// their turns and get nothing, and so do all behind them that want the same; how many turns
+    /// were taken is added to `turns`. Where the jobs left are all of one queue, their ranks alone
+    /// decide: the line is passed over.
+    pub(crate) fn pop_own(
+        &mut self,
+        state: &State,
+        shares: &Shares,
+        turns: &mut u64,
+    ) -> Option<Entry> {
+        loop {
+            match self.beside.as_slice() {
+                [] => return None,
+                [leaf] => return self.nodes.get_mut(leaf)?.jobs.pop(),
+                _ => {}
+            }
+            *turns += 1;
+            let entry = self.pop(state, shares)?;
+            if self.skip.jobs.contains(&entry.job) {
+                let nodes = &self.nodes;
+                let has_own = |leaf: &QueueKey| {
+                    let node: Option<&Node> = nodes.get(leaf);
+                    node.is_some_and(|node| !node.jobs.is_empty())
+                };
+                self.beside.retain(has_own);
+                return Some(entry);
+            }
+            self.pass_run(state, shares);
+        }
+    }
+
+    /// The job that was taken last gets nothing, and neither do those in line behind it that want
+    /// the same, up to the first that is in the tree otherwise.
+    fn pass_run(&mut self, state: &State, shares: &Shares) {
         let (Some(leaf), Some(wanted)) = (self.taken, self.wanted) else {
             return;
         };

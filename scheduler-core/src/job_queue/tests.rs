@@ -56,9 +56,10 @@ enum By {
     Tree,
     /// The tree, and those that are alike are passed over.
     TreePassingAlike,
-    /// A tree of those that find a place, beside a line of the others; with `true`, runs of
-    /// equals in the line are passed over.
-    Beside(bool),
+    /// A tree of those that find a place, beside a line of the others, which are taken one by one.
+    Beside,
+    /// The same, and the tree passes over the line.
+    Own,
     /// The rule: from the top, the queue that goes before each of its siblings with the best
     /// job of its best child.
     Rule,
@@ -159,11 +160,11 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
             .map(|(key, line)| (*key, Arc::new(line.clone().into())))
             .collect(),
     };
-    if let By::Beside(_) = by {
+    if let By::Beside | By::Own = by {
         let entries = by_queue.iter().flat_map(|(_, line)| line);
         let own: Vec<Entry> = entries.filter(|entry| fits[&entry.job]).cloned().collect();
-        let skip = own.iter().map(|entry| entry.job).collect();
-        queue.fill_beside(state, &shares, own, &line, skip);
+        queue.fill_beside(state, &shares, own, &line);
+        queue.arrange(state, &shares);
     } else {
         queue.fill_with(state, &shares, &line);
     }
@@ -178,6 +179,8 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
                 line.retain(|other| other.job != entry.job);
                 entry
             })
+        } else if let By::Own = by {
+            queue.pop_own(state, &shares, &mut 0)
         } else {
             queue.pop(state, &shares)
         };
@@ -187,9 +190,6 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
         if !fits[&entry.job] {
             if let By::TreePassingAlike = by {
                 queue.pass_alike(state, &shares, |_, entry| !fits[&entry.job]);
-            }
-            if let By::Beside(true) = by {
-                queue.pass_run(state, &shares);
             }
             continue;
         }
@@ -219,7 +219,7 @@ proptest! {
         let rule = order(&mut core, &wants, By::Rule);
         prop_assert_eq!(&rule, &order(&mut core, &wants, By::Tree));
         prop_assert_eq!(&rule, &order(&mut core, &wants, By::TreePassingAlike));
-        let beside = order(&mut core, &wants, By::Beside(false));
-        prop_assert_eq!(beside, order(&mut core, &wants, By::Beside(true)));
+        let beside = order(&mut core, &wants, By::Beside);
+        prop_assert_eq!(beside, order(&mut core, &wants, By::Own));
     }
 }

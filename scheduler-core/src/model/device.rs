@@ -87,6 +87,14 @@ impl DeviceNodes {
             Self::All => true,
         }
     }
+
+    /// The only one, where the device says which.
+    pub(crate) fn only(&self) -> Option<&NodeName> {
+        match self {
+            Self::Node(name) => Some(name),
+            Self::None | Self::Terms(_) | Self::All => None,
+        }
+    }
 }
 
 /// The capacity of one resource, and the valid requests.

@@ -5,7 +5,9 @@
 //! pods ([`State::transition`]) and is undone with them.
 //! - [`pools`]: what drivers publish.
 //! - [`hold`]: what claims hold.
+//! - [`free`]: how many devices are left, in sum.
 
+mod free;
 mod hold;
 mod pools;
 
@@ -19,6 +21,7 @@ use crate::model::{
     AllocatedDevice, Allocation, Amounts, DeviceClaim, DeviceWants, Front, Node, NodeTerm,
 };
 use crate::state::rows::Spec;
+pub(crate) use free::FreeDevices;
 pub(crate) use hold::{ClaimHold, Kept, Picked, Slot};
 pub(crate) use pools::PoolRow;
 use rustc_hash::FxHashMap;
@@ -103,6 +106,8 @@ pub(crate) struct Devices {
     uses: FxHashMap<DeviceId, DeviceUse>,
     /// Devices that will be free once those who leave have left.
     leaving: usize,
+    /// Those that are free or leaving, in sum.
+    free: FreeDevices,
     /// Changes with what may be another node's: a claim that several pods can use, a device that
     /// several nodes can use.
     pub version: u64,
@@ -128,6 +133,11 @@ impl Devices {
 
     pub(crate) fn uses(&self) -> &FxHashMap<DeviceId, DeviceUse> {
         &self.uses
+    }
+
+    /// How many are free or leaving.
+    pub(crate) fn free(&self) -> &FreeDevices {
+        &self.free
     }
 
     /// The claims of a pod.
@@ -380,17 +390,26 @@ impl State {
     /// The one setter of what is in use of a device; returns what was there.
     pub(super) fn swap_use(&mut self, id: &DeviceId, value: DeviceUse) -> DeviceUse {
         let leaves = |used: &DeviceUse| used.leaving.is_held();
+        let old = self.devices.uses.remove(id).unwrap_or_default();
         self.devices.leaving += usize::from(leaves(&value));
-        let old = if value.is_free() && !leaves(&value) {
-            self.devices.uses.remove(id)
-        } else {
-            self.devices.uses.insert(id.clone(), value)
-        };
-        let old = old.unwrap_or_default();
         self.devices.leaving -= usize::from(leaves(&old));
-        match self.devices.node_of(id) {
-            Some(name) => {
-                if let Some(key) = self.node_names.get(name).copied() {
+        let found = self.devices.found(id);
+        let node = found.and_then(|(_, device)| device.nodes.only());
+        let node = node.map(|name| self.node_names.get(name).copied());
+        let change = found.and_then(|(pool, device)| {
+            let (was, is) = (old.leaves_some(device), value.leaves_some(device));
+            let driver = Arc::clone(&pool.pool.name.driver);
+            (was != is && pool.pool.fault.is_none()).then_some((driver, device.shared, is))
+        });
+        if let Some((driver, shared, comes)) = change {
+            self.devices.free.change_device(&driver, shared, comes);
+        }
+        if !value.is_free() || leaves(&value) {
+            self.devices.uses.insert(id.clone(), value);
+        }
+        match node {
+            Some(key) => {
+                if let Some(key) = key {
                     self.move_part(key);
                 }
             }

@@ -88,21 +88,17 @@ impl Devices {
         names.into_iter().filter_map(|name| self.pools.get(name))
     }
 
-    /// The only node that can use the device, where there is one.
-    pub(super) fn node_of(&self, id: &DeviceId) -> Option<&NodeName> {
+    /// The device and its pool, where they are there.
+    pub(super) fn found(&self, id: &DeviceId) -> Option<(&PoolRow, &Device)> {
         let (pool, name) = id.split()?;
-        let mut devices = self.pools.get(&pool)?.pool.devices.iter();
-        match &devices.find(|device| *device.name == *name)?.nodes {
-            DeviceNodes::Node(node) => Some(node),
-            DeviceNodes::None | DeviceNodes::All | DeviceNodes::Terms(_) => None,
-        }
+        let row = self.pools.get(&pool)?;
+        let mut devices = row.pool.devices.iter();
+        Some((row, devices.find(|device| *device.name == *name)?))
     }
 
     /// The device, where its pool is there.
     pub(crate) fn device(&self, id: &DeviceId) -> Option<&Device> {
-        let (pool, name) = id.split()?;
-        let mut devices = self.pools.get(&pool)?.pool.devices.iter();
-        devices.find(|device| *device.name == *name)
+        self.found(id).map(|(_, device)| device)
     }
 }
 
@@ -128,6 +124,8 @@ impl State {
             }
         }
         reached.extend(self.nodes_of(&row));
+        let Devices { free, uses, .. } = &mut self.devices;
+        free.change_pool(&row, uses, true);
         self.devices.pools.insert(name, row);
         self.reached(reached);
         self.capacity_grew();
@@ -165,6 +163,8 @@ impl State {
         let Some(row) = self.devices.pools.remove(name) else {
             return Vec::new();
         };
+        let Devices { free, uses, .. } = &mut self.devices;
+        free.change_pool(&row, uses, false);
         for node in row.by_node.keys() {
             if let Some(pools) = self.devices.local.get_mut(node) {
                 pools.remove(name);
