@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, text};
+use scheduler_core::{Action, Config, Core, Event, Outcome, OutcomeResult, Step, text};
 use std::fmt::Write as _;
 
 fn core(lines: &str) -> Core {
-    let mut core = Core::new(Config::default());
+    with(Config::default(), lines)
+}
+
+fn with(config: Config, lines: &str) -> Core {
+    let mut core = Core::new(config);
     for event in text::read(lines).unwrap() {
         assert_eq!(core.apply(event), []);
     }
@@ -266,4 +270,72 @@ fn pods_that_all_avoid_each_other_in_their_own_words_hold_up_nobody() {
         assert!(!decision.actions.is_empty(), "each goes on");
     }
     assert_eq!((bound, nodes.len(), decisions), (PODS, PODS, 3));
+}
+
+/// Every node has a GPU to spare, and nothing that is moved leaves eight of them on one. The
+/// searches that find this out use up their part of a decision. The first jobs reclaim their nodes
+/// all the same, and no job does for which moves have yet to be tried.
+#[test]
+fn jobs_for_which_nothing_can_be_moved_do_not_keep_the_first_from_reclaiming() {
+    const NODES: usize = 60;
+    const WAITING: usize = 300;
+    let mut lines =
+        String::from("queue over gpu=0/-1/0\nqueue under gpu=1000000000000/-1/1000000\n");
+    for node in 0..NODES {
+        let _ = writeln!(
+            lines,
+            "node n{node:03} cpu=64000 pods=110 gpus=8\n\
+             pod run-{node:03} queue=over gpus.main=7 on=n{node:03}"
+        );
+    }
+    for index in 0..WAITING {
+        let cpu = 1000 + index;
+        let _ = writeln!(
+            lines,
+            "pod wait-{index:04} queue=under gpus.main=8 cpu={cpu}"
+        );
+    }
+    let config = Config {
+        budget: 30_000,
+        ..Config::default()
+    };
+    let mut core = with(config, &lines);
+    let decision = core.decide(Time(1_000));
+    assert!(decision.cut_short, "all was searched at once");
+    let searched = |step| decision.tallies.get(&step).map_or(0, |tally| tally.tried);
+    let moves = searched(Step::Consolidation);
+    assert!((1..WAITING as u64).contains(&moves), "{moves} searches");
+    let evicts = |action: &&Action| matches!(action, Action::Evict(_));
+    let evicted = decision.actions.iter().filter(evicts).count();
+    assert_eq!(evicted as u64, moves.min(NODES as u64));
+}
+
+/// How often consolidation searched, for a pod that wants two devices of a node which has two, one
+/// held by a pod that may be moved, with so many devices more on another node.
+fn consolidated(more: usize) -> u64 {
+    let mut lines = String::from(
+        "queue q\nnode n1 cpu=64000 pods=110\nnode n2 cpu=64000 pods=110\n\
+         devices gpu.example.com/one\n  device gpu-0 node=n1 selected=gpu gpu\n  device gpu-1 node=n1 selected=gpu gpu\n\
+         devices gpu.example.com/two\n",
+    );
+    for index in 0..more {
+        let _ = writeln!(lines, "  device gpu-{index} node=n2 selected=gpu gpu");
+    }
+    lines.push_str(
+        "allocated claim-a consumers=1\n  device gpu.example.com/one/gpu-0 request=gpu\n\
+         pod runs queue=q phase=running on=n1\n  devices claim-a name=default/claim-a own\n    \
+         request gpu filter=gpu nano=1000000000\n\
+         pod waits queue=q\n  devices claim-b name=default/claim-b own\n    \
+         request gpu filter=gpu count=2 nano=1000000000\n",
+    );
+    let decision = core(&lines).decide(Time(1_000));
+    let tally = decision.tallies.get(&Step::Consolidation);
+    tally.map_or(0, |tally| tally.tried)
+}
+
+/// Moving a pod frees no device in sum.
+#[test]
+fn nothing_is_moved_where_too_few_devices_are_free_in_sum() {
+    assert_eq!(consolidated(0), 0);
+    assert_eq!(consolidated(1), 1);
 }
