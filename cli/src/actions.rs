@@ -3,7 +3,7 @@
 use crate::report::{Cell, Column, Table, Tone};
 use scheduler_core::ids::{GpuUuid, PodUid};
 use scheduler_core::model::ContainerGrant;
-use scheduler_core::{Action, Decision};
+use scheduler_core::{Action, Bind, Decision, DeviceBinding};
 use serde_json::{Value, json};
 
 const COLUMNS: &[Column] = &[
@@ -31,7 +31,7 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
                     bind.namespace.to_string().into(),
                     bind.name.to_string().into(),
                     bind.node.to_string().into(),
-                    grants(&bind.grants),
+                    gets(bind),
                     if bind.pod.as_str().ends_with(scheduler::trial::RECREATED) {
                         "recreated by its controller".into()
                     } else {
@@ -100,20 +100,38 @@ pub(crate) fn table(rounds: &[Decision], about: impl Fn(&PodUid) -> bool) -> Tab
     table
 }
 
+/// What containers get of cards, and claims of devices.
+fn gets(bind: &Bind) -> Cell {
+    let claim = |claim: &DeviceBinding| {
+        let devices: Vec<&str> = claim
+            .devices
+            .iter()
+            .map(|one| one.device.as_str())
+            .collect();
+        let shown = format!("{} by claim", devices.join(","));
+        (shown, json!({"claim": &*claim.name, "devices": devices}))
+    };
+    let both = bind.grants.iter().map(grant);
+    let both = both.chain(bind.devices.iter().map(claim));
+    let (shown, values): (Vec<String>, Vec<Value>) = both.unzip();
+    Cell::shown(values, shown.join("; "))
+}
+
 /// What containers get, for people and programs.
 pub(crate) fn grants(grants: &[ContainerGrant]) -> Cell {
-    let one = |grant: &ContainerGrant| {
-        let cards: Vec<&str> = grant.cards.iter().map(GpuUuid::as_str).collect();
-        let shown = format!(
-            "{} {} MiB of {}",
-            grant.mode,
-            grant.memory.0,
-            cards.join(",")
-        );
-        let value = json!({"container": grant.container.as_str(), "gpus": cards, "memoryMib": grant.memory.0,
-            "computePercent": grant.compute.get(), "mode": grant.mode.as_str(), "note": grant.note.as_deref()});
-        (shown, value)
-    };
-    let (shown, values): (Vec<String>, Vec<Value>) = grants.iter().map(one).unzip();
+    let (shown, values): (Vec<String>, Vec<Value>) = grants.iter().map(grant).unzip();
     Cell::shown(values, shown.join("; "))
+}
+
+fn grant(grant: &ContainerGrant) -> (String, Value) {
+    let cards: Vec<&str> = grant.cards.iter().map(GpuUuid::as_str).collect();
+    let shown = format!(
+        "{} {} MiB of {}",
+        grant.mode,
+        grant.memory.0,
+        cards.join(",")
+    );
+    let value = json!({"container": grant.container.as_str(), "gpus": cards, "memoryMib": grant.memory.0,
+        "computePercent": grant.compute.get(), "mode": grant.mode.as_str(), "note": grant.note.as_deref()});
+    (shown, value)
 }

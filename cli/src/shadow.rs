@@ -8,6 +8,9 @@ use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use proto::telemetry::NodeState;
@@ -15,7 +18,7 @@ use scheduler::config::Strategy;
 use scheduler::convert::World;
 use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::AgentEvent;
-use scheduler::trial::{self, AdmittedPod, TrialResult};
+use scheduler::trial::{self, AdmittedPod, ClaimTemplates, TrialResult};
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
 use scheduler_core::units::{Duration, Time};
@@ -116,6 +119,10 @@ pub(crate) struct Objects {
     pub(crate) csi_nodes: Vec<CSINode>,
     pub(crate) csi_drivers: Vec<CSIDriver>,
     pub(crate) csi_capacities: Vec<CSIStorageCapacity>,
+    pub(crate) slices: Vec<ResourceSlice>,
+    pub(crate) device_classes: Vec<DeviceClass>,
+    pub(crate) device_claims: Vec<ResourceClaim>,
+    pub(crate) templates: Vec<ResourceClaimTemplate>,
 }
 
 impl Objects {
@@ -147,6 +154,10 @@ impl Objects {
             csi_nodes: cluster.list().await.unwrap_or_default(),
             csi_drivers: cluster.list().await.unwrap_or_default(),
             csi_capacities: cluster.list().await.unwrap_or_default(),
+            slices: cluster.list().await.unwrap_or_default(),
+            device_classes: cluster.list().await.unwrap_or_default(),
+            device_claims: cluster.list().await.unwrap_or_default(),
+            templates: cluster.list().await.unwrap_or_default(),
         })
     }
 }
@@ -161,6 +172,10 @@ pub(crate) struct Shadow {
     pub(crate) now: Time,
     /// What could not be used of the input.
     pub(crate) problems: Vec<String>,
+    /// What claims of new pods are made of.
+    pub(crate) templates: ClaimTemplates,
+    /// It was made of a snapshot, which does not hold what selectors of devices look at.
+    pub(crate) of_snapshot: bool,
 }
 
 impl Shadow {
@@ -185,7 +200,12 @@ impl Shadow {
                 .of_shard(&shard.pool, live),
             now,
             problems: Vec::new(),
+            templates: ClaimTemplates::default(),
+            of_snapshot: false,
         };
+        for template in objects.templates {
+            shadow.templates.insert(template);
+        }
         shadow.apply(Event::Tick(now));
         shadow.take_all(objects.shards, Fact::Shard);
         // Classes come first: a pod's priority is its class's.
@@ -208,6 +228,9 @@ impl Shadow {
         shadow.take_all(objects.csi_capacities, Fact::CsiCapacity);
         shadow.take_all(objects.volumes, Fact::Volume);
         shadow.take_all(objects.claims, Fact::Claim);
+        shadow.take_all(objects.device_classes, Fact::DeviceClass);
+        shadow.take_all(objects.slices, Fact::DeviceSlice);
+        shadow.take_all(objects.device_claims, Fact::DeviceClaim);
         shadow.take_all(objects.pods, Fact::Pod);
         for state in states {
             let node = state.node.clone();
@@ -216,6 +239,7 @@ impl Shadow {
                 shadow.apply(event);
             }
         }
+        shadow.evaluate();
         shadow
     }
 
@@ -237,6 +261,8 @@ impl Shadow {
             world: World::new(scheduler).with_storage_listed(),
             now: Time(0),
             problems: Vec::new(),
+            templates: ClaimTemplates::default(),
+            of_snapshot: true,
         };
         for event in events {
             if let Event::Tick(time) = event {
@@ -292,6 +318,15 @@ impl Shadow {
         let events = self.world.take(fact);
         events.iter().cloned().for_each(|event| self.apply(event));
         events
+    }
+
+    /// Selectors of claims are evaluated for all devices, where they have yet to be.
+    pub(crate) fn evaluate(&mut self) {
+        while self.world.is_due() {
+            for event in self.world.elapse(self.now) {
+                self.apply(event);
+            }
+        }
     }
 
     /// One more event.
@@ -354,7 +389,7 @@ impl Shadow {
     /// # Errors
     /// Why the webhook would refuse it.
     pub(crate) fn take_pod(&mut self, object: &Value, number: u64) -> Result<AdmittedPod, String> {
-        let taken = trial::take_pod(&mut self.world, object, number, self.now)?;
+        let taken = trial::take_pod(&mut self.world, object, number, self.now, &self.templates)?;
         for event in taken.events.clone() {
             self.apply(event);
         }

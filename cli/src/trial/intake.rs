@@ -66,6 +66,28 @@ impl Intake {
                 shadow.take(Fact::Volume(there(&object, &shown)?));
             }
             "PersistentVolumeClaim" => self.claim(shadow, object, &shown)?,
+            "DeviceClass" | "ResourceSlice" | "ResourceClaim" | "ResourceClaimTemplate"
+                if shadow.of_snapshot =>
+            {
+                self.notes.push(format!(
+                    "{shown}: a snapshot does not hold the attributes of devices, and nothing is decided about new claims"
+                ));
+            }
+            "DeviceClass" => {
+                shadow.take(Fact::DeviceClass(there(object, &shown)?));
+            }
+            "ResourceSlice" => {
+                shadow.take(Fact::DeviceSlice(there(object, &shown)?));
+            }
+            "ResourceClaim" => {
+                let object = self.identified(object);
+                shadow.take(Fact::DeviceClaim(there(&object, &shown)?));
+            }
+            "ResourceClaimTemplate" => {
+                let mut object = object.clone();
+                default_namespace(&mut object);
+                shadow.templates.insert(typed(&object, &shown)?);
+            }
             "Deployment" | "ReplicaSet" | "StatefulSet" | "ReplicationController" => {
                 let replicas = number(object, "/spec/replicas", &shown)?.unwrap_or(1);
                 self.workload(shadow, object, "/spec/template", replicas, &shown)?;
@@ -165,12 +187,18 @@ impl Intake {
     }
 
     fn claim(&mut self, shadow: &mut Shadow, object: &Value, shown: &str) -> Result<(), Failure> {
+        let object = self.identified(object);
+        shadow.take(Fact::Claim(there(&object, shown)?));
+        Ok(())
+    }
+
+    /// The object in its namespace, with a UID.
+    fn identified(&mut self, object: &Value) -> Value {
         let mut object = object.clone();
         default_namespace(&mut object);
         self.count += 1;
         object["metadata"]["uid"] = json!(format!("{UID}{:06}", self.count));
-        shadow.take(Fact::Claim(there(&object, shown)?));
-        Ok(())
+        object
     }
 
     fn pod(&mut self, shadow: &mut Shadow, object: &Value, shown: &str) -> Result<(), Failure> {

@@ -281,6 +281,121 @@ volumeBindingMode: WaitForFirstConsumer
         assert!(all, "{text}");
     }
 
+    /// A node with a device of a driver, which runs in a queue without quota.
+    const DEVICES: &str = "\
+apiVersion: v1
+kind: Node
+metadata: {name: n1, uid: n1}
+status: {allocatable: {cpu: '64', memory: 256Gi, pods: '110'}, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: scheduling.run.ai/v2
+kind: Queue
+metadata: {name: rich}
+spec: {resources: {gpu: {quota: 1, limit: -1, overQuotaWeight: 1}, cpu: {quota: -1, limit: -1}, memory: {quota: -1, limit: -1}}}
+---
+apiVersion: scheduling.run.ai/v2
+kind: Queue
+metadata: {name: poor}
+spec: {resources: {gpu: {quota: 0, limit: -1, overQuotaWeight: 1}, cpu: {quota: -1, limit: -1}, memory: {quota: -1, limit: -1}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.example.com}
+spec: {selectors: [{cel: {expression: device.driver == 'gpu.example.com'}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: n1-gpu}
+spec: {driver: gpu.example.com, nodeName: n1, pool: {name: n1, generation: 1, resourceSliceCount: 1}, devices: [{name: gpu-0}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: guest-gpu, namespace: team, uid: claim-1, ownerReferences: [{apiVersion: v1, kind: Pod, name: guest, uid: guest, controller: true}]}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.example.com, allocationMode: ExactCount, count: 1}}]}}
+status:
+  allocation: {devices: {results: [{request: gpu, driver: gpu.example.com, pool: n1, device: gpu-0}]}}
+  reservedFor: [{resource: pods, name: guest, uid: guest}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: guest, namespace: team, uid: guest, labels: {kai.scheduler/queue: poor}, creationTimestamp: '2026-01-01T00:00:00Z'}
+spec: {schedulerName: kai-scheduler, nodeName: n1, resourceClaims: [{name: gpu, resourceClaimTemplateName: one}], containers: [{name: main, image: x, resources: {claims: [{name: gpu}]}}]}
+status: {phase: Running, resourceClaimStatuses: [{name: gpu, resourceClaimName: guest-gpu}]}
+";
+
+    fn all<K: serde::de::DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<K> {
+        let of = objects.iter().filter(|object| object["kind"] == kind);
+        of.map(|object| serde_json::from_value(object.clone()).unwrap())
+            .collect()
+    }
+
+    /// On the cluster with the device.
+    fn simulate_devices(text: &str) -> (String, bool) {
+        let there = manifests(DEVICES);
+        let objects = crate::shadow::Objects {
+            nodes: all(&there, "Node"),
+            queues: all(&there, "Queue"),
+            device_classes: all(&there, "DeviceClass"),
+            slices: all(&there, "ResourceSlice"),
+            device_claims: all(&there, "ResourceClaim"),
+            pods: all(&there, "Pod"),
+            ..Default::default()
+        };
+        let config = scheduler_core::Config::default();
+        let now = scheduler_core::units::Time(1_800_000_000_000);
+        let shadow = Shadow::of_objects(objects, config, "kai-scheduler", now);
+        let (report, all) = simulated(shadow, &manifests(text)).unwrap();
+        (Output::default().render(&report, false), all)
+    }
+
+    fn claiming(name: &str, template: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{kai.scheduler/queue: rich}}}}\nspec: {{schedulerName: kai-scheduler, resourceClaims: [{{name: gpu, resourceClaimTemplateName: {template}}}], containers: [{{name: main, image: x, resources: {{claims: [{{name: gpu}}]}}}}]}}\n---\n"
+        )
+    }
+
+    const TEMPLATE: &str = "\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.example.com, allocationMode: ExactCount, count: 1}}]}}}
+---
+";
+
+    #[test]
+    fn claims_are_made_of_their_templates_and_get_devices_that_others_held() {
+        let (text, all) = simulate_devices(&format!("{}{TEMPLATE}", claiming("asks", "one")));
+        assert!(all, "{text}");
+        assert!(text.contains("gpu.example.com/n1/gpu-0 by claim"), "{text}");
+        assert!(
+            text.contains("1 of 1 pod gets a place; 1 pod is evicted for it."),
+            "{text}"
+        );
+        let (text, all) = simulate_devices(&claiming("asks", "one"));
+        assert!(!all && text.contains("is not created yet"), "{text}");
+        // With a second device nobody leaves.
+        let second = "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {name: more}\nspec: {driver: gpu.example.com, nodeName: n1, pool: {name: more, generation: 1, resourceSliceCount: 1}, devices: [{name: gpu-7}]}\n---\n";
+        let (text, all) =
+            simulate_devices(&format!("{}{TEMPLATE}{second}", claiming("asks", "one")));
+        assert!(all && !text.contains("evict"), "{text}");
+        assert!(
+            text.contains("gpu.example.com/more/gpu-7 by claim"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn on_a_snapshot_nothing_is_decided_about_new_claims() {
+        let (text, all) = simulate(&format!("{}{TEMPLATE}", claiming("asks", "one"))).unwrap();
+        assert!(!all, "{text}");
+        assert!(
+            text.contains(
+                "ResourceClaimTemplate one: a snapshot does not hold the attributes of devices"
+            ),
+            "{text}"
+        );
+    }
+
     #[test]
     fn what_the_webhook_would_refuse_is_refused_in_its_words() {
         let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();

@@ -39,8 +39,8 @@ impl RecheckQueue {
 }
 
 impl World {
-    /// Pods are to be looked at again with the next decision.
-    pub(crate) fn is_due(&self) -> bool {
+    /// Pods are to be looked at again with the next decision, or selectors to be evaluated.
+    pub fn is_due(&self) -> bool {
         !self.again.uids.is_empty() || self.devices.is_due()
     }
 

@@ -1,13 +1,16 @@
 //! What the core would decide, tried on a copy of it: nothing is carried out.
 //!
 //! - [`settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
-//! - [`take_pod`]: a pod that does not exist, as the webhook would amend and the watch show it.
+//! - [`take_pod`]: a pod that does not exist, as the webhook would amend and the watch show it, with its
+//!   claims.
 //! - [`Wanted`]: a request in words, as such a pod; [`WhatIf`]: its victims.
 //!
 //! The command line's `simulate`, `fit`, `explain` and `replay` and the status page ask here.
 
+mod claims;
 mod wanted;
 
+pub use claims::ClaimTemplates;
 pub use wanted::{Victim, Wanted, WhatIf, what_if};
 
 use crate::convert::World;
@@ -164,6 +167,11 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     let gone: Vec<_> = gone.collect();
     for mut pod in gone {
         core.apply(Event::PodGone(pod.uid.clone()));
+        // The claims that were made for it are deleted with it. Those that are made for the new
+        // one want the same.
+        for claim in pod.devices.iter().filter(|claim| claim.own) {
+            core.apply(Event::Freed(claim.uid.clone()));
+        }
         pod.uid = PodUid::new(format!("{}{RECREATED}", pod.uid));
         pod.phase = Phase::Pending;
         pod.created = now;
@@ -184,8 +192,9 @@ pub struct AdmittedPod {
     pub events: Vec<Event>,
 }
 
-/// Adds a pod that does not exist, as the webhook would amend it and the watch show it. `number`
-/// distinguishes it from others of the same trial; `now` is its creation time.
+/// Adds a pod that does not exist, as the webhook would amend it and the watch show it, and its claims,
+/// made of these templates. `number` distinguishes it from others of the same trial; `now` is its
+/// creation time.
 ///
 /// # Errors
 /// One sentence on why the webhook would refuse it.
@@ -194,6 +203,7 @@ pub fn take_pod(
     object: &Value,
     number: u64,
     now: Time,
+    templates: &ClaimTemplates,
 ) -> Result<AdmittedPod, String> {
     let amended = crate::admission::amended(object).map_err(|why| why.to_string())?;
     let mut pod: Pod =
@@ -208,9 +218,19 @@ pub fn take_pod(
     pod.metadata.uid = Some(uid.to_string());
     pod.status = None;
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let mut events = world.take(Fact::Pod(Seen::There(Box::new(pod))));
+    let mut events = Vec::new();
+    for claim in templates.instantiate(&mut pod) {
+        events.extend(world.take(Fact::DeviceClaim(Seen::There(Box::new(claim)))));
+    }
+    events.extend(world.take(Fact::Pod(Seen::There(Box::new(pod)))));
+    // The selectors of its claims may be new.
+    while world.is_due() {
+        events.extend(world.elapse(now));
+    }
     for event in &mut events {
-        if let Event::Pod(pod) = event {
+        if let Event::Pod(pod) = event
+            && pod.uid == uid
+        {
             pod.created = now;
         }
     }

@@ -1,6 +1,6 @@
 //! "Who would give way if I asked for that?"
 
-use super::{QUIET, TrialResult, UID, is_placed, settle, take_pod};
+use super::{ClaimTemplates, QUIET, TrialResult, UID, is_placed, settle, take_pod};
 use crate::convert::World;
 use proto::names::{kai, request, resource};
 use scheduler_core::ids::PodUid;
@@ -133,7 +133,13 @@ pub fn what_if(
     let object = wanted.pod(scheduler);
     let mut pods = BTreeSet::new();
     for number in 0..count {
-        let taken = take_pod(world, &object, number.into(), now)?;
+        let taken = take_pod(
+            world,
+            &object,
+            number.into(),
+            now,
+            &ClaimTemplates::default(),
+        )?;
         for event in taken.events {
             core.apply(event);
         }
