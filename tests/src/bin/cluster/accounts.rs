@@ -108,8 +108,10 @@ pub(crate) async fn the_scheduler_creates_and_deletes_claims_of_extended_resourc
     // Owners that are there: an object without one is collected.
     cluster.apply_one(&live(&ns, &json!({}))).await?;
     let pod = cluster.pods(&ns).get("live").await?;
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "owner", "namespace": ns } });
+    cluster.apply_one(&map).await?;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &ns);
-    let map = maps.get("kube-root-ca.crt").await?;
+    let map = maps.get("owner").await?;
     let pod = ("Pod", pod.metadata);
     let map = ("ConfigMap", map.metadata);
     let owner = |(kind, owner): &(&str, ObjectMeta), controller: bool| {
