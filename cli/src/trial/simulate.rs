@@ -373,7 +373,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.ex
         );
         let (text, all) = simulate_devices(&claiming("asks", "one"));
         assert!(!all && text.contains("is not created yet"), "{text}");
-        // With a second device nobody leaves.
+        // With a second device no pod is evicted.
         let second = "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {name: more}\nspec: {driver: gpu.example.com, nodeName: n1, pool: {name: more, generation: 1, resourceSliceCount: 1}, devices: [{name: gpu-7}]}\n---\n";
         let (text, all) =
             simulate_devices(&format!("{}{TEMPLATE}{second}", claiming("asks", "one")));
