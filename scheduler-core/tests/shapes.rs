@@ -339,3 +339,19 @@ fn nothing_is_moved_where_too_few_devices_are_free_in_sum() {
     assert_eq!(consolidated(0), 0);
     assert_eq!(consolidated(1), 1);
 }
+
+/// What a tenant asks for in sum is more than can be counted.
+#[test]
+fn requests_for_any_number_of_devices_are_summed() {
+    let mut lines = String::from(
+        "queue q\nnode n1 cpu=64000 pods=110\ndevices gpu.example.com/one\n  device gpu-0 node=n1 selected=gpu gpu\n\
+         pod waits queue=q\n  devices claim-a name=default/claim-a own\n",
+    );
+    for index in 0..3 {
+        let _ = writeln!(
+            lines,
+            "    request r{index} filter=gpu count=9223372036854775807 nano=1000000000"
+        );
+    }
+    assert_eq!(core(&lines).decide(Time(1_000)).actions, []);
+}

@@ -47,7 +47,8 @@ impl GpuSum {
                     && let Count::Exactly(count) = one.count
                     && !one.admin
                 {
-                    *sum.entry(one.filter.clone()).or_default() += count;
+                    let sum = sum.entry(one.filter.clone()).or_default();
+                    *sum = sum.saturating_add(count);
                 }
             }
         }
