@@ -106,7 +106,8 @@ fn the_picture_is_used_by_mouse_and_keyboard_and_read_out() {
     browser.until("document.getElementById('tip').textContent.startsWith('node-1 / 0')");
     browser.press("ArrowDown");
     browser.until("document.getElementById('tip').textContent.startsWith('node-2 / 0')");
-    browser.until("document.getElementById('tip').textContent.includes('2 shares')");
+    // Two, or three once the demo's greedy tenant has come.
+    browser.until("/ [23] shares/.test(document.getElementById('tip').textContent)");
     browser.press("Home");
     browser.press("End");
     let text = browser.evaluate("document.getElementById('tip').textContent");
