@@ -5,6 +5,8 @@ use crate::config::Config;
 use crate::cycle;
 use crate::fit;
 use crate::ids::{NodeName, PodUid};
+use crate::product_quota;
+use crate::reason::WaitReason;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::JobKey;
@@ -52,8 +54,8 @@ pub struct NodeVerdict {
 }
 
 pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Explanation> {
-    let key = state.task_of(pod)?;
-    let row = state.tasks.get(key)?;
+    let task = state.task_of(pod)?;
+    let row = state.tasks.get(task)?;
     let spec = state.specs.get(row.spec)?;
     let spec = &*state.with_domains(spec);
     let nodes: Vec<_> = state.node_names.values().copied().collect();
@@ -64,11 +66,13 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         nodes: Vec::new(),
         spared: Vec::new(),
     };
-    if state.cell(key).status != Status::Pending {
+    if state.cell(task).status != Status::Pending {
         return Some(explanation);
     }
     explanation.spared = spared(state, row.job);
     let mut later = None;
+    // Where a queue may have no more of the product.
+    let mut beyond: Option<Arc<WaitReason>> = None;
     explanation.nodes = state
         .node_names
         .iter()
@@ -77,6 +81,20 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             let preference = fit::pods::preference(state, spec, *key, node);
             match fit::node(state, spec, *key, config, false) {
                 Ok(assignment) => {
+                    let nano = state.charge(task, &assignment.holds)[0];
+                    let over = row.job.filter(|_| !state.products.dirty);
+                    let over = over.and_then(|job| product_quota::over(state, job, *key, nano));
+                    if let Some(over) = over {
+                        let line = Arc::clone(&over.line);
+                        beyond = Some(over);
+                        return NodeVerdict {
+                            node: name.clone(),
+                            fits: false,
+                            preference,
+                            reasons: vec![line],
+                            cards: Vec::new(),
+                        };
+                    }
                     if !assignment.now {
                         later.get_or_insert(name);
                     }
@@ -118,6 +136,9 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     } else if let Some(node) = later {
         explanation.kind = Some(ReasonKind::Promised);
         explanation.line = cycle::released_line(node);
+    } else if let Some(over) = beyond {
+        explanation.kind = Some(over.kind);
+        explanation.line = Arc::clone(&over.line);
     } else {
         explanation.kind = Some(ReasonKind::Unschedulable);
         explanation.line = cycle::no_fit(state, config, spec, nodes).line;

@@ -109,6 +109,7 @@ mod job_queue;
 mod ledger;
 pub mod model;
 pub mod problem;
+mod product_quota;
 mod queue_order;
 pub mod queues;
 mod reason;

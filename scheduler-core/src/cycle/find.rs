@@ -169,7 +169,7 @@ impl NodeSearch<'_, '_> {
         if !wanted(&assignment) || !assignment.allocatable && self.later.is_some() {
             return None;
         }
-        if let Some(why) = cycle.over_capacity_there(self.task, &assignment) {
+        if let Some(why) = cycle.over_capacity_there(self.task, key, &assignment) {
             *self.over = Some(why);
             return None;
         }

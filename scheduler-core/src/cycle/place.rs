@@ -11,6 +11,7 @@ use crate::fit::{self, Assignment};
 use crate::gang::{Gang, Set};
 use crate::ids::{NodeName, SetName};
 use crate::model::{Mode, SubGroup, TopologyRule};
+use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
@@ -328,7 +329,7 @@ impl Cycle<'_> {
             if best.as_ref().is_some_and(|best| rank <= best.0) {
                 continue;
             }
-            if let Some(why) = self.over_capacity_there(task, &assignment) {
+            if let Some(why) = self.over_capacity_there(task, key, &assignment) {
                 *over = Some(why);
                 continue;
             }
@@ -337,14 +338,23 @@ impl Cycle<'_> {
         best.map(|(_, key, assignment)| (key, assignment))
     }
 
-    /// GPU memory counts differently on each node: checked again for the chosen node.
+    /// GPU memory counts differently on each node, and each node has a product: checked again for
+    /// the chosen node.
     pub(super) fn over_capacity_there(
         &self,
         task: TaskKey,
+        node: NodeKey,
         assignment: &Assignment,
     ) -> Option<Arc<WaitReason>> {
         let row = self.state.tasks.get(task)?;
         let spec = self.state.specs.get(row.spec)?;
+        if self.state.has_product_quotas() {
+            let nano = self.state.charge(task, &assignment.holds)[0];
+            let over = product_quota::over(self.state, row.job?, node, nano);
+            if over.is_some() {
+                return over;
+            }
+        }
         if spec.share_mib == 0 {
             return None;
         }

@@ -10,7 +10,7 @@ use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why an object is refused. The text is what the user reads.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub(super) enum Invalid {
     /// KAI's sentence (`queue_webhook.go`).
     #[error("resources must be specified")]
@@ -45,6 +45,8 @@ pub(super) enum Invalid {
     /// KAI's words.
     #[error("queue quota over-subscription: {0}")]
     OverSubscription(String),
+    #[error("{0}")]
+    QuotaByProduct(api::gpu_quota::QuotaError),
     #[error("spec.preemptibility: {0}")]
     Preemptibility(&'static str),
     #[error("spec.minNonPreemptible: no KAI release implements it: remove it")]
@@ -92,6 +94,14 @@ pub(super) fn queue(
     let lends = all.iter().find(|(_, one)| one.lending_limit.is_some());
     if let Some((name, _)) = lends {
         return Err(Invalid::LendingLimit(name));
+    }
+    let by_product = queues::by_product(queue);
+    let changes = old.is_none_or(|old| queues::by_product(old) != by_product);
+    if let Some(text) = by_product.filter(|_| changes) {
+        let (_, wrong) = api::gpu_quota::read(text);
+        if let Some(wrong) = wrong.into_iter().next() {
+            return Err(Invalid::QuotaByProduct(wrong));
+        }
     }
     let name = queue.metadata.name.as_deref().unwrap_or_default();
     let parent = queues::parent(queue);

@@ -5,9 +5,10 @@
 use crate::limits::Limits;
 use api::kai;
 use kube::ResourceExt as _;
+use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
-    Grace, PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
+    Grace, PodGroup, PodSet, ProductQuota, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,7 @@ pub(super) fn created(meta: &kube::api::ObjectMeta) -> Time {
 pub(super) fn queue(queue: &kai::Queue) -> Queue {
     let spec = &queue.spec;
     let resources = spec.resources.clone().unwrap_or_default();
+    let (products, bad_products) = products(queue);
     Queue {
         name: QueueName::from(queue.name_any()),
         parent: spec
@@ -53,9 +55,27 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
         gpu: resource(resources.gpu, 1e9),
         cpu: resource(resources.cpu, 1.0),
         memory: resource(resources.memory, 1e6),
+        products,
+        bad_products,
         preempt_min_runtime: duration(spec.preempt_min_runtime.as_deref()),
         reclaim_min_runtime: duration(spec.reclaim_min_runtime.as_deref()),
     }
+}
+
+/// What it gets of single GPU products, and what of its annotation is not used.
+fn products(queue: &kai::Queue) -> (Vec<ProductQuota>, Option<Arc<str>>) {
+    let Some(text) = queue.annotations().get(QUOTA_BY_PRODUCT) else {
+        return (Vec::new(), None);
+    };
+    let (rows, wrong) = api::gpu_quota::read(text);
+    let rows = rows.into_iter().map(|row| ProductQuota {
+        product: Arc::from(row.product),
+        quota: row.quota.map(|quota| bound(quota, 1e9)),
+        limit: row.limit.map_or(Bound::Unlimited, |limit| bound(limit, 1e9)),
+    });
+    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    let wrong = (!wrong.is_empty()).then(|| Arc::from(wrong.join("; ").replace('\n', " ")));
+    (rows.collect(), wrong)
 }
 
 fn resource(resource: kai::QueueResource, unit: f64) -> QueueResource {
