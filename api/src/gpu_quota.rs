@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn rows_come_in_order_of_product() {
-        let text = r#"{"NVIDIA-L4": {"limit": 0.5}, "NVIDIA-A100-SXM4-40GB": {"quota": 2, "limit": -1}}"#;
+        let text =
+            r#"{"NVIDIA-L4": {"limit": 0.5}, "NVIDIA-A100-SXM4-40GB": {"quota": 2, "limit": -1}}"#;
         let row = |product: &str, quota, limit| ProductQuota {
             product: product.to_owned(),
             quota,
@@ -193,7 +194,9 @@ mod tests {
 
     #[test]
     fn what_is_no_object_or_too_long_is_not_read_at_all() {
-        let many: Vec<String> = (0..=MOST).map(|at| format!(r#""p{at}": {{"quota": 1}}"#)).collect();
+        let many: Vec<String> = (0..=MOST)
+            .map(|at| format!(r#""p{at}": {{"quota": 1}}"#))
+            .collect();
         let many = format!("{{{}}}", many.join(","));
         for text in ["", "4", "[]", "{\"L4\": ", "NVIDIA-L4: {quota: 1}", &many] {
             let (rows, wrong) = read(text);

@@ -151,6 +151,8 @@ pub mod queue {
     /// Annotation: what the queue gets of single GPU products, a JSON object such as
     /// `{"NVIDIA-L4": {"quota": 2, "limit": 4}}`.
     pub const QUOTA_BY_PRODUCT: &str = "aliquot.dev/gpu-quota-by-product";
+    /// Condition of a queue with that annotation: False where a part of it is not used.
+    pub const QUOTA_CONDITION: &str = "GpuQuotaByProduct";
 }
 
 /// Admission policies.

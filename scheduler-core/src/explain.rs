@@ -10,6 +10,7 @@ use crate::reason::WaitReason;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::JobKey;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The longest reason line, in bytes: conditions and events keep it whole.
@@ -70,6 +71,11 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         return Some(explanation);
     }
     explanation.spared = spared(state, row.job);
+    let held = if state.products.dirty {
+        Cow::Owned(state.sum_products())
+    } else {
+        Cow::Borrowed(&state.products.of)
+    };
     let mut later = None;
     // Where a queue may have no more of the product.
     let mut beyond: Option<Arc<WaitReason>> = None;
@@ -82,8 +88,10 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             match fit::node(state, spec, *key, config, false) {
                 Ok(assignment) => {
                     let nano = state.charge(task, &assignment.holds)[0];
-                    let over = row.job.filter(|_| !state.products.dirty);
-                    let over = over.and_then(|job| product_quota::over(state, job, *key, nano));
+                    let there = (*key, nano);
+                    let over = row
+                        .job
+                        .and_then(|job| product_quota::over(state, &held, job, there));
                     if let Some(over) = over {
                         let line = Arc::clone(&over.line);
                         beyond = Some(over);

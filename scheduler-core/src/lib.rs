@@ -137,4 +137,4 @@ pub use event::{
 pub use explain::Explanation;
 pub use groups::GroupView;
 pub use problem::Problem;
-pub use queues::QueueView;
+pub use queues::{ProductView, QueueView};

@@ -6,7 +6,8 @@
 //!   would bring the non-preemptible ones above the quota;
 //! - quota: reclaim takes GPUs of the product only from queues above it, whatever they hold in all;
 //!   and a queue that stays within it gets them back from such queues, also from those that are
-//!   within their quota in all.
+//!   within their quota in all;
+//! - order: a pod that would bring a queue above its quota is placed after all that would not.
 
 use crate::action::ReasonKind;
 use crate::capacity::{gpus, name};
@@ -45,16 +46,16 @@ fn exceeds(amount: u128, bound: Bound) -> bool {
 /// may.
 pub(crate) fn over(
     state: &State,
+    held: &ProductUses,
     job: JobKey,
-    node: NodeKey,
-    nano: u128,
+    (node, nano): (NodeKey, u128),
 ) -> Option<Arc<WaitReason>> {
     let product = state.product_of(node).filter(|_| nano > 0)?;
     let job = state.jobs.get(job)?;
     let chain = &state.queues.get(job.queue?)?.chain;
     let preemptible = job.is_preemptible(state);
     let rows = chain.iter().filter_map(|queue| {
-        let (row, held) = row(state, &state.products.of, *queue, product)?;
+        let (row, held) = row(state, held, *queue, product)?;
         Some((*queue, row, held))
     });
     let why = |kind, queue, line: String| {
@@ -75,7 +76,7 @@ pub(crate) fn over(
                 gpus(held.allocated),
                 gpus(nano),
             );
-            return why(ReasonKind::Unschedulable, queue, line);
+            return why(ReasonKind::OverLimit, queue, line);
         }
         if let Some(Bound::Exactly(quota)) = row.quota
             && !preemptible
@@ -88,10 +89,46 @@ pub(crate) fn over(
                 gpus(u128::from(quota)),
                 gpus(held.non_preemptible),
             );
-            return why(ReasonKind::Unschedulable, queue, line);
+            return why(ReasonKind::NonPreemptibleOverQuota, queue, line);
         }
     }
     None
+}
+
+/// A pod of the job that takes so much of the node's GPUs brings a queue above its quota of their
+/// product.
+pub(crate) fn borrows(state: &State, job: JobKey, node: NodeKey, nano: u128) -> bool {
+    let Some(product) = state.product_of(node).filter(|_| nano > 0) else {
+        return false;
+    };
+    let queue = state.jobs.get(job).and_then(|job| job.queue);
+    let chain = queue.and_then(|queue| Some(&state.queues.get(queue)?.chain));
+    chain.into_iter().flatten().any(|queue| {
+        let row = row(state, &state.products.of, *queue, product);
+        row.is_some_and(|(row, held)| {
+            let quota = row.quota.unwrap_or(Bound::Unlimited);
+            exceeds(held.allocated + nano, quota)
+        })
+    })
+}
+
+/// What a queue held of the node's product, for messages. `None`: it says nothing of it.
+pub(crate) fn standing(
+    state: &State,
+    held: &ProductUses,
+    queue: QueueKey,
+    node: NodeKey,
+) -> Option<String> {
+    let product = state.product_of(node)?;
+    let (row, held) = row(state, held, queue, product)?;
+    let quota = match row.quota? {
+        Bound::Unlimited => "unlimited".to_owned(),
+        Bound::Exactly(quota) => gpus(u128::from(quota)),
+    };
+    let (name, held) = (name(state, queue), gpus(held.allocated));
+    Some(format!(
+        "{name} uses {held} {product} GPUs with a quota of {quota}"
+    ))
 }
 
 /// The queue holds more of some product than its quota of it.
@@ -161,7 +198,8 @@ impl<'a> Reclaimed<'a> {
         };
         let is_owed = |product: &Arc<str>| {
             let gain = self.gains.get(product).copied().unwrap_or(0);
-            let stays = (chain.iter()).all(|queue| within(queue, product, gain) != Some(Some(false)));
+            let stays =
+                (chain.iter()).all(|queue| within(queue, product, gain) != Some(Some(false)));
             let names = chain.last().and_then(|ours| within(ours, product, gain));
             let their = row(self.state, &self.held, theirs, product);
             let above = their.is_some_and(|(row, held)| {

@@ -63,7 +63,10 @@ pub struct ProductView {
 fn products(state: &State, key: QueueKey, queue: &Queue, nodes: &Nodes) -> Vec<ProductView> {
     let held = state.products.of.get(key);
     let view = |(at, row): (usize, &ProductQuota)| {
-        let held = held.and_then(|all| all.get(at)).copied().unwrap_or_default();
+        let held = held
+            .and_then(|all| all.get(at))
+            .copied()
+            .unwrap_or_default();
         ProductView {
             row: row.clone(),
             held: held.allocated,

@@ -234,6 +234,7 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
+        let deferred = self.deferred.replace(false);
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
@@ -259,6 +260,11 @@ impl Cycle<'_> {
                 self.looked_at(nodes.len() as u64, shared);
                 best
             };
+        let is_deferred = self.deferred.get();
+        self.deferred.set(deferred || is_deferred);
+        // It goes where GPUs are free now, also beyond a quota.
+        let waits = |best: &(NodeKey, Assignment)| way == Way::Real && !best.1.now;
+        let best = best.filter(|best| !(is_deferred && waits(best)));
         if among_others && way == Way::Real {
             self.grown += LOOK * (self.decision.steps - before);
         }
@@ -350,9 +356,14 @@ impl Cycle<'_> {
         let spec = self.state.specs.get(row.spec)?;
         if self.state.has_product_quotas() {
             let nano = self.state.charge(task, &assignment.holds)[0];
-            let over = product_quota::over(self.state, row.job?, node, nano);
+            let held = &self.state.products.of;
+            let over = product_quota::over(self.state, held, row.job?, (node, nano));
             if over.is_some() {
                 return over;
+            }
+            if !self.borrows && product_quota::borrows(self.state, row.job?, node, nano) {
+                self.deferred.set(true);
+                return Some(WaitReason::of(ReasonKind::Unschedulable, ""));
             }
         }
         if spec.share_mib == 0 {

@@ -80,12 +80,23 @@ impl ActionRules for Reclaim {
                 .unwrap_or((self.queue, queue)),
             None => (self.queue, self.queue),
         };
+        let node = cycle.state.cell(victim);
+        let node = node
+            .leaving
+            .as_ref()
+            .map(|leaving| leaving.node)
+            .or(node.node);
+        let product = node.and_then(|node| {
+            let held = self.products.get()?;
+            product_quota::standing(cycle.state, held, theirs, node)
+        });
         format!(
-            "Pod {} was preempted by workload {}. {}. {}.",
+            "Pod {} was preempted by workload {}. {}. {}.{}",
             cycle.pod_name(victim),
             cycle.job_name(job),
             self.standing(cycle, theirs),
-            self.standing(cycle, ours)
+            self.standing(cycle, ours),
+            product.map_or_else(String::new, |product| format!(" {product}.")),
         )
     }
 }
@@ -191,8 +202,7 @@ impl Reclaim {
                 let above_quota = !within(rest, their_share.quota);
                 let goes_first = cycle.goes_first(our_share, their_share);
                 let by_sum = above_share || within_quota && (above_quota || goes_first);
-                let owed =
-                    || products.are_owed(&chunk.products, chunk.lost[0], our_chain, theirs);
+                let owed = || products.are_owed(&chunk.products, chunk.lost[0], our_chain, theirs);
                 if !(by_sum || owed()) || !products.may_go(&chunk.products, their_chain) {
                     return false;
                 }

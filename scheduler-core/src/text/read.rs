@@ -22,8 +22,8 @@ use crate::ids::{
 };
 use crate::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, PodSet, Requirement, Share,
-    SubGroup, Taint, Topology, TopologyRule,
+    Operator, Phase, Placement, Pod, PodGroup, PodSet, Requirement, Share, SubGroup, Taint,
+    Topology, TopologyRule,
 };
 use crate::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;

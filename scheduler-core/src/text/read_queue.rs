@@ -48,7 +48,10 @@ fn products(line: &Line) -> Read<Vec<ProductQuota>> {
     };
     let mut products: Vec<ProductQuota> = line.prefixed("product").map(row).collect::<Read<_>>()?;
     products.sort_by(|one, other| one.product.cmp(&other.product));
-    if let Some([one, ..]) = products.windows(2).find(|pair| pair[0].product == pair[1].product) {
+    if let Some([one, ..]) = products
+        .windows(2)
+        .find(|pair| pair[0].product == pair[1].product)
+    {
         return Err(line.error(format!("product.{} is there twice", one.product)));
     }
     Ok(products)

@@ -7,8 +7,7 @@ use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, Pool, Requirement, SubGroup,
-    TopologyRule,
+    Operator, Phase, Placement, Pod, PodGroup, Pool, Requirement, SubGroup, TopologyRule,
 };
 use crate::units::Percent;
 use std::fmt::{Display, Write as _};

@@ -537,6 +537,30 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_quota_of_a_product_is_refused_where_it_is_written() {
+        let read = |text: &str, priority: i32| -> Queue {
+            serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+                "metadata": {"name": "q", "annotations": {"aliquot.dev/gpu-quota-by-product": text}},
+                "spec": {"resources": {}, "priority": priority},
+            }))
+            .unwrap()
+        };
+        let of = |new: &Queue, old: Option<&Queue>| {
+            let verdict = queue(new, old, &Limits::default(), &QueueTree::default());
+            verdict.map_err(|why| why.to_string())
+        };
+        let good = read(r#"{"NVIDIA-L4": {"quota": 1.5, "limit": -1}}"#, 100);
+        assert_eq!(of(&good, None), Ok(()));
+        let wrong = r#"{"NVIDIA-L4": {"quota": -2}, "*": {"limit": 1}}"#;
+        let said = "annotation aliquot.dev/gpu-quota-by-product: \"*\" is no product, which is the exact value of the node label nvidia.com/gpu.product";
+        assert_eq!(of(&read(wrong, 100), None), Err(said.to_owned()));
+        assert_eq!(of(&read(wrong, 100), Some(&good)), Err(said.to_owned()));
+        // It got in before: all else may change.
+        assert_eq!(of(&read(wrong, 1), Some(&read(wrong, 100))), Ok(()));
+    }
+
+    #[test]
     fn a_queue_says_its_resources_and_is_not_its_own_parent() {
         let of = |spec: Value| {
             queue(

@@ -100,10 +100,7 @@ impl Cycle<'_> {
         Reclaimable {
             // By priority it may lose all of it.
             to_deserving: held(
-                above_share
-                    || above_quota
-                    || above_product
-                    || self.config.queue_priority_in_quota,
+                above_share || above_quota || above_product || self.config.queue_priority_in_quota,
             ),
             to_all: held(above_share || above_product),
         }
