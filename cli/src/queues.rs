@@ -215,8 +215,8 @@ pod a queue=team created=1 gpus.main=1
             "\
 QUEUE              QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
 team           unlimited  unlimited           1     1       0        1        0
-  NVIDIA-H100                     0                 0                          
-  NVIDIA-L4          0.5          2                 1                          
+  NVIDIA-H100          -          0           -     0       -        -        -
+  NVIDIA-L4          0.5          2           -     1       -        -        -
 "
         );
     }
