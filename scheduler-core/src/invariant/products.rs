@@ -89,7 +89,10 @@ pod b queue=q cpu=100 gpus.main=1 created=1
         let key = state.queue_names["q"];
         state.products.of[key][0].allocated -= 1;
         let wrong = core.violations();
-        assert!(wrong[0].starts_with("queue q has Some([ProductUse"), "{wrong:?}");
+        assert!(
+            wrong[0].starts_with("queue q has Some([ProductUse"),
+            "{wrong:?}"
+        );
         // It is rebuilt before it is read.
         core.state_for_tests().products.dirty = true;
         assert_eq!(core.violations(), Vec::<String>::new());
