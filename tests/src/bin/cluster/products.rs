@@ -65,7 +65,10 @@ async fn claim(cluster: &mut Cluster, ns: &str) -> Result<()> {
     let pods = cluster.pods(ns);
     until("a binding to the other product", SOON, || async {
         let node = pods.get("third").await?.spec.unwrap_or_default().node_name;
-        Ok(Seen::when(node.as_deref() == Some(OTHER), node))
+        Ok(Seen::when(
+            node.as_deref() == Some(OTHER),
+            node.unwrap_or_default(),
+        ))
     })
     .await?;
     condition(cluster, "True").await?;
@@ -85,7 +88,7 @@ async fn condition(cluster: &Cluster, wanted: &str) -> Result<()> {
         let mut conditions = status.conditions.into_iter();
         let condition = conditions.find(|one| one.type_ == QUOTA_CONDITION);
         let is = condition.as_ref().is_some_and(|one| one.status == wanted);
-        Ok(Seen::when(is, condition))
+        Ok(Seen::when(is, format!("{condition:?}")))
     })
     .await
     .map(drop)
