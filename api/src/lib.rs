@@ -3,6 +3,7 @@
 //! - [`request`]: a pod's annotations and limits → its request, or one clear sentence.
 //! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
 //! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
+//! - [`gpu_quota`]: what a queue gets of single GPU products.
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
 //!   CRDs define them.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod gpu_node;
+pub mod gpu_quota;
 pub mod grant;
 pub mod isolation;
 pub mod kai;

@@ -6,8 +6,8 @@ use crate::connect::block_on;
 use crate::failure::Outcome;
 use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
 use crate::shadow::Source;
-use scheduler_core::QueueView;
 use scheduler_core::units::Bound;
+use scheduler_core::{ProductView, QueueView};
 use serde_json::Value;
 use std::process::ExitCode;
 
@@ -33,6 +33,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 const COLUMNS: &[Column] = &[
     Column::text("queue", "QUEUE"),
+    Column::text("product", "PRODUCT").wide(),
     Column::number("gpuQuota", "QUOTA"),
     Column::number("gpuLimit", "LIMIT"),
     Column::number("gpuFairShare", "FAIR SHARE"),
@@ -69,6 +70,9 @@ fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usi
         return;
     }
     table.row(row(queue, depth));
+    for product in &queue.products {
+        table.row(product_row(queue, product, depth + 1));
+    }
     let children = queues
         .iter()
         .filter(|child| child.parent.as_ref() == Some(&queue.queue));
@@ -91,6 +95,7 @@ fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
     let fair = |index: usize| queue.fair.map(|fair| number(fair[index]));
     vec![
         Cell::shown(name, shown),
+        Cell::from(None::<&str>),
         bound(queue.quota[0]),
         bound(queue.limit[0]),
         Cell::from(queue.fair.map(|fair| gpus(fair[0]))),
@@ -111,6 +116,27 @@ fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
         number(queue.held[2]),
         Cell::from(fair(2)),
     ]
+}
+
+/// A GPU product that the queue names, below it.
+fn product_row(queue: &QueueView, product: &ProductView, depth: usize) -> Vec<Cell> {
+    let row = &product.row;
+    let name = queue.queue.as_str();
+    let nothing = || Cell::from(None::<&str>);
+    let over = match row.quota {
+        Some(Bound::Exactly(quota)) => product.held > u128::from(quota),
+        _ => false,
+    };
+    let mut cells = vec![
+        Cell::shown(name, format!("{}{}", "  ".repeat(depth), row.product)),
+        Cell::from(&*row.product),
+        row.quota.map_or_else(nothing, bound),
+        bound(row.limit),
+        nothing(),
+        gpus(product.held).tone(if over { Tone::Warn } else { Tone::Plain }),
+    ];
+    cells.resize_with(COLUMNS.len(), nothing);
+    cells
 }
 
 fn number(amount: u128) -> Cell {
@@ -170,6 +196,27 @@ pod b queue=team created=2 gpus.main=2
 QUEUE        QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
 company  unlimited  unlimited           2   0.5       2        1        1
   team         0.5  unlimited           2   0.5       2        1        1
+"
+        );
+    }
+
+    #[test]
+    fn products_that_a_queue_names_stand_below_it() {
+        let text = "\
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=2 label.nvidia.com/gpu.product=NVIDIA-L4
+queue team product.NVIDIA-H100=/0 product.NVIDIA-L4=500000000/2000000000
+pod a queue=team created=1 gpus.main=1
+";
+        let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), "")
+            .unwrap_or_else(|why| panic!("{why}"));
+        shadow.settle();
+        assert_eq!(
+            output_of(&shadow.queues()),
+            "\
+QUEUE              QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
+team           unlimited  unlimited           1     1       0        1        0
+  NVIDIA-H100          -          0           -     0       -        -        -
+  NVIDIA-L4          0.5          2           -     1       -        -        -
 "
         );
     }

@@ -156,6 +156,7 @@ fn names() -> String {
     for (module, title) in [
         ("request", "What a user writes on a pod"),
         ("kai", "Queues, groups and priorities, as KAI names them"),
+        ("queue", "Queues, beside KAI's fields"),
         ("resource", "Resources"),
         ("grant", "What the scheduler writes on a pod"),
         ("condition", "Conditions of a pod"),

@@ -146,6 +146,15 @@ pub mod kai {
     pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
+/// What an admin writes on a queue beside KAI's fields.
+pub mod queue {
+    /// Annotation: what the queue gets of single GPU products, a JSON object such as
+    /// `{"NVIDIA-L4": {"quota": 2, "limit": 4}}`.
+    pub const QUOTA_BY_PRODUCT: &str = "aliquot.dev/gpu-quota-by-product";
+    /// Condition of a queue with that annotation: False where a part of it is not used.
+    pub const QUOTA_CONDITION: &str = "GpuQuotaByProduct";
+}
+
 /// Admission policies.
 pub mod guard {
     /// Label of a namespace that the policies leave alone, with [`EXEMPT`]; an admin sets it.

@@ -228,13 +228,19 @@ fn bounds(state: &State, queue: QueueKey, of: fn(QueueResource) -> Bound) -> Opt
     Some(state.queues.get(queue)?.queue.as_ref()?.bound3(of))
 }
 
-fn name(state: &State, queue: QueueKey) -> String {
+/// A queue as messages call it.
+pub(crate) fn name(state: &State, queue: QueueKey) -> String {
     state.queues.get(queue).map_or_else(String::new, |row| {
         row.queue
             .as_ref()
             .and_then(|queue| queue.display_name.as_ref())
             .map_or_else(|| row.name.to_string(), ToString::to_string)
     })
+}
+
+/// Nano-GPU as messages write them.
+pub(crate) fn gpus(nano: u128) -> String {
+    amount(nano, 0)
 }
 
 /// At most three decimals, no trailing zeros.

@@ -5,9 +5,12 @@ use crate::config::Config;
 use crate::cycle;
 use crate::fit;
 use crate::ids::{NodeName, PodUid};
+use crate::product_quota;
+use crate::reason::WaitReason;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::JobKey;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The longest reason line, in bytes: conditions and events keep it whole.
@@ -52,8 +55,8 @@ pub struct NodeVerdict {
 }
 
 pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Explanation> {
-    let key = state.task_of(pod)?;
-    let row = state.tasks.get(key)?;
+    let task = state.task_of(pod)?;
+    let row = state.tasks.get(task)?;
     let spec = state.specs.get(row.spec)?;
     let spec = &*state.with_domains(spec);
     let nodes: Vec<_> = state.node_names.values().copied().collect();
@@ -64,11 +67,18 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         nodes: Vec::new(),
         spared: Vec::new(),
     };
-    if state.cell(key).status != Status::Pending {
+    if state.cell(task).status != Status::Pending {
         return Some(explanation);
     }
     explanation.spared = spared(state, row.job);
+    let held = if state.products.dirty {
+        Cow::Owned(state.sum_products())
+    } else {
+        Cow::Borrowed(&state.products.of)
+    };
     let mut later = None;
+    // Where a queue may have no more of the product.
+    let mut beyond: Option<Arc<WaitReason>> = None;
     explanation.nodes = state
         .node_names
         .iter()
@@ -77,6 +87,22 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             let preference = fit::pods::preference(state, spec, *key, node);
             match fit::node(state, spec, *key, config, false) {
                 Ok(assignment) => {
+                    let nano = state.charge(task, &assignment.holds)[0];
+                    let there = (*key, nano);
+                    let over = row
+                        .job
+                        .and_then(|job| product_quota::over(state, &held, job, there));
+                    if let Some(over) = over {
+                        let line = Arc::clone(&over.line);
+                        beyond = Some(over);
+                        return NodeVerdict {
+                            node: name.clone(),
+                            fits: false,
+                            preference,
+                            reasons: vec![line],
+                            cards: Vec::new(),
+                        };
+                    }
                     if !assignment.now {
                         later.get_or_insert(name);
                     }
@@ -118,6 +144,9 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     } else if let Some(node) = later {
         explanation.kind = Some(ReasonKind::Promised);
         explanation.line = cycle::released_line(node);
+    } else if let Some(over) = beyond {
+        explanation.kind = Some(over.kind);
+        explanation.line = Arc::clone(&over.line);
     } else {
         explanation.kind = Some(ReasonKind::Unschedulable);
         explanation.line = cycle::no_fit(state, config, spec, nodes).line;

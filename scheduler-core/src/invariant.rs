@@ -2,6 +2,7 @@
 //! say what the cells say, and our decisions grant no card beyond its memory.
 
 mod devices;
+mod products;
 mod sums;
 
 use crate::action::{Action, Decision};
@@ -15,6 +16,7 @@ pub(crate) fn check(state: &State) -> Vec<String> {
     let mut wrong: Vec<String> = state.contradictions.iter().cloned().collect();
     indexes(state, &mut wrong);
     sums::check(state, &mut wrong);
+    products::check(state, &mut wrong);
     devices::check(state, &mut wrong);
     wrong
 }
@@ -111,6 +113,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
 /// Cards of this decision are within their memory.
 pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
     let mut wrong = Vec::new();
+    products::check_decided(state, decision, &mut wrong);
     devices::check_decided(state, decision, &mut wrong);
     for action in &decision.actions {
         let Action::Bind(bind) = action else {

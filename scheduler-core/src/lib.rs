@@ -109,6 +109,7 @@ mod job_queue;
 mod ledger;
 pub mod model;
 pub mod problem;
+mod product_quota;
 mod queue_order;
 pub mod queues;
 mod reason;
@@ -136,4 +137,4 @@ pub use event::{
 pub use explain::Explanation;
 pub use groups::GroupView;
 pub use problem::Problem;
-pub use queues::QueueView;
+pub use queues::{ProductView, QueueView};

@@ -2,9 +2,11 @@
 
 use crate::config::Config;
 use crate::ids::QueueName;
+use crate::model::{ProductQuota, Queue};
 use crate::shares::Shares;
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::rows::QueueKey;
 use crate::units::Bound;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,10 +37,57 @@ pub struct QueueView {
     pub wanted: [u128; 3],
     /// Past use as a part of the cluster, in billionths.
     pub usage: [u64; 3],
+    /// What it gets and holds of the GPU products that it names, in order of product.
+    pub products: Vec<ProductView>,
+    /// What it says of products and is not used: one line.
+    pub bad_products: Option<Arc<str>>,
     /// Pods that hold something.
     pub holding: u32,
     /// Pods that wait.
     pub waiting: u32,
+}
+
+/// One GPU product that a queue names, in nano-GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProductView {
+    /// What the queue says.
+    pub row: ProductQuota,
+    /// What pods of its subtree hold.
+    pub held: u128,
+    /// Of it, the non-preemptible part.
+    pub held_non_preemptible: u128,
+    /// Nodes that have GPUs of the product.
+    pub nodes: u32,
+}
+
+fn products(state: &State, key: QueueKey, queue: &Queue, nodes: &Nodes) -> Vec<ProductView> {
+    let held = state.products.of.get(key);
+    let view = |(at, row): (usize, &ProductQuota)| {
+        let held = held
+            .and_then(|all| all.get(at))
+            .copied()
+            .unwrap_or_default();
+        ProductView {
+            row: row.clone(),
+            held: held.allocated,
+            held_non_preemptible: held.non_preemptible,
+            nodes: nodes.get(&*row.product).copied().unwrap_or(0),
+        }
+    };
+    queue.products.iter().enumerate().map(view).collect()
+}
+
+/// How many nodes each product has.
+type Nodes<'a> = BTreeMap<&'a str, u32>;
+
+fn nodes(state: &State) -> Nodes<'_> {
+    let mut nodes = Nodes::new();
+    if state.has_product_quotas() {
+        for product in state.nodes.values().filter_map(|row| row.product.as_ref()) {
+            *nodes.entry(product).or_default() += 1;
+        }
+    }
+    nodes
 }
 
 /// Every queue that is there, in order of name.
@@ -64,6 +113,7 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             *waiting += u32::from(status == Status::Pending);
         }
     }
+    let nodes = nodes(state);
     let view = |(name, key): (&QueueName, &_)| {
         let queue = state.queues.get(*key)?.queue.as_ref()?;
         let used = state.queue_use.get(*key).copied().unwrap_or_default();
@@ -82,6 +132,8 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             held_non_preemptible: used.non_preemptible,
             wanted,
             usage: [0, 1, 2].map(|index| queue.resource(index).usage),
+            products: products(state, *key, queue, &nodes),
+            bad_products: queue.bad_products.clone(),
             holding,
             waiting,
         })

@@ -296,6 +296,8 @@ pub(crate) enum ReasonKey {
     Nodes(Arc<[String]>),
     /// A limit or quota of a queue, by resource.
     Limit(QueueKey, usize),
+    /// A limit or quota of a queue, by GPU product.
+    Product(QueueKey, Arc<str>),
 }
 
 impl ReasonKey {

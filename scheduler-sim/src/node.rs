@@ -148,6 +148,10 @@ impl Node {
         if let Some((key, value)) = self.group {
             labels[key] = json!(value);
         }
+        // The others' is what their agents say.
+        if self.name.ends_with('1') {
+            labels["nvidia.com/gpu.product"] = json!("T4");
+        }
         json!({
             "metadata": {"name": self.name, "labels": labels},
             "status": {"allocatable": has, "capacity": has,

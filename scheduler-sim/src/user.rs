@@ -4,6 +4,7 @@ use crate::kubelet::volume;
 use crate::store::Key;
 use crate::world::{Happening, World};
 use kube::CustomResourceExt as _;
+use proto::names::queue::QUOTA_BY_PRODUCT;
 use proto::names::{kai, object};
 use serde_json::{Value, json};
 
@@ -344,8 +345,10 @@ impl World {
             let now = self.stamp();
             let _ = self.store.create(&key, queue, &now);
         } else {
-            self.store
-                .amend(&key, |found| found["spec"] = queue["spec"].clone());
+            self.store.amend(&key, |found| {
+                found["spec"] = queue["spec"].clone();
+                found["metadata"]["annotations"] = queue["metadata"]["annotations"].clone();
+            });
         }
     }
 
@@ -401,7 +404,14 @@ impl World {
 
 fn queue_of(quota: i32, limit: i32, priority: i32) -> Value {
     let all = json!({"quota": -1, "limit": -1});
-    json!({"spec": {
+    // With some quotas comes one of a product, and with one what cannot be read.
+    let products = match (quota, limit) {
+        (1, _) => json!({QUOTA_BY_PRODUCT: r#"{"L4": {"quota": 1, "limit": 2}}"#}),
+        (2, _) => json!({QUOTA_BY_PRODUCT: r#"{"T4": {"limit": 1}, "L4": {"quota": 0.5}}"#}),
+        (0, -1) => json!({QUOTA_BY_PRODUCT: r#"{"L4": {"quota": -7}, "T4": {"quota": 0}}"#}),
+        _ => json!({}),
+    };
+    json!({"metadata": {"annotations": products}, "spec": {
         "priority": priority,
         "resources": {"cpu": all, "memory": all,
             "gpu": {"quota": quota, "limit": limit, "overQuotaWeight": 1}},

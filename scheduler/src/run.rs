@@ -418,6 +418,7 @@ async fn start(
             show.queue_meters.clone(),
             Some(events),
             views,
+            wall.clone(),
             end.clone(),
         ),
     ));

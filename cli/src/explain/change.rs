@@ -329,6 +329,13 @@ impl<'a> Trial<'a> {
                     resource.limit = Bound::Unlimited;
                 }
             }
+            for row in &mut queue.products {
+                if quota {
+                    row.quota = row.quota.map(|_| Bound::Unlimited);
+                } else {
+                    row.limit = Bound::Unlimited;
+                }
+            }
             Some(Event::Queue(queue))
         };
         let mut ideas = Vec::new();

@@ -36,6 +36,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, node: Node) {
         state.count_node(key, true);
     }
     state.nodes_changed += 1;
+    state.refresh_product(key);
     if moved {
         state.reach_volumes(key);
     }
@@ -63,6 +64,7 @@ pub(super) fn gone(
     state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     state.reach_volumes(key);
     forget_cards(state, key, &BTreeSet::new());
+    state.refresh_product(key);
     revalue(state, config, key);
     state.touch_node(key);
     state.wake();
@@ -141,6 +143,7 @@ pub(super) fn cards(
     }
     forget_cards(state, key, &seen);
     state.sort_cards(key);
+    state.refresh_product(key);
     revalue(state, config, key);
     for card in state
         .nodes

@@ -20,8 +20,13 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
         .queue
         .as_ref()
         .is_none_or(|known| known.parent != queue.parent);
+    let of = |queue: Option<&Queue>| queue.map_or_else(Vec::new, |queue| queue.products.clone());
+    let products = of(row.queue.as_ref()) != queue.products;
     row.queue = Some(queue);
     row.facts += 1;
+    if products {
+        state.products_changed();
+    }
     match chain(state, &name) {
         Chain::Ends => {}
         Chain::Breaks if parent.is_some_and(|parent| !is_there(state, &parent)) => {
@@ -47,8 +52,11 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         });
         return;
     };
-    row.queue = None;
+    let known = row.queue.take();
     row.facts += 1;
+    if known.is_some_and(|queue| !queue.products.is_empty()) {
+        state.products_changed();
+    }
     state.queues_changed();
     if let Some(key) = key {
         state.release_queue(key);

@@ -45,11 +45,22 @@ impl Placeable {
 impl Cycle<'_> {
     pub(super) fn allocate(&mut self) {
         self.state.drop_verdicts();
+        self.deferred.set(false);
+        self.borrows = !self.state.has_product_quotas();
+        self.place_all();
+        self.borrows = true;
+        if self.deferred.get() && !self.goes_on {
+            self.place_all();
+        }
+        self.report_pod_classes();
+    }
+
+    /// One round over all that wait.
+    fn place_all(&mut self) {
         self.refresh_waiting();
         let mut placeable = self.placeable();
         let mut ended = self.ends(&mut placeable);
         if ended && !self.config.verify {
-            self.report_pod_classes();
             return;
         }
         let mut queue = JobQueue::new(false);
@@ -69,7 +80,8 @@ impl Cycle<'_> {
                 break;
             }
             let (grown, acted) = (self.grown, self.plan.words());
-            let tried = self.turns.placed.get(&job).copied();
+            let turn = (job, self.borrows);
+            let tried = self.turns.placed.get(&turn).copied();
             if tried == Some(false) {
                 placeable.of_groups.remove(&job);
                 continue;
@@ -84,7 +96,7 @@ impl Cycle<'_> {
                         // Jobs whose try was cheap are tried again in each decision, before those
                         // behind them in the queue.
                         if self.grown > grown {
-                            self.turns.placed.insert(job, false);
+                            self.turns.placed.insert(turn, false);
                         }
                     }
                 }
@@ -105,7 +117,7 @@ impl Cycle<'_> {
                 if tried.is_some() {
                     self.grown = grown;
                 }
-                self.turns.placed.insert(job, true);
+                self.turns.placed.insert(turn, true);
             }
             if self.rearranged != rearranged {
                 queue.arrange(self.state, &self.shares);
@@ -120,7 +132,6 @@ impl Cycle<'_> {
                 queue.push(self.state, &self.shares, again);
             }
         }
-        self.report_pod_classes();
     }
 
     /// Each pod of an elastic group is placed by a pass over the whole group. A large group is
@@ -343,7 +354,9 @@ impl Cycle<'_> {
     }
 
     fn try_to_allocate(&mut self, job: JobKey) -> bool {
+        let before = self.deferred.replace(false);
         let placed = self.allocate_job(job);
+        self.deferred.set(before || self.deferred.get());
         self.tried(placed)
     }
 
@@ -378,7 +391,10 @@ impl Cycle<'_> {
         }
         if let Err(failure) = placed {
             self.state.rollback(mark);
-            self.fails(job, failure.why);
+            // The second round says why.
+            if !self.deferred.get() {
+                self.fails(job, failure.why);
+            }
             return false;
         }
         self.state.keep(mark);

@@ -74,6 +74,7 @@ pub(super) fn best(
         looked_at: 0,
         later: None,
         refused: refusals.of(spec, cycle.state.devices.version, way == Way::Promise),
+        refused_products: Vec::new(),
     };
     let best = cycle.state.specs.get(spec).and_then(|spec| {
         if spec.wants_gpus() {
@@ -130,6 +131,8 @@ struct NodeSearch<'a, 'b> {
     /// The best place that is not free yet.
     later: Option<(NodeKey, Assignment)>,
     refused: &'a mut SecondaryMap<NodeKey, u64>,
+    /// Products of which the pod's queues may have no more.
+    refused_products: Vec<Arc<str>>,
 }
 
 impl NodeSearch<'_, '_> {
@@ -160,6 +163,12 @@ impl NodeSearch<'_, '_> {
         if generation.is_some() && self.refused.get(key).copied() == generation {
             return None;
         }
+        // The pod counts for the same on each node of a product, but for GPU memory.
+        let product = cycle.state.product_of(key);
+        let product = product.filter(|_| cycle.state.has_product_quotas() && spec.share_mib == 0);
+        if product.is_some_and(|product| self.refused_products.contains(product)) {
+            return None;
+        }
         let Ok(assignment) = fit::node(cycle.state, spec, key, cycle.config, promise) else {
             if let Some(generation) = generation {
                 self.refused.insert(key, generation);
@@ -169,8 +178,9 @@ impl NodeSearch<'_, '_> {
         if !wanted(&assignment) || !assignment.allocatable && self.later.is_some() {
             return None;
         }
-        if let Some(why) = cycle.over_capacity_there(self.task, &assignment) {
+        if let Some(why) = cycle.over_capacity_there(self.task, key, &assignment) {
             *self.over = Some(why);
+            self.refused_products.extend(product.map(Arc::clone));
             return None;
         }
         if assignment.allocatable {

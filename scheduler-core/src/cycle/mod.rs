@@ -58,6 +58,7 @@ use relax::{Depends, Relaxations};
 use rustc_hash::{FxHashMap, FxHashSet};
 use search_budget::SearchOutcome;
 use solve::JobClass;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use waiting::Waiting;
@@ -98,8 +99,8 @@ pub(crate) struct CycleCache {
 #[derive(Debug, Default)]
 struct TriedJobs {
     /// Jobs with rules about other pods that were not placed, and (true) those that were
-    /// promised a place.
-    placed: FxHashMap<JobKey, bool>,
+    /// promised a place; each by [`Cycle::borrows`].
+    placed: FxHashMap<(JobKey, bool), bool>,
     /// Jobs for which no room was found.
     searched: BTreeSet<(JobKey, EvictCause)>,
 }
@@ -152,6 +153,11 @@ pub(crate) struct Cycle<'a> {
     young: bool,
     /// The jobs that had one.
     turns: TriedJobs,
+    /// Pods may bring queues above their quota of a product. False in a first round, where queues
+    /// name products, so that GPUs go to the queues that are guaranteed them.
+    borrows: bool,
+    /// A pod was not placed in this round because of that.
+    deferred: Cell<bool>,
     /// Queues in which jobs wait that are not served now.
     passed_over: BTreeSet<QueueKey>,
     /// The pending jobs.
@@ -230,6 +236,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         barren: std::mem::take(&mut memory.barren),
         young: false,
         turns: std::mem::take(&mut memory.turns),
+        borrows: true,
+        deferred: Cell::new(false),
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,

@@ -11,6 +11,7 @@ use crate::fit::{self, Assignment};
 use crate::gang::{Gang, Set};
 use crate::ids::{NodeName, SetName};
 use crate::model::{Mode, SubGroup, TopologyRule};
+use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::score::{self, Score};
 use crate::state::cell::{Leaving, Status, TaskCell};
@@ -233,6 +234,7 @@ impl Cycle<'_> {
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
+        let deferred = self.deferred.replace(false);
         let mut over = None;
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
@@ -258,6 +260,11 @@ impl Cycle<'_> {
                 self.looked_at(nodes.len() as u64, shared);
                 best
             };
+        let is_deferred = self.deferred.get();
+        self.deferred.set(deferred || is_deferred);
+        // It goes where GPUs are free now, also beyond a quota.
+        let waits = |best: &(NodeKey, Assignment)| way == Way::Real && !best.1.now;
+        let best = best.filter(|best| !(is_deferred && waits(best)));
         if among_others && way == Way::Real {
             self.grown += LOOK * (self.decision.steps - before);
         }
@@ -328,7 +335,7 @@ impl Cycle<'_> {
             if best.as_ref().is_some_and(|best| rank <= best.0) {
                 continue;
             }
-            if let Some(why) = self.over_capacity_there(task, &assignment) {
+            if let Some(why) = self.over_capacity_there(task, key, &assignment) {
                 *over = Some(why);
                 continue;
             }
@@ -337,14 +344,28 @@ impl Cycle<'_> {
         best.map(|(_, key, assignment)| (key, assignment))
     }
 
-    /// GPU memory counts differently on each node: checked again for the chosen node.
+    /// GPU memory counts differently on each node, and each node has a product: checked again for
+    /// the chosen node.
     pub(super) fn over_capacity_there(
         &self,
         task: TaskKey,
+        node: NodeKey,
         assignment: &Assignment,
     ) -> Option<Arc<WaitReason>> {
         let row = self.state.tasks.get(task)?;
         let spec = self.state.specs.get(row.spec)?;
+        if self.state.has_product_quotas() {
+            let nano = self.state.charge(task, &assignment.holds)[0];
+            let held = &self.state.products.of;
+            let over = product_quota::over(self.state, held, row.job?, (node, nano));
+            if over.is_some() {
+                return over;
+            }
+            if !self.borrows && product_quota::borrows(self.state, row.job?, node, nano) {
+                self.deferred.set(true);
+                return Some(WaitReason::of(ReasonKind::Unschedulable, ""));
+            }
+        }
         if spec.share_mib == 0 {
             return None;
         }

@@ -6,6 +6,8 @@
 //! ours stays within its quota in all and the other is above its own in some, or, if the admin has
 //! enabled it (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling
 //! that lost something may end up less saturated than we are above our fair share.
+//!
+//! Queues that name GPU products are judged by these as well ([`crate::product_quota`]).
 
 use super::Cycle;
 use super::relax::VictimFilter;
@@ -14,14 +16,17 @@ use super::scenario::Scenario;
 use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::job_queue::JobQueue;
+use crate::product_quota::{self, ProductAmounts, Reclaimed};
 use crate::shares::{QueueAmounts, Share, less, plus, within};
 use crate::state::cell::QueueUse;
-use crate::state::rows::{JobKey, QueueKey, TaskKey};
+use crate::state::products::ProductUses;
+use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use slotmap::SecondaryMap;
 use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 struct Reclaim {
     queue: QueueKey,
@@ -29,6 +34,8 @@ struct Reclaim {
     wanted: QueueAmounts,
     /// What queues held before any simulation. Empty until the search begins.
     before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,
+    /// The same of single products.
+    products: OnceCell<ProductUses>,
 }
 
 impl ActionRules for Reclaim {
@@ -42,6 +49,7 @@ impl ActionRules for Reclaim {
 
     fn begin(&self, cycle: &Cycle) {
         let _ = self.before.set(cycle.state.queue_use.clone());
+        let _ = self.products.set(cycle.state.products.of.clone());
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
@@ -72,18 +80,55 @@ impl ActionRules for Reclaim {
                 .unwrap_or((self.queue, queue)),
             None => (self.queue, self.queue),
         };
+        let node = cycle.state.cell(victim);
+        let node = node
+            .leaving
+            .as_ref()
+            .map(|leaving| leaving.node)
+            .or(node.node);
+        let product = node.and_then(|node| {
+            let held = self.products.get()?;
+            product_quota::standing(cycle.state, held, theirs, node)
+        });
         format!(
-            "Pod {} was preempted by workload {}. {}. {}.",
+            "Pod {} was preempted by workload {}. {}. {}.{}",
             cycle.pod_name(victim),
             cycle.job_name(job),
             self.standing(cycle, theirs),
-            self.standing(cycle, ours)
+            self.standing(cycle, ours),
+            product.map_or_else(String::new, |product| format!(" {product}.")),
         )
     }
 }
 
-/// Victims of one queue: chunks in the order in which they are judged.
-type VictimChunks = Vec<(QueueKey, Vec<QueueAmounts>)>;
+/// What queues lose.
+type VictimChunks = Vec<(QueueKey, Losses)>;
+
+/// What one queue loses.
+#[derive(Default)]
+struct Losses {
+    /// Chunks in the order in which they are judged.
+    chunks: Vec<Chunk>,
+    /// GPUs of victims that get others, of another product.
+    exchanged: ProductAmounts,
+}
+
+/// Victims that are judged together.
+#[derive(Default)]
+struct Chunk {
+    lost: QueueAmounts,
+    /// Of it, GPUs of products. Empty where no queue names any.
+    products: ProductAmounts,
+}
+
+impl Chunk {
+    fn add(&mut self, other: Self) {
+        self.lost = plus(self.lost, other.lost);
+        for (product, nano) in other.products {
+            *self.products.entry(product).or_default() += nano;
+        }
+    }
+}
 
 impl Reclaim {
     fn had(&self, queue: QueueKey) -> QueueUse {
@@ -129,28 +174,42 @@ impl Reclaim {
         let chunks = chunks(cycle, scenario);
         let mut left: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
         let mut involved: BTreeMap<QueueKey, [bool; 3]> = BTreeMap::new();
-        for (queue, lost) in &chunks {
+        let none = ProductUses::default();
+        let before = self.products.get().unwrap_or(&none);
+        let mut products = Reclaimed::new(cycle.state, before, gains(cycle, tasks));
+        for (queue, losses) in &chunks {
             let Some((ours, theirs)) = cycle.where_they_part(self.queue, *queue) else {
                 return false;
             };
+            let (our_chain, their_chain) = (
+                up_to(cycle.chain_of(self.queue), ours),
+                up_to(cycle.chain_of(*queue), theirs),
+            );
+            if !products.may_go(&losses.exchanged, their_chain) {
+                return false;
+            }
+            products.take(&losses.exchanged, their_chain);
             let (Some(our_share), Some(their_share)) =
                 (cycle.shares.of.get(ours), cycle.shares.of.get(theirs))
             else {
                 return false;
             };
-            let touched = resources(lost);
-            for chunk in lost {
+            let touched = resources(losses.chunks.iter().map(|chunk| chunk.lost));
+            for chunk in &losses.chunks {
                 let rest = *left.entry(theirs).or_insert_with(|| self.has(theirs));
                 let above_share = !within(rest, their_share.allocatable());
                 let within_quota = within(plus(self.has(ours), wanted), our_share.quota);
                 let above_quota = !within(rest, their_share.quota);
                 let goes_first = cycle.goes_first(our_share, their_share);
-                if !(above_share || within_quota && (above_quota || goes_first)) {
+                let by_sum = above_share || within_quota && (above_quota || goes_first);
+                let owed = || products.are_owed(&chunk.products, chunk.lost[0], our_chain, theirs);
+                if !(by_sum || owed()) || !products.may_go(&chunk.products, their_chain) {
                     return false;
                 }
+                products.take(&chunk.products, their_chain);
                 for key in cycle.chain_of(*queue) {
                     let sum = left.entry(*key).or_insert_with(|| self.has(*key));
-                    *sum = less(*sum, *chunk);
+                    *sum = less(*sum, chunk.lost);
                     let all = involved.entry(*key).or_default();
                     *all = either(*all, touched);
                 }
@@ -192,7 +251,7 @@ impl Reclaim {
                 };
                 let all = either(
                     involved.get(sibling).copied().unwrap_or_default(),
-                    resources(&[wanted]),
+                    resources([wanted]),
                 );
                 if !saturation_stays_lower(cycle, all, has, share, *rest, theirs) {
                     return false;
@@ -237,7 +296,8 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
             continue;
         };
         let gang = cycle.gang(unit.job);
-        let (mut single, mut core): (Vec<QueueAmounts>, Option<QueueAmounts>) = (Vec::new(), None);
+        let (mut single, mut core): (Vec<Chunk>, Option<Chunk>) = (Vec::new(), None);
+        let mut exchanged = ProductAmounts::new();
         for set in &gang.sets {
             let of_set = unit
                 .tasks
@@ -245,35 +305,74 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                 .filter(|task| set.tasks.iter().any(|(one, _)| one == *task));
             for (index, task) in of_set.enumerate() {
                 let cell = cycle.state.cell(*task);
+                let leaving = cell.leaving.as_ref();
+                let holds = leaving.map_or(&[][..], |leaving| leaving.holds());
+                let lost = cycle.state.charge(*task, holds);
+                let had = leaving.map(|leaving| leaving.node);
+                let had = had.and_then(|node| product_at(cycle, node, lost[0]));
                 // A pod with another place does not count as lost.
                 if cell.status.is_allocated() {
+                    let has = cell.node.and_then(|node| product_at(cycle, node, lost[0]));
+                    if let Some((product, nano)) = had.filter(|had| Some(had) != has.as_ref()) {
+                        *exchanged.entry(product).or_default() += nano;
+                    }
                     continue;
                 }
-                let holds = cell
-                    .leaving
-                    .as_ref()
-                    .map_or(&[][..], |leaving| leaving.holds());
-                let lost = cycle.state.charge(*task, holds);
+                let products = had.into_iter().collect();
+                let chunk = Chunk { lost, products };
                 if index < set.min as usize {
-                    core = Some(plus(core.unwrap_or_default(), lost));
+                    core.get_or_insert_default().add(chunk);
                 } else {
-                    single.push(lost);
+                    single.push(chunk);
                 }
             }
         }
         single.extend(core);
-        if single.is_empty() {
+        if single.is_empty() && exchanged.is_empty() {
             continue;
         }
-        match by_queue.iter_mut().find(|(known, _)| *known == queue) {
-            Some((_, chunks)) => chunks.extend(single),
-            None => by_queue.push((queue, single)),
+        let at = by_queue.iter().position(|(known, _)| *known == queue);
+        let at = at.unwrap_or_else(|| {
+            by_queue.push((queue, Losses::default()));
+            by_queue.len() - 1
+        });
+        let losses = &mut by_queue[at].1;
+        losses.chunks.extend(single);
+        for (product, nano) in exchanged {
+            *losses.exchanged.entry(product).or_default() += nano;
         }
     }
     by_queue
 }
 
-fn resources(amounts: &[QueueAmounts]) -> [bool; 3] {
+/// So much of the node's product. `None`: no queue names any, or it is not known.
+fn product_at(cycle: &Cycle, node: NodeKey, nano: u128) -> Option<(Arc<str>, u128)> {
+    let counts = nano > 0 && cycle.state.has_product_quotas();
+    let product = cycle.state.product_of(node).filter(|_| counts)?;
+    Some((Arc::clone(product), nano))
+}
+
+/// What a job gets of each product with the places that these pods have.
+fn gains(cycle: &Cycle, tasks: &[TaskKey]) -> ProductAmounts {
+    let mut gains = ProductAmounts::new();
+    for task in tasks.iter().filter(|_| cycle.state.has_product_quotas()) {
+        let cell = cycle.state.cell(*task);
+        let node = cell.node.filter(|_| cell.status.is_allocated());
+        let nano = cycle.state.charge(*task, cell.holds())[0];
+        if let Some((product, nano)) = node.and_then(|node| product_at(cycle, node, nano)) {
+            *gains.entry(product).or_default() += nano;
+        }
+    }
+    gains
+}
+
+/// A chain from its lowest queue up to this one.
+fn up_to(chain: &[QueueKey], last: QueueKey) -> &[QueueKey] {
+    let at = chain.iter().position(|queue| *queue == last);
+    &chain[..at.map_or(chain.len(), |at| at + 1)]
+}
+
+fn resources(amounts: impl IntoIterator<Item = QueueAmounts>) -> [bool; 3] {
     let mut any = [false; 3];
     for amount in amounts {
         for (index, flag) in any.iter_mut().enumerate() {
@@ -327,6 +426,7 @@ impl Cycle<'_> {
             queue: self.state.jobs.get(job)?.queue?,
             wanted,
             before: OnceCell::new(),
+            products: OnceCell::new(),
         })
     }
 
@@ -352,6 +452,9 @@ impl Cycle<'_> {
         else {
             return true;
         };
+        if product_quota::is_owed(self.state, ours, theirs) {
+            return true;
+        }
         let has = self.held(theirs);
         if !within(plus(self.held(ours), wanted), our_share.quota) {
             return !within(has, their_share.allocatable());
@@ -396,6 +499,7 @@ impl Cycle<'_> {
         !within(has, their_share.allocatable())
             || within(plus(self.held(ours), wanted), our_share.quota)
                 && (!within(has, their_share.quota) || self.goes_first(our_share, their_share))
+            || product_quota::is_owed(self.state, ours, theirs)
     }
 
     /// By priority, also within quotas.

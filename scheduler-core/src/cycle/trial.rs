@@ -127,37 +127,74 @@ impl Cycle<'_> {
         let Some(line) = search.line.get() else {
             return false;
         };
+        // Every moved pod must have a place: the rest need not be tried.
+        let moves = search.rules.cause() == EvictCause::Consolidation;
         let mut queue = JobQueue::new(false);
         queue.fill_beside(self.state, &self.shares, entries, line);
         let part = as_alone(gang, tasks);
+        let again = |cycle: &mut Self, job| cycle.place_again(search, job, (&part, tasks), nodes);
+        // As in allocate: first what brings no queue above its quota of a product.
+        let outer = std::mem::replace(&mut self.borrows, !self.state.has_product_quotas());
+        let mut deferred = Vec::new();
         let mut placed = false;
         while let Some(entry) = queue.pop_own(self.state, &self.shares, &mut self.pondered) {
-            if entry.job == job {
-                if self
-                    .place_job(job, &part, tasks, nodes, Way::Promise)
-                    .is_err()
-                {
+            match again(self, entry.job) {
+                Seat::Found => placed |= entry.job == job,
+                Seat::Deferred => deferred.push(entry.job),
+                Seat::None if entry.job == job || moves => {
+                    self.borrows = outer;
                     return false;
                 }
-                placed = true;
-                continue;
+                Seat::None => {}
             }
-            let gang = self.gang(entry.job);
-            let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
-            let mark = self.state.mark();
-            match self.place_job(entry.job, &gang, &again, nodes, Way::Promise) {
-                Ok(()) => self.state.keep(mark),
-                Err(_) => {
-                    self.state.rollback(mark);
-                    // Every moved pod must have a place: the rest need not be tried.
-                    if search.rules.cause() == EvictCause::Consolidation {
-                        return false;
-                    }
-                }
+        }
+        self.borrows = outer;
+        for later in deferred {
+            let is_in = again(self, later) == Seat::Found;
+            placed |= is_in && later == job;
+            if !is_in && (later == job || moves) {
+                return false;
             }
         }
         placed
     }
+
+    /// Places the job of the search, or one that has lost pods. Else nothing is changed.
+    fn place_again(
+        &mut self,
+        search: &VictimSearch,
+        job: JobKey,
+        (part, tasks): (&Gang, &[TaskKey]),
+        nodes: &NodeSet,
+    ) -> Seat {
+        let before = self.deferred.replace(false);
+        let mark = self.state.mark();
+        let placed = if job == search.job {
+            self.place_job(job, part, tasks, nodes, Way::Promise)
+        } else {
+            let gang = self.gang(job);
+            let again = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
+            self.place_job(job, &gang, &again, nodes, Way::Promise)
+        };
+        match placed {
+            Ok(()) => self.state.keep(mark),
+            Err(_) => self.state.rollback(mark),
+        }
+        match (placed, self.deferred.replace(before || self.deferred.get())) {
+            (Ok(()), _) => Seat::Found,
+            (Err(_), true) => Seat::Deferred,
+            (Err(_), false) => Seat::None,
+        }
+    }
+}
+
+/// What came of a job that was placed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    Found,
+    /// It has one if its queue is brought above its quota of a product.
+    Deferred,
+    None,
 }
 
 /// The job as if these pods were all it had and all were needed.

@@ -31,7 +31,7 @@ pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
-pub use queue::{Queue, QueueResource, Weight};
+pub use queue::{ProductQuota, Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};
 pub use volume::{Attachment, Claim, ClaimRef, Shape, Volume, Want};
 

@@ -40,6 +40,18 @@ pub struct Node {
 }
 
 impl Node {
+    /// The label by which GPU feature discovery names the GPUs of a node.
+    pub const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+
+    /// The product of its GPUs by its label, without what feature discovery adds for slices
+    /// (`-MIG-1g.5gb`) and replicas (`-SHARED`). `None`: it has no such label.
+    pub(crate) fn labelled_product(&self) -> Option<&str> {
+        let label = self.labels.get(Self::PRODUCT_LABEL)?;
+        let model = label.strip_suffix("-SHARED").unwrap_or(label);
+        let model = model.split_once("-MIG-").map_or(model, |(model, _)| model);
+        (!model.is_empty()).then_some(model)
+    }
+
     /// A ready node of that name with nothing on offer.
     pub fn named(name: &str) -> Self {
         Self {

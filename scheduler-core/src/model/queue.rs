@@ -23,6 +23,11 @@ pub struct Queue {
     pub cpu: QueueResource,
     /// In bytes.
     pub memory: QueueResource,
+    /// What it gets of single GPU products, in order of product, each once. Checked beside `gpu`;
+    /// products that are not named have no bounds of their own.
+    pub products: Vec<ProductQuota>,
+    /// What of it was said and is not used, and why: one line.
+    pub bad_products: Option<Arc<str>>,
     /// Inherited where `None`.
     pub preempt_min_runtime: Option<Duration>,
     /// Inherited where `None`.
@@ -51,6 +56,8 @@ impl Queue {
             gpu: resource,
             cpu: resource,
             memory: resource,
+            products: Vec::new(),
+            bad_products: None,
             preempt_min_runtime: None,
             reclaim_min_runtime: None,
         }
@@ -67,10 +74,29 @@ impl Queue {
         }
     }
 
+    /// Where a product is among [`Self::products`]. `None`: it is not named.
+    pub(crate) fn product_at(&self, product: &str) -> Option<usize> {
+        let mut products = self.products.iter();
+        products.position(|row| *row.product == *product)
+    }
+
     /// One bound of each resource.
     pub(crate) fn bound3(&self, of: fn(QueueResource) -> Bound) -> [Bound; 3] {
         [of(self.gpu), of(self.cpu), of(self.memory)]
     }
+}
+
+/// What a queue and the queues below it get of one GPU product, in nano-GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProductQuota {
+    /// The product of nodes: their label [`super::Node::PRODUCT_LABEL`], else the name of their
+    /// cards with `-` for spaces.
+    pub product: Arc<str>,
+    /// Guaranteed. `None`: nothing is said, so that its GPUs are guaranteed by the queue's
+    /// [`Queue::gpu`] alone.
+    pub quota: Option<Bound>,
+    /// Never more than.
+    pub limit: Bound,
 }
 
 /// What a queue gets of one resource.

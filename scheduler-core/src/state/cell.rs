@@ -10,6 +10,7 @@ pub(crate) use super::card_use::{CardSums, CardUse, square};
 use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
 use super::pod_counts::CountKey;
+use super::products::ProductUse;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, SpecRow, TaskKey};
 use super::transition::As;
 use super::volumes::ClaimUse;
@@ -174,6 +175,8 @@ pub(crate) enum Cell {
     Extra(NodeKey, ResourceName, ExtraUse),
     Card(CardKey, CardUse),
     Queue(QueueKey, QueueUse),
+    /// Of the queue's product at that place.
+    Product(QueueKey, usize, ProductUse),
     /// `None`: in no pod's use.
     Claim(ClaimUid, Option<ClaimUse>),
     /// Of a domain.
@@ -287,6 +290,13 @@ impl State {
                     std::mem::swap(slot, &mut value);
                 }
                 Cell::Queue(key, value)
+            }
+            Cell::Product(key, at, mut value) => {
+                let slot = self.products.of.get_mut(key);
+                if let Some(slot) = slot.and_then(|all| all.get_mut(at)) {
+                    std::mem::swap(slot, &mut value);
+                }
+                Cell::Product(key, at, value)
             }
             Cell::Count(key, domain, value) => {
                 let old = self.pod_counts.swap(key, &domain, value);

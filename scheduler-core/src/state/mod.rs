@@ -12,6 +12,7 @@
 //!   be spread.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
+//! - [`products`]: what queues hold of single GPU products.
 //! - [`interner`]: what many objects have alike, kept once.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
@@ -31,6 +32,7 @@ pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
 mod pod_index;
 mod pod_terms;
+pub(crate) mod products;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
@@ -96,6 +98,7 @@ pub(crate) struct State {
     pub node_use: SecondaryMap<NodeKey, NodeUse>,
     pub card_use: SecondaryMap<CardKey, CardUse>,
     pub queue_use: SecondaryMap<QueueKey, QueueUse>,
+    pub products: products::Products,
     /// Looked up, never walked.
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
     pub journal: Journal,
@@ -334,6 +337,7 @@ impl State {
             agent: None,
             mig: rows::MigStrategy::default(),
             lacks: rows::MissingLabels::default(),
+            product: None,
             cards: Vec::new(),
             generation: 0,
             facts: 0,
@@ -444,6 +448,7 @@ impl State {
         if unused && let Some(row) = self.queues.remove(key) {
             self.queue_names.remove(&row.name);
             self.queue_use.remove(key);
+            self.products.of.remove(key);
         }
     }
 

@@ -17,9 +17,13 @@ impl State {
     /// Rebuilds the chains if a queue came, went or moved, and moves the sums of the pods in
     /// queues whose chain is another now.
     pub(crate) fn refresh_queues(&mut self) {
-        if !self.queues_dirty {
-            return;
+        if self.queues_dirty {
+            self.rebuild_queues();
         }
+        self.refresh_products();
+    }
+
+    fn rebuild_queues(&mut self) {
         let names: Vec<QueueKey> = self.queue_names.values().copied().collect();
         let mut chains: BTreeMap<QueueKey, Vec<QueueKey>> = BTreeMap::new();
         for key in &names {

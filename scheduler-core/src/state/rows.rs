@@ -51,6 +51,8 @@ pub(crate) struct NodeRow {
     pub mig: MigStrategy,
     /// Of the labels of [`crate::config::Workers`], those that it lacks.
     pub lacks: MissingLabels,
+    /// Of its GPUs, by its label or its cards. `None`: it is not known, or there are none.
+    pub product: Option<Arc<str>>,
     /// All cards that are known of it, by index, then UUID.
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.

@@ -18,7 +18,7 @@ pub(super) struct Way<'a> {
 }
 
 impl Way<'_> {
-    fn add(self, sum: &mut u128, amount: u128) {
+    pub(super) fn add(self, sum: &mut u128, amount: u128) {
         *sum = if self.comes {
             self.or(sum.checked_add(amount), u128::MAX)
         } else {
@@ -170,7 +170,7 @@ impl State {
                 self.move_foreign(key, node, at.holds(), way);
             }
             if how != As::Leaving && at.status != Status::Stuck {
-                self.move_allocated(key, job, at.holds(), way);
+                self.move_allocated(key, job, (node, at.holds()), way);
             }
         }
         // KAI's `Gated` is no `Pending`: it is no claim to a fair share yet.
@@ -307,10 +307,20 @@ impl State {
         ]
     }
 
-    fn move_allocated(&mut self, key: TaskKey, job: Option<JobKey>, holds: &[Hold], way: Way) {
+    fn move_allocated(
+        &mut self,
+        key: TaskKey,
+        job: Option<JobKey>,
+        (node, holds): (NodeKey, &[Hold]),
+        way: Way,
+    ) {
         let amounts = self.charge(key, holds);
         let preemptible = self.tasks.get(key).is_none_or(|row| self.preemptible(row));
-        for queue in self.chain_of(job) {
+        let chain = self.chain_of(job);
+        if self.has_product_quotas() {
+            self.move_products(node, (amounts[0], preemptible), &chain, way);
+        }
+        for queue in chain {
             let Some(mut used) = self.queue_use.get(queue).copied() else {
                 continue;
             };

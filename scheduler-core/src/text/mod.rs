@@ -21,11 +21,13 @@ mod read;
 mod read_cards;
 mod read_devices;
 mod read_pod_rules;
+mod read_queue;
 mod read_volumes;
 mod taints;
 mod write;
 mod write_devices;
 mod write_pod_rules;
+mod write_queue;
 mod write_volumes;
 
 pub use line::TextError;

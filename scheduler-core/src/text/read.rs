@@ -8,6 +8,7 @@ use super::read_devices::{
     pool_name,
 };
 use super::read_pod_rules::{KINDS, namespace, pod_rules};
+use super::read_queue::queue;
 use super::read_volumes::{ATTACHMENT, attachments, claim, claim_binding, claims, volume};
 use super::taints::{effect, toleration};
 use crate::action::{Bind, EvictCause, Received};
@@ -21,10 +22,10 @@ use crate::ids::{
 };
 use crate::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, PodSet, Queue, QueueResource, Requirement, Share,
-    SubGroup, Taint, Topology, TopologyRule, Weight,
+    Operator, Phase, Placement, Pod, PodGroup, PodSet, Requirement, Share, SubGroup, Taint,
+    Topology, TopologyRule,
 };
-use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
+use crate::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -137,7 +138,7 @@ fn of_line(line: &Line) -> Read<Event> {
     Ok(event)
 }
 
-fn parsed<T: std::str::FromStr>(line: &Line, text: &str) -> Read<T> {
+pub(super) fn parsed<T: std::str::FromStr>(line: &Line, text: &str) -> Read<T> {
     text.parse()
         .map_err(|_| line.error(format!("{text} is not a number")))
 }
@@ -206,46 +207,6 @@ fn node(line: &Line) -> Read<Node> {
         managed: line.flag("managed"),
         ..Node::named(name)
     })
-}
-
-fn bound(line: &Line, text: &str) -> Read<Bound> {
-    if text == "-1" {
-        return Ok(Bound::Unlimited);
-    }
-    Ok(Bound::Exactly(parsed(line, text)?))
-}
-
-/// `quota/limit/weight[/usage]`; -1 is unlimited, weight in millionths.
-fn resource(line: &Line, key: &str) -> Read<Option<QueueResource>> {
-    let Some(text) = line.get(key) else {
-        return Ok(None);
-    };
-    let parts: Vec<&str> = text.split('/').collect();
-    let (quota, limit, weight, usage) = match parts.as_slice() {
-        [quota, limit, weight] => (quota, limit, weight, &"0"),
-        [quota, limit, weight, usage] => (quota, limit, weight, usage),
-        _ => return Err(line.error(format!("{key} wants quota/limit/weight"))),
-    };
-    Ok(Some(QueueResource {
-        quota: bound(line, quota)?,
-        limit: bound(line, limit)?,
-        weight: Weight(parsed(line, weight)?),
-        usage: parsed(line, usage)?,
-    }))
-}
-
-fn queue(line: &Line) -> Read<Queue> {
-    let mut queue = Queue::unlimited(line.name(1)?);
-    queue.parent = line.get("parent").map(QueueName::new);
-    queue.display_name = line.get("display").map(Arc::from);
-    queue.priority = line.number("priority")?.unwrap_or(100);
-    queue.created = Time(line.number("created")?.unwrap_or(0));
-    queue.gpu = resource(line, "gpu")?.unwrap_or(queue.gpu);
-    queue.cpu = resource(line, "cpu")?.unwrap_or(queue.cpu);
-    queue.memory = resource(line, "memory")?.unwrap_or(queue.memory);
-    queue.preempt_min_runtime = line.number("preempt-min-runtime")?.map(Duration);
-    queue.reclaim_min_runtime = line.number("reclaim-min-runtime")?.map(Duration);
-    Ok(queue)
 }
 
 fn rule(line: &Line) -> Option<TopologyRule> {

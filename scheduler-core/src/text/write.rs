@@ -7,10 +7,9 @@ use crate::event::{Event, OutcomeResult, Refusal};
 use crate::ids::{ContainerName, GpuUuid};
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
-    Operator, Phase, Placement, Pod, PodGroup, Pool, Queue, QueueResource, Requirement, SubGroup,
-    TopologyRule,
+    Operator, Phase, Placement, Pod, PodGroup, Pool, Requirement, SubGroup, TopologyRule,
 };
-use crate::units::{Bound, Percent};
+use crate::units::Percent;
 use std::fmt::{Display, Write as _};
 
 /// Events as text, one after another.
@@ -329,50 +328,6 @@ impl Text {
         self.some("minimum-fence", card.minimum_fence);
         self.flag("driver-limits", card.driver_limits);
         self.end();
-    }
-
-    fn queue(&mut self, queue: &Queue) {
-        self.start("queue", &queue.name);
-        self.some("parent", queue.parent.as_ref());
-        self.some("display", queue.display_name.as_ref());
-        self.unless("priority", queue.priority, 100);
-        self.unless("created", queue.created.0, 0);
-        let free = Queue::unlimited("");
-        for (key, resource, default) in [
-            ("gpu", queue.gpu, free.gpu),
-            ("cpu", queue.cpu, free.cpu),
-            ("memory", queue.memory, free.memory),
-        ] {
-            if resource != default {
-                self.resource(key, resource);
-            }
-        }
-        self.some(
-            "preempt-min-runtime",
-            queue.preempt_min_runtime.map(|time| time.0),
-        );
-        self.some(
-            "reclaim-min-runtime",
-            queue.reclaim_min_runtime.map(|time| time.0),
-        );
-        self.end();
-    }
-
-    fn resource(&mut self, key: &str, resource: QueueResource) {
-        let bound = |bound| match bound {
-            Bound::Unlimited => "-1".to_owned(),
-            Bound::Exactly(amount) => amount.to_string(),
-        };
-        let mut text = format!(
-            "{}/{}/{}",
-            bound(resource.quota),
-            bound(resource.limit),
-            resource.weight.0
-        );
-        if resource.usage != 0 {
-            let _ = write!(text, "/{}", resource.usage);
-        }
-        self.pair(key, text);
     }
 
     fn group(&mut self, group: &PodGroup) {

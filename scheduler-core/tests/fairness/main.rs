@@ -12,8 +12,8 @@ use cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, Queue,
-    QueueResource, Share, Weight,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
+    Queue, QueueResource, Share, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, NanoGpu, Time};
 use scheduler_core::{
@@ -31,7 +31,11 @@ struct Leaf {
     /// Over the quota; `None`: no limit.
     over: Option<u64>,
     priority: i32,
+    product: Product,
 }
+
+/// Quota of the product of every other node, and how much more the limit is.
+type Product = (Option<u64>, Option<u64>);
 
 #[derive(Clone, Debug)]
 struct Job {
@@ -50,18 +54,28 @@ struct Case {
     nodes: Vec<u32>,
     /// Quota of each, beyond its leaves'.
     parents: Vec<u64>,
+    products: Vec<Product>,
     leaves: Vec<Leaf>,
     jobs: Vec<Job>,
 }
 
 fn leaf() -> impl Strategy<Value = Leaf> {
     let over = prop_oneof![3 => Just(None), 1 => (0_u64..12).prop_map(Some)];
-    (0_usize..2, 0_u64..17, over, 100_i32..102).prop_map(|(parent, quota, over, priority)| Leaf {
-        parent,
-        quota,
-        over,
-        priority,
-    })
+    (0_usize..2, 0_u64..17, over, 100_i32..102, product()).prop_map(
+        |(parent, quota, over, priority, product)| Leaf {
+            parent,
+            quota,
+            over,
+            priority,
+            product,
+        },
+    )
+}
+
+fn product() -> impl Strategy<Value = Product> {
+    let quota = prop_oneof![2 => Just(None), 1 => (0_u64..17).prop_map(Some)];
+    let over = prop_oneof![3 => Just(None), 1 => (0_u64..12).prop_map(Some)];
+    (quota, over)
 }
 
 fn job() -> impl Strategy<Value = Job> {
@@ -84,20 +98,31 @@ fn case() -> impl Strategy<Value = Case> {
     (
         prop::collection::vec(1_u32..5, 1..4),
         prop::collection::vec(0_u64..5, 2),
+        prop::collection::vec(product(), 2),
         prop::collection::vec(leaf(), 1..5),
+        any::<bool>(),
         prop::collection::vec(job(), 1..10),
     )
-        .prop_map(|(nodes, parents, leaves, mut jobs)| {
-            for job in &mut jobs {
-                job.leaf %= leaves.len();
-            }
-            Case {
-                nodes,
-                parents,
-                leaves,
-                jobs,
-            }
-        })
+        .prop_map(
+            |(nodes, parents, mut products, mut leaves, none, mut jobs)| {
+                if none {
+                    products.fill((None, None));
+                    leaves
+                        .iter_mut()
+                        .for_each(|leaf| leaf.product = (None, None));
+                }
+                for job in &mut jobs {
+                    job.leaf %= leaves.len();
+                }
+                Case {
+                    nodes,
+                    parents,
+                    products,
+                    leaves,
+                    jobs,
+                }
+            },
+        )
 }
 
 impl Case {
@@ -126,6 +151,14 @@ fn running(pod: &Pod, bind: &Bind) -> Pod {
     pod
 }
 
+/// It runs on a node of the product.
+fn has_product(pod: &Pod) -> bool {
+    match &pod.phase {
+        Phase::Running(at) => at.node.as_str().ends_with(['1', '3']),
+        _ => false,
+    }
+}
+
 fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
     QueueResource {
         quota,
@@ -133,6 +166,23 @@ fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
         weight: Weight(weight),
         usage: 0,
     }
+}
+
+/// What a queue says of the product.
+fn rows((quota, over): Product) -> Vec<ProductQuota> {
+    let exactly = |quarters: u64| Bound::Exactly(quarters * QUARTER);
+    let limit = limit((quota, over)).map_or(Bound::Unlimited, exactly);
+    let row = ProductQuota {
+        product: "U".into(),
+        quota: quota.map(exactly),
+        limit,
+    };
+    let says = quota.is_some() || limit != Bound::Unlimited;
+    says.then_some(row).into_iter().collect()
+}
+
+fn limit((quota, over): Product) -> Option<u64> {
+    over.map(|over| quota.unwrap_or(0) + over)
 }
 
 impl<'a> World<'a> {
@@ -156,8 +206,9 @@ impl<'a> World<'a> {
             node.managed = true;
             node.gpus = *gpus;
             world.tell(Event::Node(node));
-            let each =
-                (0..*gpus).map(|card| Card::named(&format!("GPU-{index}-{card}"), card, "T", 1000));
+            let product = ["T", "U"][index % 2];
+            let card = |card| Card::named(&format!("GPU-{index}-{card}"), card, product, 1000);
+            let each = (0..*gpus).map(card);
             world.tell(Event::Cards(NodeCards::offered(
                 &name,
                 Mode::TimeSlicing,
@@ -168,6 +219,7 @@ impl<'a> World<'a> {
             let mut queue = Queue::unlimited(&format!("d{parent}"));
             let quota = Bound::Exactly(case.quota(parent) * QUARTER);
             queue.gpu = resource(quota, Bound::Unlimited, 1_000_000);
+            queue.products = rows(case.products[parent]);
             world.tell(Event::Queue(queue));
         }
         for (index, leaf) in case.leaves.iter().enumerate() {
@@ -179,6 +231,7 @@ impl<'a> World<'a> {
                 Bound::Exactly((leaf.quota + over) * QUARTER)
             });
             queue.gpu = resource(Bound::Exactly(leaf.quota * QUARTER), limit, 1_000_000);
+            queue.products = rows(leaf.product);
             world.tell(Event::Queue(queue));
         }
         world.groups = (0..case.jobs.len()).map(|job| world.group(job)).collect();
@@ -234,6 +287,50 @@ impl<'a> World<'a> {
     fn held(&self, of: impl Fn(&Job) -> bool) -> u64 {
         let jobs = self.runs().map(|job| &self.case.jobs[job]);
         jobs.filter(|job| of(job)).map(|job| job.size).sum()
+    }
+
+    /// The same of the product of every other node.
+    fn held_of_product(&self, of: impl Fn(&Job) -> bool) -> u64 {
+        let pods = self.pods.values();
+        let there = pods.filter(|(_, pod)| has_product(pod));
+        let jobs = there.map(|(job, _)| &self.case.jobs[*job]);
+        jobs.filter(|job| of(job)).map(|job| job.size).sum()
+    }
+
+    /// Reclaim takes the product from no queue that is within its quota of it.
+    fn judge_product(&self, victim: &Job, favoured: &Job) {
+        let department = |job: &Job| self.case.leaves[job.leaf].parent;
+        let leaf = self.case.leaves[victim.leaf].product.0;
+        let held = self.held_of_product(|job| job.leaf == victim.leaf);
+        assert!(leaf.is_none_or(|quota| held > quota), "{}", self.log);
+        let above = self.case.products[department(victim)].0;
+        let held = self.held_of_product(|job| department(job) == department(victim));
+        let is_other = department(victim) != department(favoured);
+        assert!(
+            !is_other || above.is_none_or(|quota| held > quota),
+            "{}",
+            self.log
+        );
+    }
+
+    /// No queue is above its limit of the product, nor its non-preemptible pods above its quota.
+    fn check_product(&self) {
+        let check = |product: Product, of: &dyn Fn(&Job) -> bool| {
+            let held = self.held_of_product(of);
+            assert!(
+                limit(product).is_none_or(|limit| held <= limit),
+                "{}",
+                self.log
+            );
+            let firm = self.held_of_product(|job| of(job) && !job.preemptible);
+            assert!(product.0.is_none_or(|quota| firm <= quota), "{}", self.log);
+        };
+        for (index, leaf) in self.case.leaves.iter().enumerate() {
+            check(leaf.product, &|job| job.leaf == index);
+        }
+        for (parent, product) in self.case.products.iter().enumerate() {
+            check(*product, &|job| self.case.leaves[job.leaf].parent == parent);
+        }
     }
 
     fn decide(&mut self) -> Decision {
@@ -357,6 +454,9 @@ impl<'a> World<'a> {
                 }
                 (EvictCause::Reclaim, Some(favoured)) => {
                     assert_ne!(favoured.leaf, victim.leaf, "{}", self.log);
+                    if has_product(pod) {
+                        self.judge_product(victim, favoured);
+                    }
                 }
                 (EvictCause::Consolidation, _) => {
                     assert!(promised.contains(&evict.pod), "{}", self.log);
@@ -439,6 +539,7 @@ impl<'a> World<'a> {
             let firm = self.held(|job| of(job) && !job.preemptible);
             assert!(firm <= self.case.quota(parent), "d{parent} {}", self.log);
         }
+        self.check_product();
     }
 }
 

@@ -7,7 +7,8 @@
 use proptest::prelude::*;
 use scheduler_core::ids::{GroupName, PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, Queue, Share,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
+    Queue, Share,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{Action, Bind, Config, Core, Event, Evict, Outcome, OutcomeResult, text};
@@ -34,6 +35,9 @@ pub(crate) struct Case {
     nodes: Vec<u32>,
     /// GPUs of each queue; the last two have a department of their own.
     quotas: Vec<Option<u64>>,
+    /// Quota and limit of each queue, of the product of every other node; the last is the
+    /// department's.
+    products: Vec<Option<(Option<u64>, Option<u64>)>>,
     turns: Vec<(Vec<Job>, usize)>,
 }
 
@@ -63,14 +67,20 @@ fn job() -> impl Strategy<Value = Job> {
 
 pub(crate) fn case() -> impl Strategy<Value = Case> {
     let quota = prop_oneof![3 => (0_u64..4).prop_map(Some), 1 => Just(None)];
+    let product = (
+        prop::option::of(0_u64..4),
+        prop::option::weighted(0.3, 0_u64..5),
+    );
+    let product = prop_oneof![2 => Just(None), 1 => product.prop_map(Some)];
     let turn = (prop::collection::vec(job(), 0..5), 0_usize..3);
     (
         prop::collection::vec(1_u32..5, 1..4),
         prop::collection::vec(quota, 4),
+        prop_oneof![Just(vec![None; 5]), prop::collection::vec(product, 5)],
         any::<bool>(),
         prop::collection::vec(turn, 2..6),
     )
-        .prop_map(|(nodes, quotas, no_shares, mut turns)| {
+        .prop_map(|(nodes, quotas, products, no_shares, mut turns)| {
             for job in turns.iter_mut().flat_map(|(jobs, _)| jobs) {
                 if no_shares && matches!(job.ask, Ask::Share(_)) {
                     job.ask = Ask::Whole(1);
@@ -79,6 +89,7 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
             Case {
                 nodes,
                 quotas,
+                products,
                 turns,
             }
         })
@@ -115,14 +126,27 @@ impl World {
                 ..Node::named(&name)
             };
             self.tell(core, Event::Node(node));
-            let card = |card| Card::named(&format!("GPU-{index}-{card}"), card, "T", CARD);
+            let product = ["T", "U"][index % 2];
+            let card = |card| Card::named(&format!("GPU-{index}-{card}"), card, product, CARD);
             let cards = NodeCards::offered(&name, Mode::Mps, (0..*cards).map(card));
             self.tell(core, Event::Cards(cards));
         }
-        self.tell(core, Event::Queue(Queue::unlimited("department")));
+        let products = |at: usize| -> Vec<ProductQuota> {
+            let exactly = |gpus: u64| Bound::Exactly(gpus * NanoGpu::ONE.0);
+            let row = |(quota, limit): (Option<u64>, Option<u64>)| ProductQuota {
+                product: "U".into(),
+                quota: quota.map(exactly),
+                limit: limit.map_or(Bound::Unlimited, exactly),
+            };
+            case.products[at].map(row).into_iter().collect()
+        };
+        let mut department = Queue::unlimited("department");
+        department.products = products(4);
+        self.tell(core, Event::Queue(department));
         for (index, quota) in case.quotas.iter().enumerate() {
             let mut queue = Queue::unlimited(&format!("q{index}"));
             queue.parent = (index > 1).then(|| QueueName::new("department"));
+            queue.products = products(index);
             if let Some(quota) = quota {
                 queue.gpu.quota = Bound::Exactly(quota * NanoGpu::ONE.0);
             }

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
     Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase,
-    Pod, Queue, Share,
+    Pod, ProductQuota, Queue, Share,
 };
-use scheduler_core::units::{Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
+use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
     Action, Bind, Core, Decision, Event, EvictRequest, Outcome, OutcomeResult, Refusal, text,
 };
@@ -28,6 +28,9 @@ pub(crate) fn node(index: u8, cards: u8, gpus: u8) -> Vec<Event> {
     node.managed = cards > 0;
     node.gpus = u32::from(gpus);
     node.labels = pod_rules::node_labels(index, cards);
+    if index % 3 == 2 {
+        node.labels.insert(Node::PRODUCT_LABEL.into(), "U".into());
+    }
     storage::limit(&mut node, index);
     let mut events = vec![Event::Node(node)];
     if cards > 0 {
@@ -179,6 +182,12 @@ impl World {
         let mut queue = Queue::unlimited("default-queue");
         // Longer by a second than goes by before a rebuilt core is compared.
         queue.preempt_min_runtime = Some(Duration(101_000));
+        // Of the nodes without another label.
+        queue.products = vec![ProductQuota {
+            product: "T".into(),
+            quota: Some(Bound::Exactly(1_000_000_000)),
+            limit: Bound::Exactly(3_500_000_000),
+        }];
         world.tell(Event::Queue(queue));
         world
     }

@@ -4,6 +4,7 @@ use super::validate::Invalid;
 use crate::watch::Seen;
 use api::Queue;
 use kube::ResourceExt as _;
+use proto::names::queue::QUOTA_BY_PRODUCT;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the webhook answers where the quotas of children exceed their parent's (KAI's
@@ -39,6 +40,12 @@ pub struct QueueTree {
 pub(super) fn parent(queue: &Queue) -> Option<&str> {
     let parent = queue.spec.parent_queue.as_deref();
     parent.filter(|parent| !parent.is_empty())
+}
+
+/// What the queue says of single GPU products.
+pub(super) fn by_product(queue: &Queue) -> Option<&str> {
+    let text = queue.metadata.annotations.as_ref()?.get(QUOTA_BY_PRODUCT)?;
+    Some(text)
 }
 
 /// What the quota of this queue is to its parent's and its children's.

@@ -10,7 +10,7 @@ use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why an object is refused. The text is what the user reads.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub(super) enum Invalid {
     /// KAI's sentence (`queue_webhook.go`).
     #[error("resources must be specified")]
@@ -45,6 +45,8 @@ pub(super) enum Invalid {
     /// KAI's words.
     #[error("queue quota over-subscription: {0}")]
     OverSubscription(String),
+    #[error("{0}")]
+    QuotaByProduct(api::gpu_quota::QuotaError),
     #[error("spec.preemptibility: {0}")]
     Preemptibility(&'static str),
     #[error("spec.minNonPreemptible: no KAI release implements it: remove it")]
@@ -92,6 +94,14 @@ pub(super) fn queue(
     let lends = all.iter().find(|(_, one)| one.lending_limit.is_some());
     if let Some((name, _)) = lends {
         return Err(Invalid::LendingLimit(name));
+    }
+    let by_product = queues::by_product(queue);
+    let changes = old.is_none_or(|old| queues::by_product(old) != by_product);
+    if let Some(text) = by_product.filter(|_| changes) {
+        let (_, wrong) = api::gpu_quota::read(text);
+        if let Some(wrong) = wrong.into_iter().next() {
+            return Err(Invalid::QuotaByProduct(wrong));
+        }
     }
     let name = queue.metadata.name.as_deref().unwrap_or_default();
     let parent = queues::parent(queue);
@@ -524,6 +534,30 @@ mod tests {
         // Of one that is too deep already all else may change.
         let deep = read("x", "c");
         assert_eq!(queue(&deep, Some(&deep), &limits, &tree), Ok(()));
+    }
+
+    #[test]
+    fn a_wrong_quota_of_a_product_is_refused_where_it_is_written() {
+        let read = |text: &str, priority: i32| -> Queue {
+            serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+                "metadata": {"name": "q", "annotations": {"aliquot.dev/gpu-quota-by-product": text}},
+                "spec": {"resources": {}, "priority": priority},
+            }))
+            .unwrap()
+        };
+        let of = |new: &Queue, old: Option<&Queue>| {
+            let verdict = queue(new, old, &Limits::default(), &QueueTree::default());
+            verdict.map_err(|why| why.to_string())
+        };
+        let good = read(r#"{"NVIDIA-L4": {"quota": 1.5, "limit": -1}}"#, 100);
+        assert_eq!(of(&good, None), Ok(()));
+        let wrong = r#"{"NVIDIA-L4": {"quota": -2}, "*": {"limit": 1}}"#;
+        let said = "annotation aliquot.dev/gpu-quota-by-product: \"*\" is no product, which is the exact value of the node label nvidia.com/gpu.product";
+        assert_eq!(of(&read(wrong, 100), None), Err(said.to_owned()));
+        assert_eq!(of(&read(wrong, 100), Some(&good)), Err(said.to_owned()));
+        // It got in before: all else may change.
+        assert_eq!(of(&read(wrong, 1), Some(&read(wrong, 100))), Ok(()));
     }
 
     #[test]

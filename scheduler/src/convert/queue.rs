@@ -5,9 +5,11 @@
 use crate::limits::Limits;
 use api::kai;
 use kube::ResourceExt as _;
+use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
-    Grace, PodGroup, PodSet, Queue, QueueResource, SubGroup, Topology, TopologyRule, Weight,
+    Grace, PodGroup, PodSet, ProductQuota, Queue, QueueResource, SubGroup, Topology, TopologyRule,
+    Weight,
 };
 use scheduler_core::units::{Bound, Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +38,7 @@ pub(super) fn created(meta: &kube::api::ObjectMeta) -> Time {
 pub(super) fn queue(queue: &kai::Queue) -> Queue {
     let spec = &queue.spec;
     let resources = spec.resources.clone().unwrap_or_default();
+    let (products, bad_products) = products(queue);
     Queue {
         name: QueueName::from(queue.name_any()),
         parent: spec
@@ -53,9 +56,29 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
         gpu: resource(resources.gpu, 1e9),
         cpu: resource(resources.cpu, 1.0),
         memory: resource(resources.memory, 1e6),
+        products,
+        bad_products,
         preempt_min_runtime: duration(spec.preempt_min_runtime.as_deref()),
         reclaim_min_runtime: duration(spec.reclaim_min_runtime.as_deref()),
     }
+}
+
+/// What it gets of single GPU products, and what of its annotation is not used.
+fn products(queue: &kai::Queue) -> (Vec<ProductQuota>, Option<Arc<str>>) {
+    let Some(text) = queue.annotations().get(QUOTA_BY_PRODUCT) else {
+        return (Vec::new(), None);
+    };
+    let (rows, wrong) = api::gpu_quota::read(text);
+    let rows = rows.into_iter().map(|row| ProductQuota {
+        product: Arc::from(row.product),
+        quota: row.quota.map(|quota| bound(quota, 1e9)),
+        limit: row
+            .limit
+            .map_or(Bound::Unlimited, |limit| bound(limit, 1e9)),
+    });
+    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    let wrong = (!wrong.is_empty()).then(|| Arc::from(wrong.join("; ").replace('\n', " ")));
+    (rows.collect(), wrong)
 }
 
 fn resource(resource: kai::QueueResource, unit: f64) -> QueueResource {
@@ -334,6 +357,39 @@ mod tests {
         assert_eq!(queue.preempt_min_runtime, Some(Duration(90_000)));
         assert_eq!(queue.reclaim_min_runtime, None);
         assert_eq!(queue.priority, 100);
+    }
+
+    #[test]
+    fn quotas_of_products_come_from_an_annotation_and_wrong_ones_are_named() {
+        let of = |text: &str| {
+            let read: kai::Queue = serde_json::from_value(json!({
+                "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+                "metadata": {"name": "a", "annotations": {"aliquot.dev/gpu-quota-by-product": text}},
+                "spec": {},
+            }))
+            .unwrap();
+            let queue = queue(&read);
+            (
+                queue.products,
+                queue.bad_products.map(|bad| bad.to_string()),
+            )
+        };
+        let row = |product: &str, quota, limit| ProductQuota {
+            product: Arc::from(product),
+            quota,
+            limit,
+        };
+        let (rows, bad) =
+            of(r#"{"L4": {"limit": 2.5}, "H100": {"quota": -1}, "T4": {"quota": -3}}"#);
+        let expected = [
+            row("H100", Some(Bound::Unlimited), Bound::Unlimited),
+            row("L4", None, Bound::Exactly(2_500_000_000)),
+        ];
+        assert_eq!(rows, expected);
+        let said = "annotation aliquot.dev/gpu-quota-by-product, T4: quota is -3, and must be 0 or more, or -1 for unlimited";
+        assert_eq!(bad.as_deref(), Some(said));
+        let (rows, bad) = of("L4: 2");
+        assert!(rows.is_empty() && bad.is_some());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Gauges by queue, under KAI's names, so that its dashboards keep working.
 
+use super::products::ProductMeters;
 use crate::lock::locked;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -53,6 +54,7 @@ pub struct QueueMeters {
     quota: [Series; 3],
     limit: [Series; 3],
     waiting: Series,
+    products: ProductMeters,
     usage: [Series; 3],
     capacity: Family<Resource, Gauge<f64, AtomicU64>>,
     known: Mutex<BTreeSet<QueueLabels>>,
@@ -134,6 +136,7 @@ impl QueueMeters {
             "Pods of the queue that wait to be placed",
             meters.waiting.clone(),
         );
+        meters.products.register(ours);
         ours.register(
             "capacity",
             "Capacity of all nodes, by resource, with kube-state-metrics' names and units: GPUs, cores, bytes",
@@ -176,6 +179,7 @@ impl QueueMeters {
             }
         }
         *known = names;
+        self.products.set(views);
         for view in views {
             let of = QueueLabels::queue(view);
             self.info.get_or_create(&of).set(1.0);

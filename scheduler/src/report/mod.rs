@@ -13,12 +13,15 @@ mod amounts;
 mod group_events;
 mod meters;
 mod patch;
+mod products;
 
 pub(crate) use group_events::GroupEvents;
 pub use meters::QueueMeters;
 
 use crate::act::answer::{self, Answer};
+use crate::clock::Wall;
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use scheduler_core::ids::{GroupName, QueueName};
 use scheduler_core::{GroupView, QueueView};
@@ -65,7 +68,11 @@ struct Written {
     unknown: BTreeMap<Object, Instant>,
     /// Until when writes of the leader before may be carried out. `None`: that is over.
     before: Option<Instant>,
+    since: Since,
 }
+
+/// Conditions of queues: the status of each, and since when it has it.
+type Since = BTreeMap<QueueName, (Value, Timestamp)>;
 
 impl Written {
     fn since(begin: Instant) -> Self {
@@ -73,6 +80,18 @@ impl Written {
             digests: BTreeMap::new(),
             unknown: BTreeMap::new(),
             before: Some(begin + answer::LANDING),
+            since: Since::new(),
+        }
+    }
+
+    /// Says in a queue's condition since when it has its status. `before`: what was said last.
+    fn stamp(&mut self, before: &mut Since, queue: &QueueName, status: &mut Value, now: Timestamp) {
+        if let Some(condition) = status.pointer_mut("/conditions/0") {
+            let is = condition["status"].clone();
+            let known = before.remove(queue).filter(|(was, _)| *was == is);
+            let (is, since) = known.unwrap_or((is, now));
+            condition["lastTransitionTime"] = Value::from(since.to_string());
+            self.since.insert(queue.clone(), (is, since));
         }
     }
 
@@ -105,6 +124,7 @@ pub(crate) async fn run(
     meters: Arc<QueueMeters>,
     mut events: Option<GroupEvents>,
     mut views: watch::Receiver<Views>,
+    wall: Wall,
     stop: CancellationToken,
 ) {
     let mut leads: Option<Written> = None;
@@ -134,7 +154,7 @@ pub(crate) async fn run(
         let written = leads.get_or_insert_with(|| Written::since(Instant::now()));
         written.settle(Instant::now());
         let round = async {
-            let whole = round(&client, &views, written).await;
+            let whole = round(&client, &views, written, wall.second()).await;
             let told = match &mut events {
                 Some(events) => events.tell(&views.groups).await,
                 None => true,
@@ -176,8 +196,13 @@ impl Content {
 }
 
 /// Writes what changed; whether all of it was taken.
-async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> bool {
-    let writes = due(views, written)
+async fn round(
+    client: &kube::Client,
+    views: &Views,
+    written: &mut Written,
+    now: Timestamp,
+) -> bool {
+    let writes = due(views, written, now)
         .into_iter()
         .map(|(object, content, digest)| async move {
             let sent = Instant::now();
@@ -208,9 +233,9 @@ async fn round(client: &kube::Client, views: &Views, written: &mut Written) -> b
 }
 
 /// What is to be written. Deleted objects are forgotten.
-fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
+fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<(Object, Content, u64)> {
     let mut known = std::mem::take(&mut written.digests);
-    let mut is_new = |object: &Object, digest| {
+    let mut is_new = |written: &mut Written, object: &Object, digest| {
         let same = known.remove(object) == Some(digest);
         if same {
             written.digests.insert(object.clone(), digest);
@@ -218,20 +243,22 @@ fn due(views: &Views, written: &mut Written) -> Vec<(Object, Content, u64)> {
         !same
     };
     let mut due = Vec::new();
+    let mut since = std::mem::take(&mut written.since);
     for view in &views.queues {
-        let status = patch::queue(view, &views.queues);
+        let mut status = patch::queue(view, &views.queues);
+        written.stamp(&mut since, &view.queue, &mut status, now);
         let (object, digest) = (
             Object::Queue(view.queue.clone()),
             digest(&status.to_string()),
         );
-        if is_new(&object, digest) {
+        if is_new(written, &object, digest) {
             due.push((object, Content::Queue(status), digest));
         }
     }
     for (pool, groups) in &views.groups {
         for view in groups.iter() {
             let (object, digest) = (Object::Group(view.group.clone()), digest(&(pool, view)));
-            if is_new(&object, digest) {
+            if is_new(written, &object, digest) {
                 let content = Content::Group(Arc::clone(pool), view.clone());
                 due.push((object, content, digest));
             }

@@ -1,6 +1,7 @@
 //! A view → the status that an object is to have, in KAI's fields. Pure.
 
 use super::amounts;
+use proto::names::queue::QUOTA_CONDITION;
 use scheduler_core::{GroupView, QueueView, ReasonKind};
 use serde_json::{Value, json};
 
@@ -21,7 +22,29 @@ pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
         "allocated": amounts::list(view.held),
         "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
         "requested": amounts::list(requested),
+        "conditions": by_product(view).map_or(Value::Null, |condition| json!([condition])),
     })
+}
+
+/// What became of the queue's annotation about GPU products. `None`: it has none.
+fn by_product(view: &QueueView) -> Option<Value> {
+    let missing: Vec<&str> = (view.products.iter().filter(|one| one.nodes == 0))
+        .map(|one| &*one.row.product)
+        .collect();
+    let (status, reason, message) = match &view.bad_products {
+        Some(bad) => ("False", "Invalid", bad.to_string()),
+        None if view.products.is_empty() => return None,
+        None if missing.is_empty() => ("True", "InForce", "all products are known".to_owned()),
+        None => (
+            "True",
+            "UnknownProduct",
+            format!(
+                "no node has GPUs of {}: compare with the node label nvidia.com/gpu.product",
+                missing.join(", ")
+            ),
+        ),
+    };
+    Some(json!({"type": QUOTA_CONDITION, "status": status, "reason": reason, "message": message}))
 }
 
 /// `PodGroup.status`, in the node pool of that name.

@@ -4,8 +4,9 @@ use super::*;
 use kube::CustomResourceExt as _;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use scheduler_core::model::ProductQuota;
 use scheduler_core::units::Bound;
-use scheduler_core::{GroupView, QueueView, ReasonKind};
+use scheduler_core::{GroupView, ProductView, QueueView, ReasonKind};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
@@ -26,6 +27,8 @@ fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueVie
         held_non_preemptible: [0; 3],
         wanted: [wanted, 0, 0],
         usage: [0; 3],
+        products: Vec::new(),
+        bad_products: None,
         holding: 1,
         waiting: 1,
     }
@@ -92,6 +95,7 @@ impl Site {
             meters,
             Some(events),
             reported,
+            Wall::reads(|| Timestamp::from_second(60).unwrap()),
             stop.clone(),
         ));
         Self {
@@ -172,6 +176,74 @@ async fn queues_and_groups_show_what_they_have_in_kais_fields() {
     // Nothing hinders it any more: the condition goes.
     site.say(queues(), vec![group(None)], true);
     site.until(GROUP, |status| status["schedulingConditions"] == json!([]))
+        .await;
+}
+
+#[tokio::test]
+async fn a_condition_says_what_became_of_the_quotas_of_products() {
+    let site = Site::start().await;
+    let row = |product: &str, nodes| ProductView {
+        row: ProductQuota {
+            product: product.into(),
+            quota: Some(Bound::Exactly(500_000_000)),
+            limit: Bound::Unlimited,
+        },
+        held: 250_000_000,
+        held_non_preemptible: 0,
+        nodes,
+    };
+    let say = |products: Vec<ProductView>, bad: Option<&str>| {
+        let mut view = queue("team", None, 0, 0);
+        view.products = products;
+        view.bad_products = bad.map(Into::into);
+        site.say(vec![view], vec![], true);
+    };
+    let said = |status: &Value| {
+        let condition = &status["conditions"][0];
+        ["type", "status", "reason", "message"].map(|key| condition[key].clone())
+    };
+    let name = "GpuQuotaByProduct";
+    say(vec![row("L4", 2), row("H100", 0)], None);
+    let unknown = "no node has GPUs of H100: compare with the node label nvidia.com/gpu.product";
+    let status = site
+        .until(QUEUE, |status| status["conditions"].is_array())
+        .await;
+    assert_eq!(said(&status), [name, "True", "UnknownProduct", unknown]);
+    assert_eq!(
+        status["conditions"][0]["lastTransitionTime"],
+        "1970-01-01T00:01:00Z"
+    );
+    let mut text = String::new();
+    encode(&mut text, &site.registry).unwrap();
+    let of = "{queue_name=\"team\",product=\"L4\"}";
+    for (series, value) in [("quota", "0.5"), ("limit", "-1.0"), ("allocated", "0.25")] {
+        let line = format!("aliquot_scheduler_queue_product_{series}_gpus{of} {value}");
+        assert!(text.contains(&line), "{line} of {text}");
+    }
+    say(vec![row("L4", 2)], None);
+    site.until(QUEUE, |status| said(status)[2] == "InForce")
+        .await;
+    say(vec![row("L4", 2)], Some("it is wrong"));
+    let status = site
+        .until(QUEUE, |status| said(status)[2] == "Invalid")
+        .await;
+    assert_eq!(said(&status), [name, "False", "Invalid", "it is wrong"]);
+    // A condition without a time could not be read back.
+    let queues: Api<api::Queue> = Api::all(site.client.clone());
+    assert_eq!(
+        queues
+            .get("team")
+            .await
+            .unwrap()
+            .status
+            .unwrap()
+            .conditions
+            .len(),
+        1
+    );
+    // The annotation is gone, and so is the condition.
+    say(Vec::new(), None);
+    site.until(QUEUE, |status| status["conditions"].is_null())
         .await;
 }
 
@@ -274,7 +346,14 @@ async fn written(lost: bool) -> Vec<Duration> {
     let meters = Arc::new(QueueMeters::registered(&mut Registry::default()));
     let client = kube::Client::new(service, "default");
     let stop = CancellationToken::new();
-    tokio::spawn(run(client, meters, None, reported, stop.clone()));
+    tokio::spawn(run(
+        client,
+        meters,
+        None,
+        reported,
+        Wall::machine(),
+        stop.clone(),
+    ));
     let _stop = stop.drop_guard();
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],

@@ -56,7 +56,14 @@ pub(super) fn observe(
     let (views_out, views) = watch::channel(Views::default());
     tasks.spawn(named(
         "the reports",
-        report::run(client, show.queue_meters, None, views, end.clone()),
+        report::run(
+            client,
+            show.queue_meters,
+            None,
+            views,
+            wall.clone(),
+            end.clone(),
+        ),
     ));
     let (heard_out, heard) = telemetry::channel(None);
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();

@@ -7,6 +7,7 @@
 
 use super::super::Cycle;
 use super::{Asked, Cached, Relaxation, VictimFilter};
+use crate::product_quota;
 use crate::shares::{QueueAmounts, plus, within};
 use crate::state::rows::QueueKey;
 use crate::units::NanoGpu;
@@ -94,11 +95,14 @@ impl Cycle<'_> {
         let has = used.allocated;
         let above_share = !within(has, share.allocatable());
         let above_quota = !within(has, share.quota);
+        let above_product = product_quota::is_above_some(self.state, queue);
         let held = |may: bool| if may { has[0] } else { 0 };
         Reclaimable {
             // By priority it may lose all of it.
-            to_deserving: held(above_share || above_quota || self.config.queue_priority_in_quota),
-            to_all: held(above_share),
+            to_deserving: held(
+                above_share || above_quota || above_product || self.config.queue_priority_in_quota,
+            ),
+            to_all: held(above_share || above_product),
         }
     }
 

@@ -202,6 +202,8 @@ pub(super) struct Depends {
     /// Of reclaim alone.
     shares: u64,
     volumes: u64,
+    /// What queues may have of single products.
+    products: u64,
 }
 
 impl Cycle<'_> {
@@ -218,6 +220,7 @@ impl Cycle<'_> {
                 _ => 0,
             },
             volumes: self.state.volumes_version,
+            products: self.state.products.version,
         };
         let is_barren = self.barren.remove(&self.acting) == Some(depends);
         self.young = false;

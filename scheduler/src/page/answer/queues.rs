@@ -1,7 +1,7 @@
 //! Queues: the whole tree.
 
-use scheduler_core::QueueView;
 use scheduler_core::units::Bound;
+use scheduler_core::{ProductView, QueueView};
 use serde_json::{Value, json};
 
 /// Nano-GPU.
@@ -24,6 +24,14 @@ fn gpus(nano: u128) -> f64 {
     (nano as f64 / GPU * 1000.0).round() / 1000.0
 }
 
+/// Its quota is null where the queue says none, and where it is unlimited.
+fn product(view: &ProductView) -> Value {
+    json!({
+        "product": &*view.row.product, "held": gpus(view.held),
+        "quota": view.row.quota.map_or(Value::Null, amount), "limit": amount(view.row.limit),
+    })
+}
+
 fn queue(view: &QueueView) -> Value {
     json!({
         "name": view.queue.as_str(),
@@ -32,6 +40,7 @@ fn queue(view: &QueueView) -> Value {
         "quota": amount(view.quota[0]), "limit": amount(view.limit[0]),
         "fair": view.fair.map(|fair| gpus(fair[0])),
         "held": gpus(view.held[0]), "wanted": gpus(view.wanted[0]),
+        "products": view.products.iter().map(product).collect::<Vec<_>>(),
         "past": gpus(u128::from(view.usage[0])),
         "holding": view.holding, "waiting": view.waiting,
     })

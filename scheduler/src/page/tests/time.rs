@@ -64,6 +64,8 @@ fn queue(name: &str, held: u128, waiting: u32) -> QueueView {
         held_non_preemptible: [0; 3],
         wanted: [0; 3],
         usage: [0; 3],
+        products: Vec::new(),
+        bad_products: None,
         holding: 1,
         waiting,
     }

@@ -82,6 +82,12 @@ pub(crate) async fn a_queue_or_group_that_nobody_can_mean_is_refused_with_one_se
             "resources must be specified",
         ),
         (
+            json!({"apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "wrong",
+                "annotations": {"aliquot.dev/gpu-quota-by-product": "{\"NVIDIA-L4\": {\"quota\": -3}}"}},
+                "spec": {"resources": {}}}),
+            "NVIDIA-L4: quota is -3, and must be 0 or more, or -1 for unlimited",
+        ),
+        (
             group(json!([sub("a", ""), sub("a", "")])),
             "the name a is used twice",
         ),
