@@ -279,7 +279,9 @@ impl Text {
         self.start("cards", &cards.node);
         self.pair("default", cards.default_mode);
         self.some("not-offering", cards.not_offering.as_ref());
+        self.topology_policy(cards);
         self.end();
+        self.numa_zones(cards);
         for card in &cards.cards {
             self.card(card);
         }
@@ -497,6 +499,7 @@ impl Text {
             self.device_claim(claim);
         }
         self.pod_rules(pod);
+        self.aligned(pod);
         self.grants(placement.map_or(&[], |placement| &placement.grants));
     }
 
