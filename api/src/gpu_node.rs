@@ -74,14 +74,16 @@ pub struct GpuNodeSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyManager {
-    /// `topologyManagerPolicy`.
+    /// What the kubelet does with a pod that its NUMA zones cannot hold:
+    /// its `topologyManagerPolicy`.
     pub policy: TopologyPolicy,
-    /// `topologyManagerScope`; `container` when unset, as in the kubelet.
+    /// What the kubelet aligns as one: its `topologyManagerScope`; `container` when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<TopologyScope>,
 }
 
-/// What the kubelet does with a pod that no NUMA zone can hold.
+/// What the kubelet does with a pod that its NUMA zones cannot hold:
+/// its `topologyManagerPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyPolicy {
@@ -112,7 +114,7 @@ impl TopologyPolicy {
     }
 }
 
-/// What the kubelet aligns as one.
+/// What the kubelet aligns as one: its `topologyManagerScope`; `container` when unset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyScope {

@@ -4,7 +4,7 @@
 //! ([`super::choose_whole`]): until then all whole cards of a node are equivalent. Shares are assigned
 //! to cards at once: the fullest card that still has room comes first, as in KAI's `gpupack`.
 
-use super::{Room, card, chosen, numa};
+use super::{Room, card, chosen};
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
@@ -238,7 +238,7 @@ pub(crate) fn cards(
         return Err(no(NodeReason::NotOffering(Arc::clone(why)), Vec::new()));
     }
     let mut scratch = Tentative::default();
-    let aligned = aligned_cards(state, spec, key, row);
+    let aligned = chosen::aligned(state, spec, key, row);
     for (container, share) in shares_in_order(state, &spec.spec, row) {
         let mut seat = |cards: &[CardKey]| {
             assign_share(
@@ -275,22 +275,6 @@ pub(crate) fn cards(
             .position(|ask| ask.container == hold.container)
     });
     Ok(assignment)
-}
-
-/// Of the zones that the kubelet will take. `None`: it does not align, or all are alike.
-fn aligned_cards(
-    state: &State,
-    spec: &SpecRow,
-    key: NodeKey,
-    row: &NodeRow,
-) -> Option<Vec<CardKey>> {
-    let zones = numa::zones_of_cards(state, &spec.spec, key, None)?;
-    let cards = row.cards.iter().copied();
-    Some(
-        cards
-            .filter(|card| chosen::is_in(state, *card, &zones))
-            .collect(),
-    )
 }
 
 fn shares_in_order<'a>(

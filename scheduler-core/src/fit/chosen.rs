@@ -95,8 +95,20 @@ pub(crate) fn choose_whole(
     holds
 }
 
+/// Of the zones that the kubelet will take. `None`: it does not align, or all are alike.
+pub(super) fn aligned(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    row: &crate::state::rows::NodeRow,
+) -> Option<Vec<CardKey>> {
+    let zones = super::numa::zones_of_cards(state, &spec.spec, key, None)?;
+    let cards = row.cards.iter().copied();
+    Some(cards.filter(|card| is_in(state, *card, &zones)).collect())
+}
+
 /// Whether the card is of one of these zones, or of none.
-pub(super) fn is_in(state: &State, key: CardKey, zones: &[u32]) -> bool {
+fn is_in(state: &State, key: CardKey, zones: &[u32]) -> bool {
     let card = state.cards.get(key).and_then(|row| row.card.as_ref());
     let numa = card.and_then(|card| card.numa);
     numa.is_none_or(|numa| zones.contains(&numa))
