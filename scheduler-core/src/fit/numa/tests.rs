@@ -167,3 +167,18 @@ proptest! {
         prop_assert_eq!(fits, admitted_in(zones, policy, &vec![need; count + 1]));
     }
 }
+
+/// A request for CPUs of two zones and a GPU of one: no hint of both is preferred.
+#[test]
+fn resources_of_different_numbers_of_zones_are_refused() {
+    let zone = Zone {
+        total: [4, 0, 4, 0],
+        free: [4, 0, 4, 0],
+        group: 0,
+    };
+    for (need, zones) in [([6, 0, 1, 0], None), ([6, 0, 5, 0], Some(0b11))] {
+        let policy = TopologyPolicy::Restricted;
+        assert_eq!(merge(&[zone; 2], policy, &need), zones);
+        assert_eq!(kubelet(&[zone; 2], policy, &need), zones);
+    }
+}
