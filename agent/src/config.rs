@@ -41,6 +41,9 @@ pub struct Config {
     /// `/proc` of the host's pid namespace.
     #[arg(long, default_value = "/proc")]
     pub proc_root: PathBuf,
+    /// `/sys` of the host: which CPUs each NUMA zone has.
+    #[arg(long, default_value = "/sys")]
+    pub sys_root: PathBuf,
 
     /// The driver's files, as the runtime sees them: device nodes, libraries, binaries.
     #[arg(long, default_value = "/")]

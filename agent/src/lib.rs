@@ -36,6 +36,7 @@ pub mod ledger;
 pub mod line;
 pub mod mps;
 pub mod node;
+pub mod numa;
 pub mod nvml;
 pub mod pods;
 pub mod privilege;

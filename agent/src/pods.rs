@@ -22,6 +22,8 @@ pub struct PodView {
     pub identity: PodIdentity,
     /// The grant's text, unchecked.
     pub grant: Option<String>,
+    /// The kubelet has admitted it: it has what its containers get of the node.
+    pub admitted: bool,
     /// Succeeded or Failed: no container will run again.
     pub finished: bool,
     /// It has a deletion timestamp.
@@ -116,6 +118,7 @@ impl PodView {
                 .as_ref()
                 .and_then(|all| all.get(names::grant::GRANT))
                 .cloned(),
+            admitted: status.is_some_and(|status| status.start_time.is_some()),
             finished: matches!(phase, "Succeeded" | "Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
             runtime_class: spec.and_then(|s| s.runtime_class_name.clone()),
@@ -403,6 +406,7 @@ mod tests {
                 name: "p".into(),
             },
             grant: None,
+            admitted: true,
             finished: false,
             deleting: false,
             runtime_class: None,

@@ -13,7 +13,7 @@ use crate::node::disk::{self, Disk};
 use crate::node::lists::Lists;
 use crate::node::owner::{self, Owner, OwnerChannels};
 use crate::node::{Core, Event, Obstacle, Terms, mps_sync};
-use crate::{cluster, dra, identity::Resource, install, nvml, telemetry, termination};
+use crate::{cluster, dra, identity::Resource, install, numa, nvml, telemetry, termination};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -323,6 +323,16 @@ fn start(
         pod_resources::follow(
             Lister::new(config.pod_resources()),
             offer,
+            state.clone(),
+            ear.clone(),
+            end.clone(),
+        ),
+    ));
+    tasks.spawn(named(
+        "the NUMA zones",
+        numa::follow(
+            Lister::new(config.pod_resources()),
+            config.sys_root.clone(),
             state.clone(),
             ear.clone(),
             end.clone(),

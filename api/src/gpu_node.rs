@@ -64,6 +64,64 @@ pub struct GpuNodeSpec {
     /// unset. Processes outside of pods are only reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_stranger: Option<Reaction>,
+    /// How the node's kubelet aligns pods to NUMA zones, as its own configuration says. Unset: it
+    /// refuses no pod for that, and pods are placed without regard to zones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology_manager: Option<TopologyManager>,
+}
+
+/// The kubelet's topology manager, by the words of its configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyManager {
+    /// What the kubelet does with a pod that its NUMA zones cannot hold:
+    /// its `topologyManagerPolicy`.
+    pub policy: TopologyPolicy,
+    /// What the kubelet aligns as one: its `topologyManagerScope`; `container` when unset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<TopologyScope>,
+}
+
+/// What the kubelet does with a pod that its NUMA zones cannot hold:
+/// its `topologyManagerPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyPolicy {
+    /// It does not align.
+    None,
+    /// It starts it anyhow.
+    BestEffort,
+    /// It refuses one that the least number of zones cannot hold.
+    Restricted,
+    /// It refuses one that no single zone can hold.
+    SingleNumaNode,
+}
+
+impl TopologyPolicy {
+    /// Whether the kubelet refuses pods (`TopologyAffinityError`).
+    pub fn refuses(self) -> bool {
+        matches!(self, Self::Restricted | Self::SingleNumaNode)
+    }
+
+    /// As the kubelet names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BestEffort => "best-effort",
+            Self::Restricted => "restricted",
+            Self::SingleNumaNode => "single-numa-node",
+        }
+    }
+}
+
+/// What the kubelet aligns as one: its `topologyManagerScope`; `container` when unset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyScope {
+    /// Each container by itself.
+    Container,
+    /// All containers of a pod together.
+    Pod,
 }
 
 /// The front by which shares of a card are granted. A change ends no share; the card opens to the

@@ -57,6 +57,9 @@ pub(crate) enum NodeReason {
     NoGpus,
     AgentSilent,
     NotOffering(Arc<str>),
+    /// Its kubelet would refuse the pod with `TopologyAffinityError`, or might: pods before it are
+    /// not reported yet.
+    NumaAlignment,
     NotMig,
     LegacyMig,
     MigSingle,
@@ -125,6 +128,9 @@ impl fmt::Display for NodeReason {
             Self::MigMixed => {
                 f.write_str("non MIG jobs cant run on a node with MigStrategy='mixed'")
             }
+            Self::NumaAlignment => f.write_str(
+                "node cannot NUMA-align the pod's resources under its Topology Manager policy",
+            ),
             Self::NotOffering(why) => write!(f, "node(s) that offer no shares: {why}"),
         }
     }
@@ -478,6 +484,7 @@ mod tests {
             NoGpus,
             AgentSilent,
             NotOffering("WHY".into()),
+            NumaAlignment,
             NotMig,
             LegacyMig,
             MigSingle,
@@ -499,7 +506,7 @@ mod tests {
                 | NoCpuWorker(_) | Pods | Cpu | Memory | Extended(_) | NoVolume(_)
                 | ClaimElsewhere | VolumeLimit | ClaimInUse | Ports | Affinity | AntiAffinity
                 | AvoidedBy | Spread | SpreadLabel | Gpus | GpuMemory | NoGpus | AgentSilent
-                | NotOffering(_) | NotMig | LegacyMig | MigSingle | MigMixed => {}
+                | NotOffering(_) | NumaAlignment | NotMig | LegacyMig | MigSingle | MigMixed => {}
                 Devices(
                     ClaimsReason::TooMany(_)
                     | ClaimsReason::Request(_)

@@ -34,7 +34,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .iter()
             .filter_map(|card| state.cards.get(*card)?.card.clone())
             .collect();
-        if row.agent.is_some() || !cards.is_empty() {
+        if row.agent.is_some() || !cards.is_empty() || row.topology_manager.is_some() {
             events.push(Event::Cards(NodeCards {
                 node: name.clone(),
                 default_mode: row
@@ -46,6 +46,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
                     .as_ref()
                     .and_then(|agent| agent.not_offering.clone()),
                 cards,
+                topology_manager: row.topology_manager.as_deref().cloned(),
             }));
             if row.agent.is_none() {
                 lost.push(Event::AgentLost(name.clone()));
@@ -283,6 +284,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         memory: spec.memory,
         extended: spec.extended.clone(),
         gpus: spec.gpus.clone(),
+        aligned: spec.aligned.clone(),
         claims: spec.claims.clone(),
         devices: state.devices.of(key).to_vec(),
         attachments: spec.attachments.clone(),

@@ -35,6 +35,7 @@ fn pod(uid: &str, grant: Option<String>) -> PodView {
             name: "p".into(),
         },
         grant,
+        admitted: true,
         finished: false,
         deleting: false,
         runtime_class: None,

@@ -9,7 +9,8 @@ use api::grant::PodIdentity;
 use proto::names::kubelet::HEALTHY;
 use proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::podresources::{
-    AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest, PodResources,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, GetPodResourcesRequest,
+    ListPodResourcesRequest, PodResources,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -86,20 +87,22 @@ impl Lister {
         Ok(answer.map_err(Box::new)?.into_inner().pod_resources)
     }
 
+    /// All that containers can get.
+    ///
+    /// # Errors The kubelet did not answer.
+    pub async fn all_allocatable(&self) -> Result<AllocatableResourcesResponse, ListerError> {
+        let request = AllocatableResourcesRequest {};
+        let mut client = self.connect().await?;
+        let answer = client.get_allocatable_resources(request).await;
+        Ok(answer.map_err(Box::new)?.into_inner())
+    }
+
     /// The healthy IDs of our resources.
     ///
     /// # Errors The kubelet did not answer.
     pub async fn allocatable(&self) -> Result<BTreeSet<(Resource, String)>, ListerError> {
-        let request = AllocatableResourcesRequest {};
-        let answer = self
-            .connect()
-            .await?
-            .get_allocatable_resources(request)
-            .await
-            .map_err(Box::new)?
-            .into_inner();
         let mut ids = BTreeSet::new();
-        for devices in answer.devices {
+        for devices in self.all_allocatable().await?.devices {
             if let Some(resource) = Resource::parse(&devices.resource_name) {
                 ids.extend(devices.device_ids.into_iter().map(|id| (resource, id)));
             }

@@ -14,13 +14,14 @@ use crate::identity::{self, Resource};
 use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
+use crate::numa::Numa;
 use crate::nvml::{Driver, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{
     self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
 };
 use crate::termination::Termination;
-use api::grant::Verifier;
+use api::grant::{PodIdentity, Verifier};
 use api::units::Fence;
 use api::{Mib, Mode};
 use proto::mps;
@@ -74,6 +75,8 @@ pub enum Event {
     MpsSilent(String),
     /// The IDs that the kubelet can allocate.
     Pools(BTreeMap<GpuUuid, Pool>),
+    /// NUMA zones, and what is taken of them; `None`: the kubelet refuses no pod for them.
+    Numa(Option<Arc<Numa>>),
     /// The disk was read.
     Local(Local),
     /// The pods that a claim is reserved for were read: its UID, and theirs.
@@ -152,6 +155,7 @@ pub struct Core {
     mps_told: bool,
     pub(super) guard: Guard,
     pools: BTreeMap<GpuUuid, Pool>,
+    numa: Option<Arc<Numa>>,
     registered: bool,
     leaving: bool,
     obstacles: BTreeMap<Obstacle, String>,
@@ -209,6 +213,7 @@ impl Core {
             mps_told: false,
             guard: Guard::default(),
             pools: BTreeMap::new(),
+            numa: None,
             registered: false,
             leaving: false,
             obstacles: BTreeMap::new(),
@@ -288,6 +293,7 @@ impl Core {
                 self.mps_told = true;
             }
             Event::Pools(pools) => self.pools = pools,
+            Event::Numa(numa) => self.numa = numa,
             Event::Local(local) => self.take_local(local, now),
             Event::Reserved(claim, pods) => drop(self.reserved.insert(claim, pods)),
             Event::Minted {
@@ -606,6 +612,8 @@ impl Core {
             mode_faults: self.mode_faults.clone(),
             mps: self.mps.clone(),
             kubelet_pools: self.kubelet_pools(),
+            admitted: self.admitted(),
+            numa: self.numa.clone(),
             not_offering: self.not_offering(),
             stale_samples: self.stale_samples(),
             restored: self.restored,
@@ -620,6 +628,20 @@ impl Core {
                 cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
             },
         }
+    }
+
+    /// Pods that may have CPUs or memory of a zone, where that is to be known.
+    fn admitted(&self) -> BTreeSet<PodIdentity> {
+        let manager = self
+            .policy
+            .as_ref()
+            .and_then(|policy| policy.spec.topology_manager.as_ref());
+        if !manager.is_some_and(|manager| manager.policy.refuses()) {
+            return BTreeSet::new();
+        }
+        let pods = self.pods.iter();
+        let admitted = pods.filter(|pod| pod.admitted && !pod.finished);
+        admitted.map(|pod| pod.identity.clone()).collect()
     }
 
     /// The admin's weakest fence, where one is set.

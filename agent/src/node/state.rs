@@ -4,11 +4,13 @@
 use super::claims::Claimants;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
+use crate::numa::Numa;
 use crate::reconcile::LocalSource;
 use api::gpu_node::GpuNodeSpec;
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Everything the agent knows of its node, finished and consistent.
@@ -33,6 +35,11 @@ pub struct State {
     pub mps: MpsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
+    /// Where the kubelet's topology manager refuses pods: the pods that it has admitted and that
+    /// have not finished.
+    pub admitted: BTreeSet<PodIdentity>,
+    /// What is aligned there; `None` until it is read.
+    pub numa: Option<Arc<Numa>>,
     /// `None` when the node offers shares; else one sentence that says why not.
     pub not_offering: Option<String>,
     /// Samples of a card's processes that were too old to be judged, since the agent's start.

@@ -7,9 +7,14 @@ use crate::inventory::{Card, GpuUuid};
 use crate::ledger::Share;
 use crate::mps::phase;
 use crate::node::{self, State};
+use crate::numa;
 use api::Mode;
+use api::gpu_node::TopologyScope;
 use proto::mps::{ServerPhase, ServerState};
-use proto::telemetry::{Gpu, NodeState, Refusal, Share as ProtoShare, Stranger, UngrantedPod};
+use proto::telemetry::{
+    Gpu, NodeState, NumaUse, NumaZone, Refusal, Share as ProtoShare, Stranger, TopologyManager,
+    UngrantedPod,
+};
 
 /// The report on the node for schedulers.
 pub fn node_state(state: &State) -> NodeState {
@@ -29,7 +34,51 @@ pub fn node_state(state: &State) -> NodeState {
         driver_version: state.inventory.driver_version.clone(),
         driver_limits: state.inventory.driver_limits,
         ungranted: state.ungranted.iter().map(ungranted).collect(),
+        topology_manager: topology_manager(state),
     }
+}
+
+/// Where the kubelet refuses pods. Without zones until they are read.
+fn topology_manager(state: &State) -> Option<TopologyManager> {
+    let said = numa::topology_manager(state)?;
+    let scope = match said.scope {
+        Some(TopologyScope::Pod) => "pod",
+        Some(TopologyScope::Container) | None => "container",
+    };
+    let numa = state.numa.as_deref();
+    let zones = numa.iter().flat_map(|numa| &numa.zones);
+    let used = numa.iter().flat_map(|numa| &numa.used);
+    Some(TopologyManager {
+        policy: said.policy.as_str().to_owned(),
+        scope: scope.to_owned(),
+        cpu_manager: numa.is_none_or(|numa| numa.cpu_manager),
+        memory_manager: numa.is_none_or(|numa| numa.memory_manager),
+        zones: zones.map(|(id, zone)| numa_zone(*id, *zone)).collect(),
+        used: used.flat_map(|(pod, used)| numa_uses(pod, used)).collect(),
+    })
+}
+
+fn numa_zone(id: u32, zone: numa::Zone) -> NumaZone {
+    NumaZone {
+        id,
+        cpus: zone.cpus,
+        allocatable_cpus: zone.allocatable_cpus,
+        memory_bytes: zone.memory,
+    }
+}
+
+fn numa_uses(pod: &str, used: &numa::Used) -> Vec<NumaUse> {
+    let of = |zone, taken: numa::Taken| NumaUse {
+        pod_uid: pod.to_owned(),
+        zone,
+        cpus: taken.cpus,
+        memory_bytes: taken.memory,
+    };
+    if used.is_empty() {
+        return vec![of(None, numa::Taken::default())];
+    }
+    let used = used.iter();
+    used.map(|(zone, taken)| of(Some(*zone), *taken)).collect()
 }
 
 /// Whether schedulers decide on it: it is a card, or a slice that is offered as one.

@@ -120,6 +120,8 @@ pub(crate) fn state() -> State {
             },
             ..MpsView::default()
         },
+        admitted: std::collections::BTreeSet::default(),
+        numa: None,
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
         restored: true,
         ungranted: Vec::new(),

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::fit::card as fit;
 use crate::ids::NodeName;
-use crate::model::{Amount, Effect, Mode, Node, NodeCards};
+use crate::model::{Amount, Effect, Mode, Node, NodeCards, TopologyManager};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
@@ -61,6 +61,7 @@ pub(super) fn gone(
     };
     let known = row.node.take();
     row.agent = None;
+    row.topology_manager = None;
     state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     state.reach_volumes(key);
     forget_cards(state, key, &BTreeSet::new());
@@ -109,6 +110,7 @@ pub(super) fn cards(
             default_mode: said.default_mode,
             not_offering: said.not_offering,
         });
+        row.topology_manager = said.topology_manager.and_then(topology_manager);
     }
     let mut cards = said.cards;
     cards.sort_by(|one, other| (&one.uuid, one.index).cmp(&(&other.uuid, other.index)));
@@ -166,6 +168,15 @@ pub(super) fn cards(
     }
     state.touch_node(key);
     state.capacity_grew();
+}
+
+/// In order, and `None` where the kubelet itself would not align. Without zones, these are not known
+/// yet: nothing that is aligned fits.
+fn topology_manager(mut manager: TopologyManager) -> Option<Arc<TopologyManager>> {
+    manager.zones.sort_unstable_by_key(|zone| zone.id);
+    manager.zones.dedup_by_key(|zone| zone.id);
+    manager.used.sort_unstable();
+    (manager.zones.len() <= TopologyManager::MOST_ZONES).then(|| Arc::new(manager))
 }
 
 fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Vec<Problem>) {

@@ -133,7 +133,7 @@ impl Cycle<'_> {
             return;
         };
         let mut holds = match cell.front {
-            Front::Plugin => choose_whole(self.state, spec, node),
+            Front::Plugin => choose_whole(self.state, spec, node, task),
             Front::Claim => Vec::new(),
         };
         if !holds.is_empty() {

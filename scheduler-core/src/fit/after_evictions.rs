@@ -53,11 +53,15 @@ pub(crate) fn could_fit(
     let by_claim = spec.either > 0
         && node.gpus == 0
         && state.could_serve_devices(&spec.spec, key, Front::Claim);
-    let of_plugin = spec.gpus_by(if by_claim {
+    let front = if by_claim {
         Front::Claim
     } else {
         Front::Plugin
-    });
+    };
+    if !super::numa::could_admit(state, &spec.spec, key, front) {
+        return false;
+    }
+    let of_plugin = spec.gpus_by(front);
     let on_cards = of_plugin > 0 || spec.shares;
     let silent = node.managed && row.agent.is_none();
     let offers = node.managed

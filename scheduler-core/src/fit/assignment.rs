@@ -4,8 +4,7 @@
 //! ([`super::choose_whole`]): until then all whole cards of a node are equivalent. Shares are assigned
 //! to cards at once: the fullest card that still has room comes first, as in KAI's `gpupack`.
 
-use super::Room;
-use super::card;
+use super::{Room, card, chosen};
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
@@ -239,20 +238,28 @@ pub(crate) fn cards(
         return Err(no(NodeReason::NotOffering(Arc::clone(why)), Vec::new()));
     }
     let mut scratch = Tentative::default();
+    let aligned = chosen::aligned(state, spec, key, row);
     for (container, share) in shares_in_order(state, &spec.spec, row) {
-        assign_share(
-            state,
-            row,
-            container,
-            share,
-            agent.default_mode,
-            config,
-            count,
-            room.promise,
-            &mut scratch,
-            &mut assignment,
-        )
-        .map_err(|cards| {
+        let mut seat = |cards: &[CardKey]| {
+            assign_share(
+                state,
+                cards,
+                container,
+                share,
+                agent.default_mode,
+                config,
+                count,
+                room.promise,
+                &mut scratch,
+                &mut assignment,
+            )
+        };
+        // The kubelet takes a token of these zones whether their cards have room or not.
+        let seated = match &aligned {
+            Some(aligned) => seat(aligned).or_else(|_| seat(&row.cards)),
+            None => seat(&row.cards),
+        };
+        seated.map_err(|cards| {
             let why = if cards.is_empty() {
                 NodeReason::NoGpus
             } else {
@@ -406,7 +413,7 @@ fn candidate(
 #[allow(clippy::too_many_arguments)]
 fn assign_share(
     state: &State,
-    node: &NodeRow,
+    cards: &[CardKey],
     container: &ContainerName,
     share: &Share,
     default: Mode,
@@ -420,7 +427,7 @@ fn assign_share(
     let mut found: BTreeMap<Mode, Vec<Candidate>> = BTreeMap::new();
     let mut order: Vec<Mode> = Vec::new();
     let mut lines = Vec::new();
-    for key in &node.cards {
+    for key in cards {
         let Some(row) = state.cards.get(*key) else {
             continue;
         };

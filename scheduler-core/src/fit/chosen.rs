@@ -3,14 +3,19 @@
 use super::card;
 use crate::model::{Ask, Mode};
 use crate::state::State;
-use crate::state::rows::{CardKey, Hold, NodeKey, SpecRow};
+use crate::state::rows::{CardKey, Hold, NodeKey, SpecRow, TaskKey};
 use crate::units::{NanoGpu, Percent};
 use crate::whole;
 
 /// Chooses the cards for a pod whose whole GPUs were counted so far, and says what its
 /// containers hold. Empty on a node without an agent, whose plugin chooses.
 /// Not for a pod that has them by claim.
-pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<Hold> {
+pub(crate) fn choose_whole(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    task: TaskKey,
+) -> Vec<Hold> {
     let Some(node) = state.nodes.get(key) else {
         return Vec::new();
     };
@@ -41,6 +46,17 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
     });
     if clear.len() < wanted {
         clear.extend(promised);
+    }
+    // Of the zones that the kubelet will take, where it aligns: it takes other cards otherwise.
+    if let Some(zones) = super::numa::zones_of_cards(state, &spec.spec, key, Some(task)) {
+        let aligned: Vec<CardKey> = clear
+            .iter()
+            .copied()
+            .filter(|card| is_in(state, *card, &zones))
+            .collect();
+        if aligned.len() >= wanted {
+            clear = aligned;
+        }
     }
     let chosen = whole::choose(state, &clear, wanted);
     let mut holds: Vec<Hold> = Vec::new();
@@ -77,4 +93,23 @@ pub(crate) fn choose_whole(state: &State, spec: &SpecRow, key: NodeKey) -> Vec<H
         }
     }
     holds
+}
+
+/// Of the zones that the kubelet will take. `None`: it does not align, or all are alike.
+pub(super) fn aligned(
+    state: &State,
+    spec: &SpecRow,
+    key: NodeKey,
+    row: &crate::state::rows::NodeRow,
+) -> Option<Vec<CardKey>> {
+    let zones = super::numa::zones_of_cards(state, &spec.spec, key, None)?;
+    let cards = row.cards.iter().copied();
+    Some(cards.filter(|card| is_in(state, *card, &zones)).collect())
+}
+
+/// Whether the card is of one of these zones, or of none.
+fn is_in(state: &State, key: CardKey, zones: &[u32]) -> bool {
+    let card = state.cards.get(key).and_then(|row| row.card.as_ref());
+    let numa = card.and_then(|card| card.numa);
+    numa.is_none_or(|numa| zones.contains(&numa))
 }

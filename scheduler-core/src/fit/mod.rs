@@ -6,6 +6,7 @@
 //! - [`crate::devices`]: devices for the pod's claims.
 //! - [`pods`]: rules between pods, and host ports.
 //! - [`card`]: one card, whole or shared.
+//! - [`numa`]: would the kubelet align the pod to NUMA zones.
 //! - [`assignment`]: which cards of the node.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
@@ -16,6 +17,7 @@ mod after_evictions;
 pub(crate) mod assignment;
 pub(crate) mod card;
 mod chosen;
+mod numa;
 pub(crate) mod pods;
 
 use crate::config::Config;
@@ -120,6 +122,9 @@ fn before_cards(
     }
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| vec![why])?;
+    }
+    if !numa::admits(state, &spec.spec, key, front, room) {
+        return Err(vec![NodeReason::NumaAlignment]);
     }
     Ok(front)
 }

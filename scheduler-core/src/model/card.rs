@@ -1,5 +1,6 @@
 //! Physical cards, as agents say them, and how they are shared.
 
+use super::TopologyManager;
 use crate::ids::{GpuUuid, NodeName};
 use crate::units::Mib;
 use std::fmt;
@@ -104,6 +105,8 @@ pub struct NodeCards {
     pub not_offering: Option<Arc<str>>,
     /// In any order.
     pub cards: Vec<Card>,
+    /// What the kubelet aligns to NUMA zones. `None`: it refuses no pod for that.
+    pub topology_manager: Option<TopologyManager>,
 }
 
 impl NodeCards {
@@ -114,6 +117,7 @@ impl NodeCards {
             default_mode: mode,
             not_offering: None,
             cards: cards.into_iter().collect(),
+            topology_manager: None,
         }
     }
 }

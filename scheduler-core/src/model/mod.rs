@@ -18,6 +18,7 @@ mod pod;
 mod pod_rules;
 mod queue;
 mod rules;
+mod topology_manager;
 mod volume;
 
 pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
@@ -33,6 +34,9 @@ pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{ProductQuota, Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};
+pub use topology_manager::{
+    AlignedContainer, NumaUse, NumaZone, TopologyManager, TopologyPolicy, TopologyScope,
+};
 pub use volume::{Attachment, Claim, ClaimRef, Shape, Volume, Want};
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Pods, and where they are in their lives.
 
 use super::{
-    Attachment, Claim, ContainerAsk, ContainerGrant, DeviceClaim, HostPort, Labels, NodeRules,
-    PodRules, Toleration,
+    AlignedContainer, Attachment, Claim, ContainerAsk, ContainerGrant, DeviceClaim, HostPort,
+    Labels, NodeRules, PodRules, Toleration,
 };
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
@@ -67,6 +67,9 @@ pub struct Pod {
     pub extended: BTreeMap<ResourceName, u64>,
     /// Its containers' requests to cards, in the pod's order.
     pub gpus: Vec<ContainerAsk>,
+    /// What a topology manager aligns of each container of a Guaranteed pod, in the pod's order.
+    /// Empty: of its GPUs alone.
+    pub aligned: Vec<AlignedContainer>,
     /// Its claims that are bound where it goes, and those that one pod uses at a time, each
     /// once. Where the volume of a bound claim can be used is a rule of [`Self::nodes`].
     pub claims: Vec<Claim>,
@@ -114,6 +117,7 @@ impl Pod {
             memory: Bytes(0),
             extended: BTreeMap::new(),
             gpus: Vec::new(),
+            aligned: Vec::new(),
             claims: Vec::new(),
             attachments: Vec::new(),
             devices: Vec::new(),

@@ -308,6 +308,7 @@ fn node(state: &State, key: NodeKey, events: &mut Vec<Event>) {
         default_mode: agent.default_mode,
         not_offering: agent.not_offering.clone(),
         cards,
+        topology_manager: row.topology_manager.as_deref().cloned(),
     });
     events.push(Event::Node(node));
     events.extend(cards.map(Event::Cards));

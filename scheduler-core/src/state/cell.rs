@@ -264,7 +264,16 @@ impl State {
                 if let Some(slot) = self.node_use.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
-                self.move_node(key);
+                // Which pods stand where it aligns matters, beside the sums.
+                if self
+                    .nodes
+                    .get(key)
+                    .is_some_and(|row| row.topology_manager.is_some())
+                {
+                    self.touch_node(key);
+                } else {
+                    self.move_node(key);
+                }
                 Cell::Node(key, value)
             }
             Cell::Extra(key, name, value) => {

@@ -335,6 +335,7 @@ impl State {
             name: name.clone(),
             node: None,
             agent: None,
+            topology_manager: None,
             mig: rows::MigStrategy::default(),
             lacks: rows::MissingLabels::default(),
             product: None,
@@ -356,7 +357,10 @@ impl State {
     pub(crate) fn release_node(&mut self, key: NodeKey) {
         let empty = self.on_node.get(key).is_none_or(BTreeSet::is_empty)
             && self.nodes.get(key).is_some_and(|row| {
-                row.node.is_none() && row.agent.is_none() && row.cards.is_empty()
+                row.node.is_none()
+                    && row.agent.is_none()
+                    && row.topology_manager.is_none()
+                    && row.cards.is_empty()
             });
         if empty && let Some(row) = self.nodes.remove(key) {
             if !row.is_dirty {

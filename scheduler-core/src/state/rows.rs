@@ -10,8 +10,9 @@ use crate::ids::{
     ResourceName, SetName,
 };
 use crate::model::{
-    Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants, Front, HostPort,
-    Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder, Toleration,
+    AlignedContainer, Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants,
+    Front, HostPort, Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder,
+    Toleration, TopologyManager,
 };
 use crate::reason::WaitReason;
 use crate::state::State;
@@ -47,6 +48,8 @@ pub(crate) struct NodeRow {
     pub node: Option<Node>,
     /// The agent's word; `None` while it is not heard.
     pub agent: Option<AgentStatus>,
+    /// The agent's last word on what the kubelet aligns, which stands while it is not heard.
+    pub topology_manager: Option<Arc<TopologyManager>>,
     /// What its labels say of MIG.
     pub mig: MigStrategy,
     /// Of the labels of [`crate::config::Workers`], those that it lacks.
@@ -315,6 +318,7 @@ pub(crate) struct Spec {
     pub memory: Bytes,
     pub extended: BTreeMap<ResourceName, u64>,
     pub gpus: Vec<ContainerAsk>,
+    pub aligned: Vec<AlignedContainer>,
     pub claims: Vec<Claim>,
     pub attachments: Vec<Attachment>,
     pub devices: Vec<ClaimAsk>,

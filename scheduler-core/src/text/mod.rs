@@ -24,6 +24,7 @@ mod read_pod_rules;
 mod read_queue;
 mod read_volumes;
 mod taints;
+mod topology_manager;
 mod write;
 mod write_devices;
 mod write_pod_rules;

@@ -11,6 +11,7 @@ use super::read_pod_rules::{KINDS, namespace, pod_rules};
 use super::read_queue::queue;
 use super::read_volumes::{ATTACHMENT, attachments, claim, claim_binding, claims, volume};
 use super::taints::{effect, toleration};
+use super::topology_manager::{ALIGNED, aligned};
 use crate::action::{Bind, EvictCause, Received};
 use crate::event::{
     Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Life, Outcome,
@@ -301,6 +302,7 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.memory = Bytes(line.number("memory")?.unwrap_or(0));
     pod.extended = extended(line)?;
     pod.gpus = asks(line)?;
+    pod.aligned = aligned(line)?;
     pod.nodes.selector = labels(line, "selector");
     pod.nodes.nominated = line.get("nominated").map(NodeName::new);
     pod.nodes.terms = terms(line)?;
@@ -469,7 +471,8 @@ fn front(line: &Line) -> Front {
 
 fn grants(line: &Line) -> Read<Vec<ContainerGrant>> {
     let is_other = |line: &&Line| {
-        ["claim", ATTACHMENT, DEVICES].contains(&line.kind()) || KINDS.contains(&line.kind())
+        ["claim", ATTACHMENT, DEVICES, ALIGNED].contains(&line.kind())
+            || KINDS.contains(&line.kind())
     };
     let grants = line.below.iter().filter(|line| !is_other(line));
     grants.map(grant).collect()

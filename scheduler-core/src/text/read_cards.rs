@@ -2,6 +2,7 @@
 
 use super::line::Line;
 use super::read::{Read, list, mode};
+use super::topology_manager::{is_of_node, topology_manager};
 use crate::ids::{GpuUuid, NodeName};
 use crate::model::{Card, Fence, Mode, NodeCards, Pool};
 use crate::units::Mib;
@@ -14,7 +15,11 @@ pub(super) fn cards(line: &Line) -> Read<NodeCards> {
             .get("default")
             .map_or(Ok(Mode::Mps), |text| mode(line, text))?,
         not_offering: line.get("not-offering").map(Arc::from),
-        cards: line.below.iter().map(card).collect::<Read<_>>()?,
+        cards: (line.below.iter())
+            .filter(|line| !is_of_node(line))
+            .map(card)
+            .collect::<Read<_>>()?,
+        topology_manager: topology_manager(line)?,
     })
 }
 

@@ -278,7 +278,9 @@ impl Text {
         self.start("cards", &cards.node);
         self.pair("default", cards.default_mode);
         self.some("not-offering", cards.not_offering.as_ref());
+        self.topology_policy(cards);
         self.end();
+        self.numa_zones(cards);
         for card in &cards.cards {
             self.card(card);
         }
@@ -452,6 +454,7 @@ impl Text {
             self.device_claim(claim);
         }
         self.pod_rules(pod);
+        self.aligned(pod);
         self.grants(placement.map_or(&[], |placement| &placement.grants));
     }
 

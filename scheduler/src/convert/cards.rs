@@ -4,9 +4,12 @@
 //! in steps, so that a stranger that breathes does not wake every decision.
 
 use proto::telemetry::{Gpu, NodeState};
-use scheduler_core::ids::{GpuUuid, NodeName};
-use scheduler_core::model::{Card, Fence, Mode, NodeCards, Pool};
-use scheduler_core::units::Mib;
+use scheduler_core::ids::{GpuUuid, NodeName, PodUid};
+use scheduler_core::model::{
+    Card, Fence, Mode, NodeCards, NumaUse, NumaZone, Pool, TopologyManager, TopologyPolicy,
+    TopologyScope,
+};
+use scheduler_core::units::{Bytes, Mib};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -48,8 +51,42 @@ pub(super) fn of(
                 card
             })
             .collect(),
+        topology_manager: state.topology_manager.as_ref().and_then(topology_manager),
     };
     (cards, held)
+}
+
+/// `None`: a policy that refuses no pod, or one of a newer agent.
+fn topology_manager(said: &proto::telemetry::TopologyManager) -> Option<TopologyManager> {
+    Some(TopologyManager {
+        policy: match said.policy.as_str() {
+            "restricted" => TopologyPolicy::Restricted,
+            "single-numa-node" => TopologyPolicy::SingleNumaNode,
+            _ => return None,
+        },
+        scope: match said.scope.as_str() {
+            "pod" => TopologyScope::Pod,
+            _ => TopologyScope::Container,
+        },
+        cpu_manager: said.cpu_manager,
+        memory_manager: said.memory_manager,
+        zones: (said.zones.iter())
+            .map(|zone| NumaZone {
+                id: zone.id,
+                cpus: zone.cpus,
+                allocatable_cpus: zone.allocatable_cpus,
+                memory: Bytes(zone.memory_bytes),
+            })
+            .collect(),
+        used: (said.used.iter())
+            .map(|used| NumaUse {
+                pod: PodUid::new(&used.pod_uid),
+                zone: used.zone,
+                cpus: used.cpus,
+                memory: Bytes(used.memory_bytes),
+            })
+            .collect(),
+    })
 }
 
 /// Nothing new is placed on these cards: their agent is not connected.

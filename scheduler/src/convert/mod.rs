@@ -18,6 +18,7 @@
 
 mod admin;
 mod agent;
+mod aligned;
 mod cards;
 mod classes;
 mod config_maps;

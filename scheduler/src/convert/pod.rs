@@ -7,7 +7,7 @@ use super::classes::Classes;
 use super::devices::stand_in;
 use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
-use super::{pod_rules, resources, rules};
+use super::{aligned, pod_rules, resources, rules};
 use crate::bursts::Bursts;
 use api::grant::{Asked, Grant};
 use api::quantity;
@@ -124,6 +124,7 @@ pub(super) fn of(
             out.unsupported.push(Arc::from(error.to_string()));
         }
     }
+    out.aligned = aligned::of(pod, &out.gpus);
     if let (Some(node), true) = (node(pod), ours)
         && let Some(grant) = own_grant(pod, node)
     {

@@ -250,6 +250,7 @@ fn cards(node: &NodeName, hardware: &NodeHardware) -> NodeCards {
         default_mode: Mode::Mps,
         not_offering: None,
         cards: (0..hardware.count).map(card).collect(),
+        topology_manager: None,
     }
 }
 

@@ -48,7 +48,8 @@ const WORKERS: [&str; 3] = [
     "cpu-worker-node-label-key",
 ];
 /// Plugins of KAI whose work is done here and cannot be left out.
-const BUILT_IN: [&str; 5] = [
+const BUILT_IN: [&str; 6] = [
+    "numa",
     "predicates",
     "proportion",
     "snapshot",

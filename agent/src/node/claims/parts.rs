@@ -166,6 +166,7 @@ mod tests {
                 name: "p".into(),
             },
             grant: None,
+            admitted: true,
             finished: false,
             deleting: false,
             runtime_class: None,

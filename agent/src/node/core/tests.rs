@@ -180,6 +180,7 @@ impl World {
         let pod = PodView {
             identity,
             grant: Some(grant),
+            admitted: true,
             finished: false,
             deleting: false,
             runtime_class: None,

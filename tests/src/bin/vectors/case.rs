@@ -6,8 +6,9 @@ use scheduler_core::ids::{
     GroupName, NodeName, PodUid, QueueName, ResourceName, SetName, TopologyName,
 };
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Grace, LEGACY_MIG, Mode, Node, NodeCards, Pod, PodGroup,
-    PodSet, Queue, QueueResource, Share, SubGroup, Topology, TopologyRule, Weight,
+    AlignedContainer, Amount, Ask, Card, ContainerAsk, Grace, LEGACY_MIG, Mode, Node, NodeCards,
+    NumaZone, Pod, PodGroup, PodSet, Queue, QueueResource, Share, SubGroup, Topology,
+    TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Step};
@@ -80,6 +81,7 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
                     )
                 })
                 .collect(),
+            topology_manager: zones(value, node)?,
         }));
     }
     for topology in list(&value["topologies"]) {
@@ -212,6 +214,34 @@ fn node(value: &Value, name: &str, gpus: u64) -> Node {
             .insert(ResourceName::new(key), count.as_u64().unwrap_or(0));
     }
     node
+}
+
+/// Two zones of 4 CPUs, as KAI's tests of its numa plugin have them. A recorded case says that a
+/// node has zones, and neither these nor the policy: both follow from its decisions. 073 and 076 are
+/// one case under `single-numa-node` and under a policy that lets a pod span zones.
+fn zones(case: &Value, node: &Value) -> anyhow::Result<Option<TopologyManager>> {
+    const SPANS_ZONES: &str = "single_allocate/076";
+    if node["numa"] != true {
+        return Ok(None);
+    }
+    let zone = |id| NumaZone {
+        id,
+        cpus: 4,
+        allocatable_cpus: 4,
+        memory: Bytes(0),
+    };
+    Ok(Some(TopologyManager {
+        policy: if text(case, "id")? == SPANS_ZONES {
+            TopologyPolicy::Restricted
+        } else {
+            TopologyPolicy::SingleNumaNode
+        },
+        scope: TopologyScope::Container,
+        cpu_manager: true,
+        memory_manager: false,
+        zones: vec![zone(0), zone(1)],
+        used: Vec::new(),
+    }))
 }
 
 fn queue(value: &Value) -> anyhow::Result<Queue> {
@@ -389,6 +419,14 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     };
     pod.gpus
         .extend(ask.map(|ask| ContainerAsk::of("main", ask)));
+    if value["qos"] == "Guaranteed" && pod.cpu.0 % 1000 == 0 {
+        pod.aligned.push(AlignedContainer {
+            cpus: u32::try_from(pod.cpu.0 / 1000)?,
+            memory: pod.memory,
+            gpus: u32::try_from(whole_gpus)?,
+            ..AlignedContainer::default()
+        });
+    }
     let status = text(value, "status")?.to_owned();
     pod.gated = status == "Gated" || status == "Pending" && job["not_ready"] == true;
     Ok(Task {
