@@ -67,6 +67,7 @@ pub mod simulated_agents;
 pub mod stand_in;
 pub mod suite;
 pub mod token;
+pub mod two_sockets;
 pub mod verdict;
 pub mod wait;
 pub mod wall_clock;

@@ -81,7 +81,8 @@ fn mount_private(work: &Work) -> Result<()> {
     .context("make / shared")
 }
 
-fn tmpfs(target: &Path) -> Result<()> {
+/// An empty file system over a folder.
+pub(crate) fn tmpfs(target: &Path) -> Result<()> {
     mount(
         Some("tmpfs"),
         target,

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 
 use crate::daemon::{Command, Daemon};
 use crate::wait::{Seen, until};
-use crate::{machine, registry};
+use crate::{machine, registry, two_sockets};
 
 /// The node's name.
 pub const NAME: &str = "n1";
@@ -100,6 +100,7 @@ fn start_containerd(place: &Place<'_>) -> Result<Daemon> {
         serde_json::to_vec(&network)?,
     )?;
 
+    let unpinned = two_sockets::write_runtime(&folder)?;
     let config = folder.join("config.toml");
     fs::write(
         &config,
@@ -133,7 +134,14 @@ conf_dir = "{networks}"
 runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 SystemdCgroup = false
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{unpinned}]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{unpinned}.options]
+SystemdCgroup = false
+BinaryName = "{unpinned_runtime}"
 "#,
+            unpinned = two_sockets::RUNTIME_CLASS,
+            unpinned_runtime = unpinned.display(),
             root = folder.join("root").display(),
             opt = folder.join("opt").display(),
             mirrors = mirrors.display(),

@@ -47,7 +47,7 @@ impl ProductMeters {
         }
     }
 
-    /// Sets all of them anew: they are few.
+    /// Sets all of them again: they are few.
     pub(super) fn set(&self, views: &[QueueView]) {
         for series in [&self.quota, &self.limit, &self.held] {
             series.clear();

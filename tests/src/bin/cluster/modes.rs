@@ -30,6 +30,7 @@ pub(crate) async fn policy(cluster: &Cluster, spec: Value) -> Result<()> {
     let mut whole = json!({
         "defaultMode": null, "defaultFront": null, "gpus": null, "reserveMib": null, "contextAllowanceMib": null,
         "minimumFence": null, "timeSlice": null, "onViolation": null, "onPressure": null, "onStranger": null,
+        "topologyManager": null,
     });
     if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
         whole.extend(spec.clone());
