@@ -101,7 +101,9 @@ fn row(product: String, value: Value) -> Result<ProductQuota, QuotaError> {
         }
     };
     for (field, amount) in [("quota", quota), ("limit", limit)] {
-        if let Some(amount) = amount.filter(|amount| *amount < 0.0 && *amount != -1.0) {
+        if let Some(amount) =
+            amount.filter(|amount| *amount < 0.0 && amount.total_cmp(&-1.0).is_ne())
+        {
             return Err(QuotaError::Amount {
                 product,
                 field,

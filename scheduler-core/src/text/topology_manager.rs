@@ -16,13 +16,13 @@ const OF_NODE: [&str; 2] = ["zone", "used"];
 /// The kind of line below a pod.
 pub(super) const ALIGNED: &str = "aligned";
 
-pub(super) fn is_of_node(line: &&Line) -> bool {
+pub(super) fn is_of_node(line: &Line) -> bool {
     OF_NODE.contains(&line.kind())
 }
 
 pub(super) fn topology_manager(line: &Line) -> Read<Option<TopologyManager>> {
     let Some(policy) = line.get("topology-policy") else {
-        return match line.below.iter().find(is_of_node) {
+        return match line.below.iter().find(|below| is_of_node(below)) {
             Some(below) => Err(below.error("topology-policy is wanted")),
             None => Ok(None),
         };
@@ -43,7 +43,7 @@ pub(super) fn topology_manager(line: &Line) -> Read<Option<TopologyManager>> {
         zones: Vec::new(),
         used: Vec::new(),
     };
-    for below in line.below.iter().filter(is_of_node) {
+    for below in line.below.iter().filter(|below| is_of_node(below)) {
         if below.kind() == "zone" {
             let cpus = below.number("cpus")?.unwrap_or(0);
             manager.zones.push(NumaZone {

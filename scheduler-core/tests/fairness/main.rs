@@ -107,9 +107,9 @@ fn case() -> impl Strategy<Value = Case> {
             |(nodes, parents, mut products, mut leaves, none, mut jobs)| {
                 if none {
                     products.fill((None, None));
-                    leaves
-                        .iter_mut()
-                        .for_each(|leaf| leaf.product = (None, None));
+                    for leaf in &mut leaves {
+                        leaf.product = (None, None);
+                    }
                 }
                 for job in &mut jobs {
                     job.leaf %= leaves.len();

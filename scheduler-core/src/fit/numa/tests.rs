@@ -46,7 +46,7 @@ fn kubelet(zones: &[Zone], policy: TopologyPolicy, need: &Need) -> Option<Mask> 
             continue;
         };
         if policy == TopologyPolicy::SingleNumaNode {
-            hints.retain(|(mask, preferred)| mask.count_ones() == 1 && *preferred);
+            hints.retain(|(mask, preferred)| mask.is_power_of_two() && *preferred);
         }
         merged = merged
             .iter()

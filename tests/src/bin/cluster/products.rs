@@ -26,6 +26,19 @@ pub(crate) async fn a_queue_has_at_most_its_limit_of_a_product_and_what_is_over_
     let ns = cluster.namespace().await?;
     make_node(&cluster.client, OTHER, 0).await?;
     let outcome = claim(cluster, &ns).await;
+    // No kubelet ends the pod that was bound there.
+    let args = [
+        "delete",
+        "pod",
+        "third",
+        "--ignore-not-found",
+        "--grace-period=0",
+        "--force",
+    ];
+    cluster
+        .kubectl
+        .run(&[&["--namespace", &ns], &args[..]].concat())
+        .await?;
     let args = ["delete", "--ignore-not-found", "node", OTHER];
     cluster.kubectl.run(&args).await?;
     outcome

@@ -419,7 +419,7 @@ fn task(job: &Value, value: &Value) -> anyhow::Result<Task> {
     };
     pod.gpus
         .extend(ask.map(|ask| ContainerAsk::of("main", ask)));
-    if value["qos"] == "Guaranteed" && pod.cpu.0 % 1000 == 0 {
+    if value["qos"] == "Guaranteed" && pod.cpu.0.is_multiple_of(1000) {
         pod.aligned.push(AlignedContainer {
             cpus: u32::try_from(pod.cpu.0 / 1000)?,
             memory: pod.memory,
