@@ -77,6 +77,8 @@ pub(crate) fn count_whole(state: &State, key: NodeKey) -> WholeCount {
             let (Some(card), Some(sums)) = (state.cards.get(*key), state.card_use.get(*key)) else {
                 continue;
             };
+            idle -= i64::from(sums.held.elsewhere());
+            open -= i64::from(sums.after().elsewhere());
             if !sums.is_leaving() || !card::whole_in_time(state, card) {
                 continue;
             }

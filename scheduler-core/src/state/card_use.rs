@@ -53,6 +53,16 @@ impl CardSums {
     pub(crate) fn holds(&self) -> u32 {
         self.modes.iter().sum()
     }
+
+    /// How many other cards of the node these holds take. The kubelet chooses the cards of whole
+    /// GPUs, and admits pods in an order of its own: until the agent has said which cards a pod
+    /// got, its expected card may be another pod's actual one. Both are counted here, and one of
+    /// them is on a card that seems free.
+    pub(crate) fn elsewhere(&self) -> u32 {
+        let [whole, shares @ ..] = self.modes;
+        let shared = u32::from(shares.iter().any(|count| *count > 0));
+        (whole + shared).saturating_sub(1)
+    }
 }
 
 /// Modulo 2^64.
