@@ -295,7 +295,7 @@ async fn test(
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
             scale_up::who_waits_for_room_brings_the_nodes_it_needs_and_no_more,
             new_node::a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards,
-            numa::what_a_topology_manager_would_refuse_waits_until_a_zone_has_room,
+            numa::what_a_topology_manager_would_refuse_waits_and_none_of_many_pods_is_refused,
             products::a_queue_has_at_most_its_limit_of_a_product_and_what_is_over_goes_to_another,
             usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,

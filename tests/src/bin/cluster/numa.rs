@@ -1,11 +1,18 @@
 //! A kubelet whose topology manager refuses pods, on a machine of two sockets.
 
+use std::time::Duration;
+
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
-use aliquot_tests::pod::describe;
-use aliquot_tests::share::pod;
+use aliquot_tests::pod::{describe, phase_of};
+use aliquot_tests::random::SplitMix64;
+use aliquot_tests::share::{container, pod};
 use aliquot_tests::two_sockets::{self, RUNTIME_CLASS};
-use anyhow::{Result, ensure};
+use aliquot_tests::wait::{Seen, until};
+use anyhow::{Result, anyhow, ensure};
+use kube::ResourceExt as _;
+use kube::api::ListParams;
+use proto::names::resource::GPU;
 use serde_json::{Value, json};
 
 use crate::modes::policy;
@@ -15,17 +22,52 @@ const REFUSED: &str = "TopologyAffinityError";
 /// Two of them fill more than one socket of 32 CPUs, one of which is reserved.
 const MOST_OF_A_SOCKET: u64 = 20;
 
+/// Gives a container of a pod its requests, as limits: the pod is Guaranteed.
+fn guaranteed(container: &mut Value, cpu: &str, memory: &str, gpus: usize) {
+    let mut limits = json!({ "cpu": cpu, "memory": memory });
+    if gpus > 0 {
+        limits[GPU] = json!(gpus);
+    }
+    container["resources"] = json!({ "limits": limits });
+}
+
 /// A share with most of a socket's CPUs.
 fn large(ns: &str, name: &str) -> Value {
     let mut pod = pod(ns, name, &[("gpu-fraction", "0.25")], "report hold");
     pod["spec"]["runtimeClassName"] = json!(RUNTIME_CLASS);
-    // Guaranteed.
-    let limits = json!({ "cpu": MOST_OF_A_SOCKET, "memory": "64Mi" });
-    pod["spec"]["containers"][0]["resources"] = json!({ "limits": limits });
+    let cpu = MOST_OF_A_SOCKET.to_string();
+    guaranteed(&mut pod["spec"]["containers"][0], &cpu, "64Mi", 0);
     pod
 }
 
-pub(crate) async fn what_a_topology_manager_would_refuse_waits_until_a_zone_has_room(
+/// One of many pods: any requests that an empty node could admit, for a second or two.
+fn any(ns: &str, name: &str, random: &mut SplitMix64) -> Value {
+    let gpus = [0, 0, 1, 1, 2, 4][random.below(6)];
+    let share: &[(&str, &str)] = match random.below(2) {
+        0 if gpus == 0 => &[("gpu-fraction", "0.5")],
+        _ => &[],
+    };
+    let script = ["report sleep 1", "report sleep 2"][random.below(2)];
+    let mut pod = pod(ns, name, share, script);
+    pod["metadata"]["labels"] = json!({ "app": "many" });
+    pod["spec"]["runtimeClassName"] = json!(RUNTIME_CLASS);
+    // Most with exclusive CPUs.
+    let mut cpu = || match random.below(5) {
+        0 => "1500m".to_owned(),
+        at => [1, 4, 9, 14][at - 1].to_string(),
+    };
+    guaranteed(&mut pod["spec"]["containers"][0], &cpu(), "96Mi", gpus);
+    if random.below(3) == 0 {
+        let mut beside = container("beside", "sleep 1");
+        guaranteed(&mut beside, "2", "32Mi", 0);
+        if let Some(containers) = pod["spec"]["containers"].as_array_mut() {
+            containers.push(beside);
+        }
+    }
+    pod
+}
+
+pub(crate) async fn what_a_topology_manager_would_refuse_waits_and_none_of_many_pods_is_refused(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let outcome = async {
@@ -34,13 +76,27 @@ pub(crate) async fn what_a_topology_manager_would_refuse_waits_until_a_zone_has_
         without_a_word(cluster).await?;
         let said = json!({ "policy": "single-numa-node", "scope": "container" });
         policy(cluster, json!({ "topologyManager": said })).await?;
-        third_waits(cluster).await
+        third_waits(cluster).await?;
+        many(cluster, pod_count(40)).await?;
+        cluster.clean().await?;
+        two_sockets::leave(cluster).await?;
+        two_sockets::align(cluster, "restricted", "pod").await?;
+        let said = json!({ "policy": "restricted", "scope": "pod" });
+        policy(cluster, json!({ "topologyManager": said })).await?;
+        cluster.aliquot(&Hardware::preset("T4", 8)).await?;
+        many(cluster, pod_count(20)).await
     }
     .await;
     let cleaned = cluster.clean().await;
     two_sockets::leave(cluster).await?;
     policy(cluster, json!({ "topologyManager": null })).await?;
     outcome.and(cleaned)
+}
+
+/// How many pods come together: `ALIQUOT_POD_COUNT`, or this many.
+fn pod_count(usual: usize) -> usize {
+    let asked = std::env::var("ALIQUOT_POD_COUNT").ok();
+    asked.and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// A scheduler that knows nothing of zones binds a pod that fits in sum.
@@ -68,4 +124,28 @@ async fn third_waits(cluster: &mut Cluster) -> Result<()> {
     cluster.delete_pod(&ns, "first").await?;
     cluster.pod_phase(&ns, "third", "Running").await?;
     cluster.clean().await
+}
+
+/// Pods that come together, more than fit at once, all end well.
+async fn many(cluster: &mut Cluster, count: usize) -> Result<()> {
+    let ns = cluster.namespace().await?;
+    let mut random = SplitMix64::new(count as u64);
+    for n in 0..count {
+        let pod = any(&ns, &format!("p{n}"), &mut random);
+        cluster.apply_one(&pod).await?;
+    }
+    let pods = cluster.pods(&ns);
+    let list = ListParams::default().labels("app=many");
+    let patience = Duration::from_secs(30 + 3 * count as u64);
+    until("all of them end", patience, || async {
+        let all = pods.list(&list).await?.items;
+        let ended = |phase: &'static str| all.iter().filter(move |pod| phase_of(pod) == phase);
+        if let Some(failed) = ended("Failed").next() {
+            let name = failed.name_any();
+            return Ok(Seen::Never(anyhow!("{name}: {}", describe(failed))));
+        }
+        let done = ended("Succeeded").count();
+        Ok(Seen::when(done == count, format!("{done} of {count}")))
+    })
+    .await
 }
