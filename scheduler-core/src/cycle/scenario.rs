@@ -7,7 +7,7 @@
 //!   far, each of their jobs whole.
 //! - [`Generator::MultiNode`]: the smallest number of nodes that covers the demand, preferring those
 //!   with the least to give; then one more, two more, four more, and so on up to all of them. All
-//!   victims on the chosen nodes are taken, each unit whole.
+//!   victims on the chosen nodes are taken, each unit whole and no gang in part.
 
 use super::Cycle;
 use super::relax::SlotsDemand;
@@ -327,6 +327,7 @@ impl Cycle<'_> {
             let picked: BTreeSet<usize> = bearing[..count]
                 .iter()
                 .flat_map(|(_, units)| units.iter().copied())
+                .flat_map(|index| needed_by(&whole.potential, index))
                 .collect();
             scenarios.push(
                 whole.with(
@@ -343,6 +344,16 @@ impl Cycle<'_> {
             step *= 2;
         }
     }
+}
+
+/// The unit, and those without which it must not leave: several pods leave together where a gang
+/// falls below its minimum, and the pods beyond that minimum, which were taken before, go with them.
+fn needed_by(units: &[EvictionUnit], index: usize) -> impl Iterator<Item = usize> {
+    let unit = &units[index];
+    let before = if unit.tasks.len() > 1 { index } else { 0 };
+    (0..before)
+        .filter(move |at| units[*at].job == unit.job)
+        .chain([index])
 }
 
 fn sorted(units: &[EvictionUnit]) -> Vec<TaskKey> {

@@ -331,17 +331,20 @@ impl Node {
         }
         group(&mut zones, manager, |used| stands(state, key, used, moment));
         let known_later = |card: &CardKey| unreported.iter().any(|(_, cards)| cards.contains(card));
-        add_cards(state, row, manager, &mut zones, &mut |card, shared| {
-            let used = state.card_use.get(card).copied().unwrap_or_default();
+        add_cards(state, row, manager, &mut zones, &mut |key, shared| {
+            let used = state.card_use.get(key).copied().unwrap_or_default();
             let sums = match moment {
                 Moment::Now => used.held,
                 Moment::Later => used.after(),
             };
             if shared {
-                sums.modes[0] == 0 || known_later(&card)
-            } else {
-                sums.holds() == 0 || known_later(&card) && sums.modes[0] == 1
+                return sums.modes[0] == 0 || known_later(&key);
             }
+            // Some time after its last share has left, the kubelet may give it whole again.
+            let row = state.cards.get(key);
+            let is_offered = row.is_some_and(|row| card::whole_usable(state, row).is_ok());
+            (is_offered || moment == Moment::Later)
+                && (sums.holds() == 0 || known_later(&key) && sums.modes[0] == 1)
         });
         Self { zones, unreported }
     }
