@@ -10,7 +10,7 @@ mod steps;
 
 use cases::tried;
 use proptest::prelude::*;
-use scheduler_core::ids::{PodUid, QueueName};
+use scheduler_core::ids::{NodeName, PodUid, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
     Queue, QueueResource, Share, Weight,
@@ -154,9 +154,13 @@ fn running(pod: &Pod, bind: &Bind) -> Pod {
 /// It runs on a node of the product.
 fn has_product(pod: &Pod) -> bool {
     match &pod.phase {
-        Phase::Running(at) => at.node.as_str().ends_with(['1', '3']),
+        Phase::Running(at) => is_of_product(&at.node),
         _ => false,
     }
+}
+
+fn is_of_product(node: &NodeName) -> bool {
+    node.as_str().ends_with(['1', '3'])
 }
 
 fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
@@ -297,14 +301,28 @@ impl<'a> World<'a> {
         jobs.filter(|job| of(job)).map(|job| job.size).sum()
     }
 
-    /// Reclaim takes the product from no queue that is within its quota of it.
-    fn judge_product(&self, victim: &Job, favoured: &Job) {
+    /// Reclaim takes the product from no queue that is within its quota of it, with the pods that
+    /// were bound before.
+    fn judge_product(&self, decision: &Decision, victim: &Job, favoured: &Job) {
+        let bound = |of: &dyn Fn(&Job) -> bool| {
+            let binds = decision.actions.iter().filter_map(|action| match action {
+                Action::Bind(bind) if is_of_product(&bind.node) => Some(bind),
+                _ => None,
+            });
+            let jobs = binds.map(|bind| &self.case.jobs[self.pods[&bind.pod].0]);
+            jobs.filter(|job| of(job)).map(|job| job.size).sum::<u64>()
+        };
+        let held = |of: &dyn Fn(&Job) -> bool| self.held_of_product(of) + bound(of);
         let department = |job: &Job| self.case.leaves[job.leaf].parent;
         let leaf = self.case.leaves[victim.leaf].product.0;
-        let held = self.held_of_product(|job| job.leaf == victim.leaf);
-        assert!(leaf.is_none_or(|quota| held > quota), "{}", self.log);
+        let held_by_leaf = held(&|job| job.leaf == victim.leaf);
+        assert!(
+            leaf.is_none_or(|quota| held_by_leaf > quota),
+            "{}",
+            self.log
+        );
         let above = self.case.products[department(victim)].0;
-        let held = self.held_of_product(|job| department(job) == department(victim));
+        let held = held(&|job| department(job) == department(victim));
         let is_other = department(victim) != department(favoured);
         assert!(
             !is_other || above.is_none_or(|quota| held > quota),
@@ -455,7 +473,7 @@ impl<'a> World<'a> {
                 (EvictCause::Reclaim, Some(favoured)) => {
                     assert_ne!(favoured.leaf, victim.leaf, "{}", self.log);
                     if has_product(pod) {
-                        self.judge_product(victim, favoured);
+                        self.judge_product(decision, victim, favoured);
                     }
                 }
                 (EvictCause::Consolidation, _) => {
