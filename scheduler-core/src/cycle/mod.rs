@@ -16,6 +16,7 @@
 //! 6. Pods that stay pending get a [`reason`]; changed reasons are returned.
 
 mod allocate;
+mod assign;
 mod commit;
 mod consolidate;
 mod empty_nodes;
