@@ -30,7 +30,7 @@ pub struct PodView {
     pub deleting: bool,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<String>,
-    /// Why it must not have a share by a claim, where it takes one: a way around its walls.
+    /// Why it must not have a share by a claim, where it takes one: a way around its isolation.
     pub way_around: Option<String>,
     /// Those that ask for one of our resources or take a claim, in the pod's order, init
     /// containers first.

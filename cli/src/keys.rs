@@ -68,14 +68,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// What the `ConfigMap` says.
-struct Known {
+struct TrustedKeys {
     map: ConfigMap,
     /// Public keys by id.
     keys: BTreeMap<String, String>,
     signs: Option<String>,
 }
 
-fn table(known: &Known) -> Table {
+fn table(known: &TrustedKeys) -> Table {
     let mut table = Table::new(COLUMNS, "no key: no scheduler has started yet");
     for key in known.keys.keys() {
         let signs = known.signs.as_ref() == Some(key);
@@ -106,7 +106,7 @@ impl Keys {
         }
     }
 
-    async fn read(&self) -> Result<Known, Failure> {
+    async fn read(&self) -> Result<TrustedKeys, Failure> {
         let name = object::TRUST_CONFIG_MAP;
         let what = format!("ConfigMap {}/{name}", self.namespace);
         let found = self.maps.get_opt(name).await;
@@ -128,7 +128,7 @@ impl Keys {
             None => BTreeMap::new(),
         };
         let signs = entry(object::TRUST_SIGNING_KEY).cloned();
-        Ok(Known { map, keys, signs })
+        Ok(TrustedKeys { map, keys, signs })
     }
 
     /// Deletes the key, informs the schedulers, and waits until one of them has created another.

@@ -1,6 +1,6 @@
 //! Manifests: YAML of several documents, and putting them into a cluster.
 //!
-//! In: files of the user, or the story's own objects. Out: the applied objects, or one sentence
+//! In: files of the user, or the walkthrough's own objects. Out: the applied objects, or one sentence
 //! that names file, document and cause. A file that cannot be read is refused before anything
 //! starts.
 

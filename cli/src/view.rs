@@ -262,7 +262,7 @@ pub(crate) fn is_shown(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::story::{Role, Want, missing};
+    use crate::demo::walkthrough::{Role, Want, missing};
     use api::{Mib, Mode};
     use serde_json::json;
 

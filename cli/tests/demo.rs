@@ -98,10 +98,10 @@ fn what_cannot_be_read_is_refused_in_one_line_before_anything_starts() {
         (vec!["--nodes", "0"], "1..=16"),
         (vec!["--nonsense"], "--nonsense"),
         (
-            vec!["--story", "sleep"],
+            vec!["--scenario", "sleep"],
             "limit, card, preemption, consolidation",
         ),
-        (vec!["--story", "card", "--once"], "cannot be used with"),
+        (vec!["--scenario", "card", "--once"], "cannot be used with"),
     ] {
         let output = folder.run(&args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -196,7 +196,7 @@ fn scenarios_run_to_their_end() {
             &["small runs beside big-2.", "whole runs."],
         ),
     ] {
-        let output = folder.run(&["--story", name]);
+        let output = folder.run(&["--scenario", name]);
         let (told, errors) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(0), "{told}\n{errors}");
         for line in lines {

@@ -8,7 +8,7 @@ use crate::event::{
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
-use crate::state::{Known, State};
+use crate::state::{Progress, State};
 use std::sync::Arc;
 
 /// All of it, in a defined order.
@@ -200,7 +200,7 @@ fn assumed(
     let answered = state
         .open
         .get(&decision)
-        .is_some_and(|open| open.evicts.is_none() && open.known == Known::Answered);
+        .is_some_and(|open| open.evicts.is_none() && open.progress == Progress::Answered);
     let answer = answered.then_some(Event::Outcome(Outcome {
         decision,
         result: OutcomeResult::Confirmed,

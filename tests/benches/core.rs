@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use aliquot_tests::worlds::{self, NOW, full};
+use aliquot_tests::workloads::{self, NOW, full};
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use scheduler_core::{Config, Core, Event, Step};
 
@@ -31,58 +31,63 @@ fn decisions(criterion: &mut Criterion) {
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_secs(2));
     let rows: [(&str, usize, &[Step], Vec<Event>); 17] = [
-        ("full cycle", 62, all, worlds::full_cycle(62)),
-        ("full cycle", 500, all, worlds::full_cycle(500)),
-        ("proof of 10 x 8", 100, all, worlds::proof(100, 0)),
-        ("120 shapes placed", 625, all, worlds::shapes(625, 5000)),
+        ("full cycle", 62, all, workloads::full_cycle(62)),
+        ("full cycle", 500, all, workloads::full_cycle(500)),
+        ("proof of 10 x 8", 100, all, workloads::proof(100, 0)),
+        ("120 shapes placed", 625, all, workloads::shapes(625, 5000)),
         (
             "250 x 2 reclaimed",
             500,
             all,
-            worlds::reclaim_gang(500, 250, 2),
+            workloads::reclaim_gang(500, 250, 2),
         ),
-        ("shares placed", 500, all, worlds::fractions(500, 20_000)),
+        ("shares placed", 500, all, workloads::fractions(500, 20_000)),
         (
             "full of shares",
             500,
             all,
             full::of_shares(500, 10_000, true),
         ),
-        ("gang of 64", 100, all, worlds::one_gang(100, 64)),
-        ("gang of 512", 100, all, worlds::one_gang(100, 512)),
-        ("gang of 5000", 1000, all, worlds::one_gang(1000, 5000)),
+        ("gang of 64", 100, all, workloads::one_gang(100, 64)),
+        ("gang of 512", 100, all, workloads::one_gang(100, 512)),
+        ("gang of 5000", 1000, all, workloads::one_gang(1000, 5000)),
         (
             "allocate",
             100,
             &[Step::Allocate],
-            worlds::waiting(100, 500),
+            workloads::waiting(100, 500),
         ),
         (
             "allocate",
             1000,
             &[Step::Allocate],
-            worlds::waiting(1000, 5000),
+            workloads::waiting(1000, 5000),
         ),
         (
             "reclaim large jobs",
             100,
             &[Step::Reclaim],
-            worlds::reclaim_gang(100, 50, 8),
+            workloads::reclaim_gang(100, 50, 8),
         ),
         (
             "reclaim large jobs",
             500,
             &[Step::Reclaim],
-            worlds::reclaim_gang(500, 250, 8),
+            workloads::reclaim_gang(500, 250, 8),
         ),
         (
             "consolidation",
             100,
             &[Step::Consolidation],
-            worlds::mixed(100, 500),
+            workloads::mixed(100, 500),
         ),
-        ("preempt", 500, &[Step::Preempt], worlds::mixed(500, 2500)),
-        ("in blocks and racks", 100, all, worlds::in_topology(100)),
+        (
+            "preempt",
+            500,
+            &[Step::Preempt],
+            workloads::mixed(500, 2500),
+        ),
+        ("in blocks and racks", 100, all, workloads::in_topology(100)),
     ];
     for (name, nodes, actions, events) in rows {
         group.bench_function(BenchmarkId::new(name, nodes), |bencher| {

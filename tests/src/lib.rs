@@ -28,7 +28,7 @@
 //! - [`random`]: random numbers by a seed.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
 //! - [`wait`]: polling a condition until a deadline; [`wall_clock`]: a wall clock that steps.
-//! - [`worlds`]: the clusters on which the core is measured, as events.
+//! - [`workloads`]: the clusters on which the core is measured, as events.
 //! - [`suite`]: runs claims one after the other and reports.
 #![forbid(unsafe_code)]
 
@@ -71,4 +71,4 @@ pub mod two_sockets;
 pub mod verdict;
 pub mod wait;
 pub mod wall_clock;
-pub mod worlds;
+pub mod workloads;

@@ -61,7 +61,7 @@ impl Work {
 /// Runs this program again inside new namespaces and cleans up after it.
 pub async fn enter() -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
-        bail!("a cluster needs root: namespaces, mounts and cgroups are its walls");
+        bail!("a cluster needs root: namespaces, mounts and cgroups isolate it");
     }
     sweep();
     let dir = tempfile::Builder::new()

@@ -278,8 +278,8 @@ impl Core {
     fn may_have(pod: &PodView, wishes: &ShareOptions, mode: Mode) -> Result<(), String> {
         // Monitoring is allowed by its namespace's label; the rules for shares do not apply to a
         // whole card.
-        let walls = !wishes.observes && mode != Mode::Exclusive;
-        match pod.way_around.as_ref().filter(|_| walls) {
+        let is_fenced = !wishes.observes && mode != Mode::Exclusive;
+        match pod.way_around.as_ref().filter(|_| is_fenced) {
             Some(way) => Err(format!(
                 "pod {} must not have a share of a GPU: {way}",
                 pod.identity

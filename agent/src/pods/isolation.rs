@@ -1,4 +1,4 @@
-//! Which pods must not have a share: those with a way around their containers' walls. Pure.
+//! Which pods must not have a share: those with a way around their containers' isolation. Pure.
 //!
 //! The same rules as the admission policy `aliquot-share-isolation`, which knows a share by
 //! its annotations and cannot tell by a claim's name whose devices it is for.

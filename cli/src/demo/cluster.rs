@@ -5,7 +5,7 @@
 
 use super::driver::{Cards, Driver};
 use super::place::Place;
-use super::{embed, story};
+use super::{embed, walkthrough};
 use crate::manifest::{apply, ensure_namespace};
 use crate::view::ClusterView;
 use anyhow::{Context as _, anyhow, bail};
@@ -152,7 +152,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a story needs beside the API server.
+    /// What a walkthrough needs beside the API server.
     pub(super) fn hardware(&self, place: &Place) -> HardwareControl {
         HardwareControl {
             place: place.path().to_owned(),
@@ -205,9 +205,9 @@ impl HardwareControl {
         Err(anyhow!("GPU {index} of {node}: {verb}: {why}"))
     }
 
-    /// What the first container of a story's pod has written.
+    /// What the first container of a walkthrough's pod has written.
     pub(super) fn log(&self, view: &ClusterView, pod: &str) -> Option<String> {
-        let status = view.pod(story::NAMESPACE, pod)?.status.as_ref()?;
+        let status = view.pod(walkthrough::NAMESPACE, pod)?.status.as_ref()?;
         let container = status.container_statuses.as_ref()?.first()?;
         let id = container.container_id.as_deref()?;
         let id = ContainerId(id.rsplit("//").next()?.to_owned());
@@ -318,7 +318,7 @@ async fn bootstrap(client: &Client) -> anyhow::Result<()> {
         let account = serde_json::from_value(json!({"metadata": {"name": name}}))?;
         accounts.create(&PostParams::default(), &account).await?;
     }
-    for queue in story::default_queues() {
+    for queue in walkthrough::default_queues() {
         apply(client, &queue).await?;
     }
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! - `place`: its directory; `cleanup`: the clean-up, whatever happens.
 //! - `cluster`: all parts started, over `driver` and `embed`.
-//! - `story`: the applied objects; `scenario`, `scenario_runner`: scenarios (`--story`); `watch`:
+//! - `walkthrough`: the applied objects; `scenario`, `scenario_runner`: scenarios (`--scenario`); `watch`:
 //!   the observed state; `log`: changes; `display`: output.
 //!
 //! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
@@ -17,7 +17,7 @@ mod log;
 mod place;
 mod scenario;
 mod scenario_runner;
-pub(crate) mod story;
+pub(crate) mod walkthrough;
 mod watch;
 
 use crate::view::ClusterView;
@@ -35,9 +35,9 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use story::{Role, Step, Want};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
+use walkthrough::{Role, Step, Want};
 
 /// Changes that come closer together than this are shown as one.
 const QUIET: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     deadline: u64,
     /// Run one scenario from beginning to end, on a cluster of the size that it needs, then exit.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["files", "once", "nodes"])]
-    story: Option<Scenario>,
+    scenario: Option<Scenario>,
     /// Write a kubeconfig for kubectl; removed at the end.
     #[arg(long, value_name = "PATH")]
     kubeconfig_out: Option<PathBuf>,
@@ -171,7 +171,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let (mut nodes, mut gpu) = (args.nodes, args.gpu.clone());
-    if let Some(scenario) = args.story {
+    if let Some(scenario) = args.scenario {
         (nodes, gpu.count) = scenario.size();
     }
     let mut cluster = tokio::select! {
@@ -193,7 +193,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     let (client, page) = (cluster.client.clone(), cluster.page.clone());
     let hardware = cluster.hardware(place);
     let acting = async {
-        match args.story {
+        match args.scenario {
             Some(scenario) => scenario_runner::tell(scenario, &client, &hardware, seen).await,
             None => perform(args, (&client, &hardware), &page, objects, seen, begin).await,
         }
@@ -259,7 +259,7 @@ async fn perform(
             line = &mut limit, if waits => {
                 waits = false;
                 display.tell(&line)?;
-                if let Some(line) = story::neighbours(&seen.borrow()) {
+                if let Some(line) = walkthrough::neighbours(&seen.borrow()) {
                     display.tell(&line)?;
                 }
             }
@@ -297,25 +297,25 @@ fn picture(view: &ClusterView) -> String {
 async fn limit(hardware: &HardwareControl, seen: channel::Receiver<ClusterView>) -> String {
     loop {
         let view = seen.borrow().clone();
-        let log = hardware.log(&view, story::GREEDY);
-        if let Some(told) = log.and_then(|log| scenario::refused(&log, story::GREEDY)) {
+        let log = hardware.log(&view, walkthrough::GREEDY);
+        if let Some(told) = log.and_then(|log| scenario::refused(&log, walkthrough::GREEDY)) {
             return told;
         }
         tokio::time::sleep(AGAIN).await;
     }
 }
 
-/// How long the story waits for cards of nodes that may never have them.
+/// How long the walkthrough waits for cards of nodes that may never have them.
 const AGENTS_START: Duration = Duration::from_secs(10);
 
-/// The story, step by step: the next begins when the last is placed.
+/// The walkthrough, step by step: the next begins when the last is placed.
 async fn tell(
     args: &Args,
     client: &kube::Client,
     mut seen: channel::Receiver<ClusterView>,
     deadline: Instant,
 ) -> anyhow::Result<Vec<Role>> {
-    for queue in story::queues() {
+    for queue in walkthrough::queues() {
         manifest::apply(client, &queue).await?;
     }
     // The first pod goes to the first node only if that is there.
@@ -323,9 +323,9 @@ async fn tell(
     let there = seen.wait_for(|view| view.cards().filter(|(_, card)| card.ready).count() == all);
     let _ = tokio::time::timeout(AGENTS_START, there).await;
     let mut roles = Vec::new();
-    for Step { role, object } in story::steps(args.nodes, args.gpu.count) {
+    for Step { role, object } in walkthrough::steps(args.nodes, args.gpu.count) {
         manifest::apply(client, &object).await?;
-        let placed = seen.wait_for(|view| story::settled(&role, view));
+        let placed = seen.wait_for(|view| walkthrough::settled(&role, view));
         let in_time = if args.once {
             tokio::time::timeout_at(deadline.into(), placed)
                 .await
@@ -369,7 +369,7 @@ async fn settle(
     deadline: Instant,
     begin: Instant,
 ) -> anyhow::Result<ExitCode> {
-    let told = seen.wait_for(|view| story::missing(roles, view).is_empty());
+    let told = seen.wait_for(|view| walkthrough::missing(roles, view).is_empty());
     let in_time = tokio::time::timeout_at(deadline.into(), told).await.is_ok();
     let view = seen.borrow().clone();
     say(&picture(&view));
@@ -393,7 +393,7 @@ async fn settle(
     if in_time {
         complain("missing: demo/greedy: has not run into its limit");
     }
-    for line in story::missing(roles, &view) {
+    for line in walkthrough::missing(roles, &view) {
         complain(&format!("missing: {line}"));
     }
     Ok(ExitCode::FAILURE)

@@ -216,7 +216,7 @@ fn consolidation() -> Vec<ScenarioStep> {
 }
 
 /// Namespace of the scenarios' pods.
-pub(crate) const NAMESPACE: &str = super::story::NAMESPACE;
+pub(crate) const NAMESPACE: &str = super::walkthrough::NAMESPACE;
 
 fn runs(seen: &Seen<'_>, name: &str) -> Option<String> {
     let view = seen.view;
@@ -233,7 +233,7 @@ fn gone(seen: &Seen<'_>, name: &str) -> Option<String> {
 
 fn pod(name: &str, annotations: &Value, limits: &Value, script: &[&str]) -> Value {
     let args = [&["workload"], script].concat();
-    super::story::pod(name, "research", annotations, limits, &args)
+    super::walkthrough::pod(name, "research", annotations, limits, &args)
 }
 
 fn share(name: &str, mib: &str, script: &[&str]) -> Value {

@@ -26,7 +26,7 @@ pub(super) async fn tell(
     mut seen: channel::Receiver<ClusterView>,
 ) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
-    for queue in super::story::queues() {
+    for queue in super::walkthrough::queues() {
         manifest::apply(client, &queue).await?;
     }
     for step in scenario.steps() {

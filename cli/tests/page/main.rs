@@ -38,7 +38,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     let demo = Demo::start();
     browser.open(&demo.page);
     browser.heading("Overview");
-    // The story has reached its end: two shares, a whole card, one pending pod.
+    // The walkthrough has reached its end: two shares, a whole card, one pending pod.
     browser.until("document.querySelector('.tiles')?.innerText.includes('1\\npods waiting')");
     browser.says("NVIDIA H100 80GB HBM3");
     picture(&mut browser, "page-overview.png");
@@ -81,7 +81,7 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     for step in ["requested", "bound", "running"] {
         let step = json!(step);
         browser.until(&format!(
-            "[...document.querySelectorAll('ol.story b')].some((b) => b.textContent === {step})"
+            "[...document.querySelectorAll('ol.timeline b')].some((b) => b.textContent === {step})"
         ));
     }
     browser.until("/^[0-9a-f]{32}$/.test(document.querySelector('dd code')?.textContent ?? '')");

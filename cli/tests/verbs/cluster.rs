@@ -59,7 +59,7 @@ pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Demo {
-    /// Starts one and waits until its story has ended: `demo/later` waits with a reason.
+    /// Starts one and waits until its walkthrough has ended: `demo/later` waits with a reason.
     pub(crate) fn start(flags: &[&str]) -> Self {
         let mut builder = tempfile::Builder::new();
         let folder = builder

@@ -8,7 +8,7 @@ use crate::ids::GroupName;
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
-use crate::state::{Known, OpenDecision, State};
+use crate::state::{OpenDecision, Progress, State};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ pub(super) fn outcome(
     match outcome.result {
         OutcomeResult::Confirmed => {
             // An evicted pod stays on its way out until it is seen gone, or waiting.
-            if evicts.is_some() || open.known == Known::Seen {
+            if evicts.is_some() || open.progress == Progress::Seen {
                 state.open.remove(&outcome.decision);
             } else {
-                open.known = Known::Answered;
+                open.progress = Progress::Answered;
             }
         }
         OutcomeResult::Stays => {
@@ -265,7 +265,7 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
                 task,
                 evicts: Some(evicting.cause),
                 in_favour_of: evicting.in_favour_of.clone(),
-                known: Known::Sent,
+                progress: Progress::Sent,
             },
         );
     }
@@ -441,7 +441,7 @@ pub(super) fn assumed(
             task,
             evicts: None,
             in_favour_of: None,
-            known: Known::Sent,
+            progress: Progress::Sent,
         },
     );
     state.sequence = state.sequence.max(bind.decision.sequence);

@@ -12,7 +12,7 @@ use crate::model::{Ask, ContainerGrant, Front};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{Hold, NodeKey, Spec, TaskKey};
 use crate::state::transition::{mig_slices, whole_gpus};
-use crate::state::{Known, OpenDecision, State};
+use crate::state::{OpenDecision, Progress, State};
 use std::sync::Arc;
 
 impl Cycle<'_> {
@@ -67,7 +67,7 @@ impl Cycle<'_> {
                 task,
                 evicts: None,
                 in_favour_of: None,
-                known: Known::Sent,
+                progress: Progress::Sent,
             },
         );
         if let Some(row) = self.state.tasks.get_mut(task) {
@@ -100,7 +100,7 @@ impl Cycle<'_> {
                 task,
                 evicts: Some(eviction.cause),
                 in_favour_of: eviction.in_favour_of.clone(),
-                known: Known::Sent,
+                progress: Progress::Sent,
             },
         );
         self.decision.actions.push(Action::Evict(Evict {

@@ -52,7 +52,7 @@ use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use column::Column;
 use job_row::{GroupRow, JobRow};
 use names::{NamedRow, Names};
-pub(crate) use open::{Known, Open, OpenDecision};
+pub(crate) use open::{Open, OpenDecision, Progress};
 use rows::{
     CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
     SpecRow, TaskKey, TaskRow,

@@ -15,13 +15,13 @@ pub(crate) struct OpenDecision {
     /// The workload that an eviction makes room for.
     pub in_favour_of: Option<GroupName>,
     /// Of a binding. An eviction is closed by its answer alone.
-    pub known: Known,
+    pub progress: Progress,
 }
 
 /// What is known of a binding that is open. It is closed when both facts are in: its
 /// answer, and the pod bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum Progress {
     /// It was handed on.
     Sent,
     /// The API server took it. What it takes stays taken until the pod is seen.
@@ -92,7 +92,7 @@ impl Open {
             return;
         };
         match self.by_id.get_mut(&id) {
-            Some(open) if open.known != Known::Answered => open.known = Known::Seen,
+            Some(open) if open.progress != Progress::Answered => open.progress = Progress::Seen,
             _ => self.remove(&id),
         }
     }

@@ -44,7 +44,7 @@ pub(crate) struct Room {
 
 /// A node's room when it was looked at last.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct CachedRoom {
     /// [`super::rows::NodeRow::generation`] at that time.
     generation: u64,
     room: Room,
@@ -62,7 +62,7 @@ pub(crate) struct Rooms {
     /// Nodes by name.
     by_rank: Vec<NodeKey>,
     rank: SecondaryMap<NodeKey, u32>,
-    at: SecondaryMap<NodeKey, Known>,
+    at: SecondaryMap<NodeKey, CachedRoom>,
     /// By whole GPUs, then name.
     pub by_whole: BTreeSet<(i64, u32)>,
     /// By whole GPUs that are free now, where there are any.
@@ -188,7 +188,7 @@ impl State {
                 self.rooms.rank.insert(*key, rank);
                 self.rooms.put_in(rank, &room);
                 let generation = self.nodes.get(*key).map_or(0, |row| row.generation);
-                self.rooms.at.insert(*key, Known { generation, room });
+                self.rooms.at.insert(*key, CachedRoom { generation, room });
             }
             self.rooms.by_rank = keys;
             return;
@@ -209,7 +209,7 @@ impl State {
                 self.rooms.take_out(rank, &old);
                 self.rooms.put_in(rank, &room);
             }
-            self.rooms.at.insert(key, Known { generation, room });
+            self.rooms.at.insert(key, CachedRoom { generation, room });
         }
         // Its memory serves the next time.
         self.rooms.dirty = dirty;

@@ -94,7 +94,7 @@ pub struct World {
     namespaces: ListedObjects,
     storage: storage::StorageObjects,
     config_maps: config_maps::ConfigMapUsers,
-    devices: devices::Known,
+    devices: devices::DeviceObjects,
     again: recheck::RecheckQueue,
     /// As the core has them, but for `managed`.
     known_nodes: BTreeMap<String, Node>,
@@ -154,7 +154,7 @@ impl World {
             namespaces: ListedObjects::default(),
             storage: storage::StorageObjects::default(),
             config_maps: config_maps::ConfigMapUsers::default(),
-            devices: devices::Known::default(),
+            devices: devices::DeviceObjects::default(),
             again: recheck::RecheckQueue::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),

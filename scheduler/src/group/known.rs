@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 #[derive(Debug, Default)]
-struct Known {
+struct GroupUids {
     uids: BTreeMap<Key, Box<str>>,
     /// UIDs of the owners of groups by the rule before.
     flat: BTreeMap<Key, String>,
@@ -19,7 +19,7 @@ struct Known {
 
 /// All clones share the same state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct KnownGroups(Arc<Mutex<Known>>);
+pub(crate) struct KnownGroups(Arc<Mutex<GroupUids>>);
 
 impl KnownGroups {
     /// The object, for an event about it.

@@ -44,7 +44,7 @@ pub(super) enum CallerError {
 type Digest = [u8; 32];
 
 #[derive(Clone, Debug)]
-struct Known {
+struct CachedVerdict {
     until: Instant,
     verdict: Result<Reader, String>,
 }
@@ -66,7 +66,7 @@ struct Reader {
 pub(super) struct Callers {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
-    known: Mutex<HashMap<Digest, Known>>,
+    known: Mutex<HashMap<Digest, CachedVerdict>>,
     turns: Semaphore,
 }
 
@@ -127,7 +127,7 @@ impl Callers {
         Digested(digest): Digested,
         wanted: BTreeSet<String>,
     ) -> Result<BTreeSet<String>, CallerError> {
-        let Some(Known {
+        let Some(CachedVerdict {
             verdict: Ok(reader),
             ..
         }) = self.recall(&digest)
@@ -153,7 +153,7 @@ impl Callers {
         let mut seen = reader.namespaces;
         seen.extend(fresh.clone());
         let mut known = locked(&self.known);
-        if let Some(Known {
+        if let Some(CachedVerdict {
             verdict: Ok(reader),
             ..
         }) = known.get_mut(&digest)
@@ -175,7 +175,7 @@ impl Callers {
         Digested(digest): Digested,
         namespace: &str,
     ) -> Result<bool, CallerError> {
-        let Some(Known {
+        let Some(CachedVerdict {
             verdict: Ok(reader),
             ..
         }) = self.recall(&digest)
@@ -188,7 +188,7 @@ impl Callers {
         let may = self
             .may(&reader.user, "", "events", Some(namespace))
             .await?;
-        if let Some(Known {
+        if let Some(CachedVerdict {
             verdict: Ok(reader),
             ..
         }) = locked(&self.known).get_mut(&digest)
@@ -297,7 +297,7 @@ impl Callers {
         }
     }
 
-    fn recall(&self, digest: &Digest) -> Option<Known> {
+    fn recall(&self, digest: &Digest) -> Option<CachedVerdict> {
         let known = locked(&self.known);
         known
             .get(digest)
@@ -315,7 +315,7 @@ impl Callers {
             known.clear();
         }
         let until = now + HOLDS;
-        known.insert(digest, Known { until, verdict });
+        known.insert(digest, CachedVerdict { until, verdict });
     }
 }
 

@@ -38,7 +38,7 @@ impl Step {
 
 /// The known facts about it.
 #[derive(Debug)]
-pub(super) struct Known<'a> {
+pub(super) struct PodFacts<'a> {
     pub(super) uid: &'a str,
     /// `None`: it has been deleted.
     pub(super) pod: Option<&'a Pod>,
@@ -49,7 +49,7 @@ pub(super) struct Known<'a> {
 }
 
 /// The steps, and the ids by which logs and traces have the pod.
-pub(super) fn tell(known: &Known<'_>) -> Value {
+pub(super) fn tell(known: &PodFacts<'_>) -> Value {
     let mut steps = Vec::new();
     let (mut decision, mut asks) = (None, None);
     if let Some(pod) = known.pod {
@@ -320,7 +320,7 @@ mod tests {
             event("GPUShare", 30, "held 2100 of 2000 MiB: killed"),
         ];
         let live = json!({"shares": [{"container": "main", "node": "n1", "alloc": "a1", "prepared": 1_767_225_610_000_i64}]});
-        let told = tell(&Known {
+        let told = tell(&PodFacts {
             uid: "2a7f0c1e-8b5d-4f60-9d53-3c4f7b1a9e02",
             pod: Some(&pod),
             events: Some(&events),
@@ -353,7 +353,7 @@ mod tests {
                 {"type": "aliquot.dev/IsolationVerified", "status": "False", "reason": reason,
                     "message": "a line", "lastTransitionTime": "2026-01-01T00:00:12Z"},
             ]}));
-            let told = tell(&Known {
+            let told = tell(&PodFacts {
                 uid: "2a7f0c1e-8b5d-4f60-9d53-3c4f7b1a9e02",
                 pod: Some(&pod),
                 events: None,
@@ -369,7 +369,7 @@ mod tests {
             event("Scheduled", 9, "bound"),
             event("Evict", 12, "for another"),
         ];
-        let known = Known {
+        let known = PodFacts {
             uid: "mirror",
             pod: None,
             events: Some(&events),
@@ -381,7 +381,7 @@ mod tests {
             (&told["gone"], &told["trace"]),
             (&json!(true), &Value::Null)
         );
-        let told = tell(&Known {
+        let told = tell(&PodFacts {
             events: None,
             pod: Some(&pod(json!({"phase": "Pending"}))),
             ..known

@@ -107,7 +107,7 @@ pub(crate) struct Line {
 
 /// The planner's.
 pub(crate) struct Links {
-    known: templates::Known,
+    known: templates::NodeGroups,
     unknown: Unknown,
     looks: watch::Receiver<Option<Look>>,
     asked: watch::Sender<Asked>,
@@ -131,7 +131,7 @@ impl Line {
         let (asked_out, asked) = watch::channel(Asked::default());
         let cards = settings.templates.iter().flat_map(|group| &group.cards);
         let card = cards.map(|card| card.total).min().unwrap_or(ANY_CARD);
-        let known = templates::Known::new(settings.templates);
+        let known = templates::NodeGroups::new(settings.templates);
         let line = Self {
             groups: known.groups(),
             card,

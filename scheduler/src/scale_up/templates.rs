@@ -202,13 +202,13 @@ fn template(written: Written) -> Result<NodeTemplate, String> {
 
 /// Known groups: described ones come before observed ones.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct NodeGroups {
     described: Vec<NodeTemplate>,
     /// By name, also of groups that have no node now.
     seen: BTreeMap<Arc<str>, NodeTemplate>,
 }
 
-impl Known {
+impl NodeGroups {
     pub(super) fn new(described: Vec<NodeTemplate>) -> Self {
         Self {
             described,

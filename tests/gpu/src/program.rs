@@ -74,7 +74,7 @@ enum Next {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    walls(options)?;
+    isolation(options)?;
     let cuda = Cuda::load(&options.library)?;
     let mut program = Program {
         cuda: &cuda,
@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Puts up what the options ask for, before the library is there.
-fn walls(options: &Options) -> anyhow::Result<()> {
+fn isolation(options: &Options) -> anyhow::Result<()> {
     let nothing = None::<&str>;
     if options.read_only.is_some() || options.fresh_shm {
         own_mounts()?;

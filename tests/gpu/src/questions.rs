@@ -115,7 +115,7 @@ fn read_only_pipe(machine: &Machine) -> anyhow::Result<Verdict> {
     machine.transcript.note(server.listing()?);
     let pipe = server.pipe().display().to_string();
     let mut rows = Vec::new();
-    for (who, walls) in [
+    for (who, isolation) in [
         ("root", vec![]),
         ("root, read-only", vec!["--read-only", &pipe]),
         ("user 65534", vec!["--uid", "65534"]),
@@ -124,7 +124,7 @@ fn read_only_pipe(machine: &Machine) -> anyhow::Result<Verdict> {
             vec!["--uid", "65534", "--read-only", &pipe],
         ),
     ] {
-        let around = server.around().option(&walls);
+        let around = server.around().option(&isolation);
         let mut tenant = match Tenant::start(machine, who, &around) {
             Ok(tenant) => tenant,
             Err(error) => {

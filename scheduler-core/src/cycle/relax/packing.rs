@@ -47,7 +47,7 @@ struct Movable {
 
 /// What is known while nothing changes.
 #[derive(Debug, Default)]
-struct Known {
+struct PackingCache {
     /// The pods of all jobs that consolidation may move.
     movable: Option<Arc<Movable>>,
     /// By what the first pod asks for.
@@ -57,14 +57,14 @@ struct Known {
 
 #[derive(Debug, Default)]
 pub(super) struct Packing {
-    known: Option<Cached<Known>>,
+    known: Option<Cached<PackingCache>>,
 }
 
 impl Packing {
-    fn known(&mut self, cycle: &Cycle) -> &mut Known {
+    fn known(&mut self, cycle: &Cycle) -> &mut PackingCache {
         let current = |known: &Cached<_>| known.is_current(cycle.state);
         let known = self.known.take().filter(current);
-        let known = known.unwrap_or_else(|| Cached::of(cycle.state, Known::default()));
+        let known = known.unwrap_or_else(|| Cached::of(cycle.state, PackingCache::default()));
         &mut self.known.insert(known).value
     }
 }

@@ -55,7 +55,7 @@ struct Filter {
 
 /// What can be said of a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum FilterStatus {
     /// For all devices.
     Yes,
     /// Not for all yet.
@@ -106,18 +106,18 @@ impl Filters {
         self.of.retain(|_, filter| !filter.users.is_empty());
     }
 
-    pub(super) fn known(&self, name: &FilterName, pools: &Pools) -> Known {
+    pub(super) fn known(&self, name: &FilterName, pools: &Pools) -> FilterStatus {
         let Some(filter) = self.of.get(name) else {
-            return Known::NotYet;
+            return FilterStatus::NotYet;
         };
         if let Some(bad) = &filter.bad {
-            return Known::Never(bad.clone());
+            return FilterStatus::Never(bad.clone());
         }
         // Both are in order and pools that are gone are not known.
         if filter.known.len() == pools.rows.len() {
-            Known::Yes
+            FilterStatus::Yes
         } else {
-            Known::NotYet
+            FilterStatus::NotYet
         }
     }
 
@@ -176,7 +176,7 @@ impl Filters {
                 filter.look(&name, &pool, pools);
                 changed.insert(pool);
             }
-            if self.known(&name, pools) != Known::NotYet {
+            if self.known(&name, pools) != FilterStatus::NotYet {
                 users.extend(self.users(&name).cloned());
             }
         }

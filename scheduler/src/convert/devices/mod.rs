@@ -17,7 +17,7 @@ mod wants;
 use super::{ListedObjects, World};
 use crate::watch::Seen;
 use claims::{Claims, Named};
-use filters::{Filters, Known as Answer, Wanted};
+use filters::{FilterStatus, Filters, Wanted};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceClassConfiguration, ResourceClaim, ResourceSlice,
@@ -73,7 +73,7 @@ struct User {
 
 /// Of dynamic resource allocation.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct DeviceObjects {
     slices: ListedObjects,
     claim_names: ListedObjects,
     class_names: ListedObjects,
@@ -94,7 +94,7 @@ pub(super) struct Known {
     strays: BTreeMap<String, Time>,
 }
 
-impl Known {
+impl DeviceObjects {
     pub(super) fn rolls(&self) -> [(&ListedObjects, &'static str); 3] {
         [
             (&self.slices, "resourceslices"),
@@ -237,11 +237,11 @@ impl Known {
     fn answers(&self, filters: &BTreeSet<FilterName>, say: &mut Say) {
         for filter in filters {
             match self.filters.known(filter, &self.pools) {
-                Answer::Yes => {}
-                Answer::NotYet => say.lacks.push(Arc::from(
+                FilterStatus::Yes => {}
+                FilterStatus::NotYet => say.lacks.push(Arc::from(
                     "DynamicResources: the selectors of its claims are being evaluated",
                 )),
-                Answer::Never(why) => say.unsupported.push(Arc::from(why)),
+                FilterStatus::Never(why) => say.unsupported.push(Arc::from(why)),
             }
         }
         say.lacks.dedup();

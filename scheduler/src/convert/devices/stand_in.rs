@@ -6,7 +6,7 @@
 
 use super::filters::Wanted;
 use super::wants::{self, Classes};
-use super::{Known, Say, User, claims, has_claims};
+use super::{DeviceObjects, Say, User, claims, has_claims};
 use k8s_openapi::api::core::v1::{
     Container, ContainerExtendedResourceRequest as Mapping, Pod as KubePod,
 };
@@ -201,7 +201,7 @@ pub(super) fn name_for(pod: &KubePod) -> String {
     name(&pod.name_any(), &pod.uid().unwrap_or_default())
 }
 
-impl Known {
+impl DeviceObjects {
     /// What the claim says that stands in for the pod's GPUs, where one can. Its requests are those
     /// that a class and the pod make, also once the object is there: a placed pod is then like one
     /// that waits.

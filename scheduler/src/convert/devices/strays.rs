@@ -2,7 +2,7 @@
 //! process left that ended before it. Those of the latter lose their devices in time, so that
 //! other pods can have them.
 
-use super::Known;
+use super::DeviceObjects;
 use crate::act::answer::LANDING;
 use crate::convert::World;
 use scheduler_core::ids::ClaimUid;
@@ -26,7 +26,7 @@ fn landing() -> u64 {
     u64::try_from(LANDING.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Known {
+impl DeviceObjects {
     /// The pods that a claim with devices is reserved for, if all of them wait and one does.
     fn is_stray(&self, name: &str) -> Option<Vec<String>> {
         let claim = self.claims.get(name).filter(|claim| claim.is_allocated())?;

@@ -138,7 +138,7 @@ function between(steps, at) {
 }
 
 /** Everything that is known of one pod. */
-export function story(data, { more, uid }) {
+export function timeline(data, { more, uid }) {
   const waits = more.pod && !more.pod.error ? more.pod : null;
   const pairs = [['State', data.gone ? 'deleted' : data.phase], ['Queue', data.queue ? h('a', { href: `#/queue/${encodeURIComponent(data.queue)}` }, data.queue) : ''], ['Requests', data.asks], ['Node', data.node],
     ['Priority', waits ? `${waits.priority} ${waits.class}` : ''], ['Position in the queue', waits ? (waits.place ? number(waits.place) : 'none: it has a node') : ''], ['Age', waits ? age(waits.created) : ''],
@@ -147,7 +147,7 @@ export function story(data, { more, uid }) {
   const steps = data.steps;
   const parts = [h('dl', {}, shown.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]))];
   if (steps.length) {
-    parts.push(h('h2', {}, 'Timeline'), line(steps), h('ol', { class: 'story' }, steps.map((step, at) => h('li', {}, h('i', { class: `swatch k${KINDS[step.kind][0]}` }), h('time', { datetime: new Date(step.at).toISOString() }, `${moment(step.at, true)}:${String(new Date(step.at).getSeconds()).padStart(2, '0')}`),
+    parts.push(h('h2', {}, 'Timeline'), line(steps), h('ol', { class: 'timeline' }, steps.map((step, at) => h('li', {}, h('i', { class: `swatch k${KINDS[step.kind][0]}` }), h('time', { datetime: new Date(step.at).toISOString() }, `${moment(step.at, true)}:${String(new Date(step.at).getSeconds()).padStart(2, '0')}`),
       h('span', { class: 'since' }, between(steps, at)), h('b', {}, KINDS[step.kind][1]), h('span', {}, step.words + (step.count > 1 ? ` (${number(step.count)} times)` : ''))))));
   }
   if (!data.events) parts.push(h('p', {}, `Its events are not shown: you may not list events in ${data.namespace}, or they could not be read.`));

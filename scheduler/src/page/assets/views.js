@@ -4,7 +4,7 @@ import { age, bar, h, memory, number } from './dom.js';
 import { s } from './chart.js';
 import { fleet, fleetAfter, fleetData } from './fleet.js';
 import { pager, query, ROWS, spanOf, table, tools } from './list.js';
-import { memoryChart, queue, report, story, time, timeOf, whatif } from './pages.js';
+import { memoryChart, queue, report, timeline, time, timeOf, whatif } from './pages.js';
 
 const tile = (count, words, href) => h('li', {}, h('b', {}, count), href ? h('a', { href }, words) : h('span', {}, words));
 const cardLink = (card) => h('a', { href: `#/card/${card.uuid}`, id: `card-${card.uuid}` }, `${card.node} / ${card.index}`);
@@ -158,7 +158,7 @@ export function route(hash) {
     case 'whatif': return { page: 'queues', data: 'api/queues', view: whatif, span, parameters, once: true,
       more: () => (['memory', 'fraction', 'gpus'].some((key) => parameters.get(key)) ? { answer: `api/whatif?${parameters}` } : {}) };
     case 'pods': return { page, data: list('pods'), view: pods, span };
-    case 'pod': return { page: 'pods', uid: id, data: `api/story/${at(id)}?${query({ pod: parameters.get('in') ?? '' })}`, view: story, span,
+    case 'pod': return { page: 'pods', uid: id, data: `api/timeline/${at(id)}?${query({ pod: parameters.get('in') ?? '' })}`, view: timeline, span,
       more: (body) => ({ ...(body.waits ? { pod: `api/pods/${at(id)}` } : {}), ...(body.range ? { time: timeOf('pod', `${body.namespace}/${body.name}`, new URLSearchParams('span=7d')) } : {}) }) };
     case 'time': return { page, data: timeOf('fleet', '', parameters), view: time, span, parameters, more: () => ({ waiting: timeOf('waiting', '', parameters) }) };
     case 'report': return { page, data: `api/report?${query({ by: parameters.get('by') ?? 'queue', hours: parameters.get('hours') ?? '24' })}`, view: report, span, parameters };

@@ -6,7 +6,7 @@ use crate::cycle::Question;
 use crate::history::Span;
 use crate::page::answer::{Line, Pods, Query, Rights, Series};
 use crate::page::range::{self, Of};
-use crate::page::timeline::{self, Known};
+use crate::page::timeline::{self, PodFacts};
 use crate::trial::{Wanted, WhatIf, what_if};
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -29,7 +29,7 @@ const MOST: u32 = 1000;
 pub(super) fn routes() -> Router<HttpState> {
     Router::new()
         .route("/api/pods/{uid}", get(pod))
-        .route("/api/story/{uid}", get(story))
+        .route("/api/timeline/{uid}", get(timeline_of))
         .route("/api/time", get(time))
         .route("/api/whatif", get(whatif))
 }
@@ -79,7 +79,7 @@ struct Named {
 }
 
 /// A pod's timeline, from the API server and its agent.
-async fn story(
+async fn timeline_of(
     Extract(state): Extract<HttpState>,
     headers: HeaderMap,
     Path(uid): Path<String>,
@@ -119,7 +119,7 @@ async fn story(
         let text = "nothing is known of such a pod any more";
         return Err(Refusal(StatusCode::NOT_FOUND, text.to_owned()));
     }
-    let mut value = timeline::tell(&Known {
+    let mut value = timeline::tell(&PodFacts {
         uid: &uid,
         pod: found.as_ref(),
         events: events.as_deref(),

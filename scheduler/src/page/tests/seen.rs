@@ -37,7 +37,7 @@ fn kinds(told: &Value) -> Vec<&str> {
 async fn a_pods_way_is_told_to_who_may_list_it_and_events_to_who_may_list_those() {
     let site = Site::start(everything());
     site.rows("/api/cards", "admin", 2).await;
-    let path = "/api/story/uid-a%2Fx";
+    let path = "/api/timeline/uid-a%2Fx";
     let (code, told) = site.json(path, "admin").await;
     assert_eq!(code, StatusCode::OK, "{told}");
     assert_eq!(kinds(&told), ["asked", "bound"]);
@@ -50,13 +50,15 @@ async fn a_pods_way_is_told_to_who_may_list_it_and_events_to_who_may_list_those(
     assert_eq!((code, &told["events"]), (StatusCode::OK, &json!(false)));
     assert_eq!(site.json(path, "nobody").await.0, StatusCode::NOT_FOUND);
     // A pod that is gone is known by its events alone, and by its name.
-    let gone = "/api/story/uid-a%2Fgone";
+    let gone = "/api/timeline/uid-a%2Fgone";
     assert_eq!(site.json(gone, "admin").await.0, StatusCode::NOT_FOUND);
     let (code, told) = site.json(&format!("{gone}?pod=a/gone"), "admin").await;
     assert_eq!((code, kinds(&told)), (StatusCode::OK, vec!["evicted"]));
     assert_eq!(told["gone"], true);
     // A pod that is recreated under the same name is another pod.
-    let (_, told) = site.json("/api/story/uid-a%2Fgone?pod=a/x", "admin").await;
+    let (_, told) = site
+        .json("/api/timeline/uid-a%2Fgone?pod=a/x", "admin")
+        .await;
     assert_eq!(told["gone"], true);
     assert_eq!(
         site.json(&format!("{gone}?pod=b/y"), "tenant").await.0,

@@ -2,7 +2,7 @@
 //! no search finds room for them, when it is new and when a little has changed.
 
 use crate::{carried_out, line, say};
-use aliquot_tests::worlds::{NOW, full};
+use aliquot_tests::workloads::{NOW, full};
 use scheduler_core::{Config, Core};
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 
 use crate::meter::{live, resident};
 use crate::{carried_out, line, say};
-use aliquot_tests::worlds::{Large, NOW};
+use aliquot_tests::workloads::{Large, NOW};
 use scheduler_core::{Config, Core, Event};
 use std::time::{Duration, Instant};
 

@@ -11,8 +11,8 @@ mod full;
 mod large;
 mod meter;
 
-use aliquot_tests::worlds::by_claim::Asks;
-use aliquot_tests::worlds::{self, NOW};
+use aliquot_tests::workloads::by_claim::Asks;
+use aliquot_tests::workloads::{self, NOW};
 use clap::Parser;
 use meter::{Counting, exponent, spread, total};
 use scheduler_core::{Action, Config, Core, Decision, Event, Outcome, OutcomeResult, Step};
@@ -116,37 +116,37 @@ fn rows() -> Vec<Row> {
             "full cycle, 500 nodes, 4,000 + 4,000 one-GPU jobs",
             ms(20),
             "130.8 s",
-            || worlds::full_cycle(500),
+            || workloads::full_cycle(500),
         ),
         Row::new(
             "proof that 10 x 8 GPUs cannot run, 100 nodes",
             ms(1),
             "14.6 s",
-            || worlds::proof(100, 0),
+            || workloads::proof(100, 0),
         ),
         Row::new(
             "5,000 nodes, 40,000 pods of 120 shapes placed",
             ms(50),
             "-",
-            || worlds::shapes(5000, 40_000),
+            || workloads::shapes(5000, 40_000),
         ),
         Row::new("gang of 250 x 2 reclaimed, 500 nodes", None, "-", || {
-            worlds::reclaim_gang(500, 250, 2)
+            workloads::reclaim_gang(500, 250, 2)
         }),
         Row::new(
             "gang of 25 reclaimed among shares, 50 nodes",
             None,
             "-",
-            || worlds::among::reclaim_among_shares(50),
+            || workloads::among::reclaim_among_shares(50),
         ),
         Row::new(
             "gang of 250 reclaimed among shares, 500 nodes",
             None,
             "-",
-            || worlds::among::reclaim_among_shares(500),
+            || workloads::among::reclaim_among_shares(500),
         ),
         Row::new("20,000 shares placed, 500 nodes", None, "-", || {
-            worlds::fractions(500, 20_000)
+            workloads::fractions(500, 20_000)
         }),
     ];
     for groups in [400, 2000] {
@@ -154,41 +154,44 @@ fn rows() -> Vec<Row> {
             format!("a gang of {groups} sub-groups of 8"),
             ms(50),
             "-",
-            move || worlds::of_sub_groups(groups),
+            move || workloads::of_sub_groups(groups),
         ));
     }
     rows.push(Row::new("an elastic group of 8,000", ms(50), "-", || {
-        worlds::elastic(8000)
+        workloads::elastic(8000)
     }));
     rows.push(Row::new(
         "an elastic group of 1,000 sub-groups, 8,000 pods",
         ms(100),
         "-",
-        || worlds::absurd::elastic_parts(1000),
+        || workloads::absurd::elastic_parts(1000),
     ));
     for levels in [2, 16, 64] {
         rows.push(Row::new(
             format!("1,000 pods below {levels} levels of queues"),
             ms(50),
             "-",
-            move || worlds::absurd::deep(levels, 1000),
+            move || workloads::absurd::deep(levels, 1000),
         ));
     }
     rows.push(Row::new("16,000 leave, 16,000 wait", ms(20), "-", || {
-        worlds::all_leave(16_000)
+        workloads::all_leave(16_000)
     }));
     let of_pod_rules: [(&str, World); 5] = [
-        ("spread over zones", worlds::pod_rules::spread),
-        ("that avoid each other", worlds::pod_rules::one_a_node),
+        ("spread over zones", workloads::pod_rules::spread),
+        ("that avoid each other", workloads::pod_rules::one_a_node),
         (
             "of 1,000 workloads that avoid their own",
-            worlds::pod_rules::many_terms,
+            workloads::pod_rules::many_terms,
         ),
         (
             "that wait for one that is not there",
-            worlds::pod_rules::orphans,
+            workloads::pod_rules::orphans,
         ),
-        ("that each avoid all others", worlds::pod_rules::strangers),
+        (
+            "that each avoid all others",
+            workloads::pod_rules::each_avoids_all,
+        ),
     ];
     for (what, world) in of_pod_rules {
         rows.push(Row::new(
@@ -210,13 +213,13 @@ fn rows() -> Vec<Row> {
                 format!("4,000 GPUs given {how}, {requests} requests, 500 nodes"),
                 ms(200),
                 "-",
-                move || worlds::by_claim::waiting(500, asks, requests),
+                move || workloads::by_claim::waiting(500, asks, requests),
             ));
             rows.push(Row::new(
                 format!("400 GPUs reclaimed {how}, {requests} requests, 100 nodes"),
                 ms(200),
                 "-",
-                move || worlds::by_claim::full(100, asks, requests),
+                move || workloads::by_claim::full(100, asks, requests),
             ));
         }
     }
@@ -225,7 +228,7 @@ fn rows() -> Vec<Row> {
             format!("proof, variant {variant}"),
             ms(1),
             "-",
-            move || worlds::proof(100, variant),
+            move || workloads::proof(100, variant),
         ));
     }
     for (nodes, pods) in [(100, 64), (100, 512), (1000, 5000)] {
@@ -233,7 +236,7 @@ fn rows() -> Vec<Row> {
             format!("gang of {pods} placed, {nodes} nodes"),
             None,
             "-",
-            move || worlds::one_gang(nodes, pods),
+            move || workloads::one_gang(nodes, pods),
         ));
     }
     // KAI's own shapes; its figures less the 100 ms that its harness waits.
@@ -244,7 +247,7 @@ fn rows() -> Vec<Row> {
                 format!("KAI's Allocate, {nodes} nodes"),
                 None,
                 figure,
-                move || worlds::waiting(nodes, nodes * 5),
+                move || workloads::waiting(nodes, nodes * 5),
             )
             .only(Step::Allocate),
         );
@@ -255,7 +258,7 @@ fn rows() -> Vec<Row> {
                 format!("KAI's ReclaimLargeJobs, {nodes} nodes"),
                 None,
                 figure,
-                move || worlds::reclaim_gang(nodes, nodes / 2, 8),
+                move || workloads::reclaim_gang(nodes, nodes / 2, 8),
             )
             .only(Step::Reclaim),
         );
@@ -270,7 +273,7 @@ fn rows() -> Vec<Row> {
                     format!("KAI's {name}, {nodes} nodes"),
                     None,
                     figure,
-                    move || worlds::mixed(nodes, nodes * 5),
+                    move || workloads::mixed(nodes, nodes * 5),
                 )
                 .only(action),
             );
@@ -281,7 +284,7 @@ fn rows() -> Vec<Row> {
             format!("gangs of 16 x 8 in blocks and racks, {nodes} nodes"),
             None,
             "-",
-            move || worlds::in_topology(nodes),
+            move || workloads::in_topology(nodes),
         ));
     }
     // Growth: the same shape at 1x, 2x, 4x, 8x.
@@ -290,7 +293,7 @@ fn rows() -> Vec<Row> {
             format!("growth of the full cycle, {nodes} nodes"),
             None,
             "-",
-            move || worlds::full_cycle(nodes),
+            move || workloads::full_cycle(nodes),
         ));
     }
     for nodes in [625, 1250, 2500, 5000] {
@@ -298,7 +301,7 @@ fn rows() -> Vec<Row> {
             format!("growth of placing, {nodes} nodes"),
             None,
             "-",
-            move || worlds::shapes(nodes, nodes * 8),
+            move || workloads::shapes(nodes, nodes * 8),
         ));
     }
     rows

@@ -128,7 +128,7 @@ async fn apart_from_the_node(
     let grown = cluster.said(ns, "greedy", "main", "grow").await?;
     let held = grown["held_mib"].as_u64().context("no held_mib")?;
     ensure!((1901..=2000).contains(&held), "{grown}");
-    // What root of the node's own user namespace does, see `walls::server`.
+    // What root of the node's own user namespace does, see `attacks::server`.
     let write = "cd /run/aliquot/mps/pipe && ls -n && { touch x || rm control || echo kept; } 2>&1";
     let said = shell(write).await?;
     ensure!(said.ends_with("kept\n"), "it writes there: {said}");

@@ -349,8 +349,11 @@ pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
     for path in ["/dev/shm", "/run/aliquots", "/data"] {
         table.admitted(share(&mounted(path)));
     }
-    let walls = json!({ "securityContext": { "privileged": false } });
-    table.admitted(share(&with_container(&walls, &json!({ "hostPID": false }))));
+    let isolated = json!({ "securityContext": { "privileged": false } });
+    table.admitted(share(&with_container(
+        &isolated,
+        &json!({ "hostPID": false }),
+    )));
     cluster.apply_one(&live(&ns, &share(&nothing))).await?;
     let joins = |context: Value| {
         let container = json!({ "name": "late", "image": "busybox", "securityContext": context });

@@ -4,6 +4,7 @@
 
 mod accounts;
 mod admission;
+mod attacks;
 mod bench;
 mod burst;
 mod burst_clock;
@@ -62,7 +63,6 @@ mod types;
 mod up;
 mod usage;
 mod volume;
-mod walls;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -424,7 +424,7 @@ async fn test(
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
         ],
-        walls::claims(),
+        attacks::claims(),
     ];
     let mut claims = suite::select(all.concat(), filter);
     claims.retain(|claim| parts::has(part, claim.name));

@@ -225,7 +225,7 @@ async fn example(cluster: &mut Cluster, ns: &str) -> Result<()> {
     template_of(cluster, ns, "last", by_index(GPUS - 1)).await?;
     template(cluster, ns, "share", "2000Mi", &json!({})).await?;
 
-    // A share of ours and a device of theirs in one container, each with its own driver's walls.
+    // A share of ours and a device of theirs in one container, each isolated by its own driver.
     cluster
         .apply_one(&asks(ns, "both", &["share", "last"]))
         .await?;

@@ -26,14 +26,14 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
+use crate::attacks;
 use crate::identity::{gets_no_gpu, scheduler_client};
-use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        walls::scheduler::a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod,
-        walls::scheduler::an_agent_speaks_of_its_own_nodes_pods_alone_and_a_stranger_of_none,
-        walls::scheduler::a_new_signing_key_ends_no_share_and_a_revoked_one_starts_none,
+        attacks::scheduler::a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod,
+        attacks::scheduler::an_agent_speaks_of_its_own_nodes_pods_alone_and_a_stranger_of_none,
+        attacks::scheduler::a_new_signing_key_ends_no_share_and_a_revoked_one_starts_none,
     ]
 }
 

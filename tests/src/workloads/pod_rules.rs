@@ -94,7 +94,7 @@ pub fn orphans(count: usize, pods: usize) -> Vec<Event> {
 
 /// Pods that each avoid all others except those that are labelled as they are, in all namespaces.
 /// Every pod is matched by every other one's term, and avoided by it.
-pub fn strangers(count: usize, pods: usize) -> Vec<Event> {
+pub fn each_avoids_all(count: usize, pods: usize) -> Vec<Event> {
     all(hosts(count), pods, |index| {
         let app = format!("app-{index}");
         let mut pod = labelled(&format!("stranger-{index:05}"), &app);

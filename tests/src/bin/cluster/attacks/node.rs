@@ -16,15 +16,15 @@ use anyhow::{Context, Result, ensure};
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
+use crate::attacks;
 use crate::modes::policy;
 use crate::strangers::notice;
-use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        walls::node::a_share_whose_pod_was_deleted_by_force_is_held_until_its_container_is_dead,
-        walls::node::a_pod_that_holds_every_token_without_a_grant_is_evicted_and_the_next_share_starts,
-        walls::node::proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_new_shares_away,
+        attacks::node::a_share_whose_pod_was_deleted_by_force_is_held_until_its_container_is_dead,
+        attacks::node::a_pod_that_holds_every_token_without_a_grant_is_evicted_and_the_next_share_starts,
+        attacks::node::proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_new_shares_away,
     ]
 }
 

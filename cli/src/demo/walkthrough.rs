@@ -1,4 +1,4 @@
-//! The demo's story, and whether it went as expected.
+//! The demo's walkthrough, and whether it went as expected.
 //!
 //! Whole cards, two shares that meet on one card, one pod that must wait, and a tenant that runs
 //! into its limit beside them: sized by the cluster so that this is so whatever `--nodes` and
@@ -48,7 +48,7 @@ pub(crate) fn default_queues() -> Vec<Value> {
     ]
 }
 
-/// The story's own queues.
+/// The walkthrough's own queues.
 pub(crate) fn queues() -> Vec<Value> {
     vec![
         queue("company", None, -1.0),

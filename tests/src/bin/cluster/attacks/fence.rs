@@ -14,23 +14,23 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use serde_json::{Value, json};
 
+use crate::attacks;
 use crate::modes::policy;
-use crate::walls;
 
 /// MiB of the card of every claim here.
 const TOTAL: u64 = 49140;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        walls::fence::a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_is_told,
-        walls::fence::under_a_minimum_fence_shares_of_unequal_size_are_never_together,
-        walls::fence::who_calls_itself_an_mps_server_is_a_stranger,
-        walls::fence::who_draws_is_ended_whatever_the_mode,
-        walls::fence::memory_that_no_list_shows_is_granted_to_nobody,
-        walls::fence::a_compute_mode_that_another_process_changes_is_reported_and_set_right,
-        walls::fence::who_takes_all_clients_of_a_server_is_ended,
-        walls::fence::a_client_that_the_driver_lists_late_is_left_alone,
-        walls::fence::a_card_whose_processes_are_not_told_takes_no_share,
+        attacks::fence::a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_is_told,
+        attacks::fence::under_a_minimum_fence_shares_of_unequal_size_are_never_together,
+        attacks::fence::who_calls_itself_an_mps_server_is_a_stranger,
+        attacks::fence::who_draws_is_ended_whatever_the_mode,
+        attacks::fence::memory_that_no_list_shows_is_granted_to_nobody,
+        attacks::fence::a_compute_mode_that_another_process_changes_is_reported_and_set_right,
+        attacks::fence::who_takes_all_clients_of_a_server_is_ended,
+        attacks::fence::a_client_that_the_driver_lists_late_is_left_alone,
+        attacks::fence::a_card_whose_processes_are_not_told_takes_no_share,
     ]
 }
 

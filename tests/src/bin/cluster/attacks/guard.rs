@@ -19,18 +19,18 @@ use kube::{Api, Client, Config, ResourceExt};
 use proto::names::{NAMESPACE, guard, kai, request, resource};
 use serde_json::{Map, Value, json};
 
+use crate::attacks;
 use crate::guard::{Table, creates, guarded, share, with_container};
-use crate::walls;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        walls::guard::what_a_pod_asked_for_is_not_rewritten,
-        walls::guard::tokens_are_not_taken_past_the_scheduler,
-        walls::guard::a_runtime_class_gives_no_gpu_to_who_has_none,
-        walls::guard::a_namespace_is_exempted_by_an_admin_alone,
-        walls::guard::a_pod_full_of_annotations_is_seen_to_run_and_end,
-        walls::guard::a_namespace_uses_the_queues_of_its_list_alone,
-        walls::guard::a_pod_whose_group_is_refused_is_not_placed,
+        attacks::guard::what_a_pod_asked_for_is_not_rewritten,
+        attacks::guard::tokens_are_not_taken_past_the_scheduler,
+        attacks::guard::a_runtime_class_gives_no_gpu_to_who_has_none,
+        attacks::guard::a_namespace_is_exempted_by_an_admin_alone,
+        attacks::guard::a_pod_full_of_annotations_is_seen_to_run_and_end,
+        attacks::guard::a_namespace_uses_the_queues_of_its_list_alone,
+        attacks::guard::a_pod_whose_group_is_refused_is_not_placed,
     ]
 }
 

@@ -16,14 +16,14 @@ use nix::unistd::Pid;
 use proto::names::container;
 use serde_json::{Value, json};
 
-use crate::walls;
+use crate::attacks;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        walls::server::what_root_in_a_container_does_to_the_pipe_directory_ends_there,
-        walls::server::a_daemon_that_starts_again_is_found_by_containers_that_are_there,
-        walls::server::shared_memory_is_common_to_a_card_only_where_the_driver_needs_it,
-        walls::server::a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_set_right,
+        attacks::server::what_root_in_a_container_does_to_the_pipe_directory_ends_there,
+        attacks::server::a_daemon_that_starts_again_is_found_by_containers_that_are_there,
+        attacks::server::shared_memory_is_common_to_a_card_only_where_the_driver_needs_it,
+        attacks::server::a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_set_right,
     ]
 }
 
