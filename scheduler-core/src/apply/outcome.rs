@@ -406,24 +406,8 @@ pub(super) fn assumed(
         });
         return;
     };
-    let Some(spec) = state
-        .tasks
-        .get(task)
-        .and_then(|row| state.specs.get(row.spec))
-        .map(|row| Arc::clone(&row.spec))
-    else {
-        return;
-    };
     let node = state.node(&bind.node);
-    let holds = holds(
-        state,
-        config,
-        &spec,
-        &bind.pod,
-        node,
-        &bind.grants,
-        problems,
-    );
+    let holds = holds(state, config, &bind.pod, node, &bind.grants, problems);
     state.transition(
         task,
         TaskCell {

@@ -4,7 +4,7 @@ use super::node::worth;
 use crate::config::{Config, Plugin};
 use crate::ids::{GroupName, PodUid};
 use crate::model::{
-    Amount, Ask, ContainerGrant, Front, Lead, Phase, Placement, Pod, PodRules, TaskOrder,
+    Amount, Ask, ContainerGrant, Front, Lead, Mode, Phase, Placement, Pod, PodRules, TaskOrder,
 };
 use crate::problem::Problem;
 use crate::state::State;
@@ -437,15 +437,7 @@ fn placed(
             node: placement.node.clone(),
         });
     }
-    let holds = holds(
-        state,
-        config,
-        &spec,
-        &uid,
-        node,
-        &placement.grants,
-        problems,
-    );
+    let holds = holds(state, config, &uid, node, &placement.grants, problems);
     TaskCell {
         status,
         node: Some(node),
@@ -460,7 +452,6 @@ fn placed(
 pub(super) fn holds(
     state: &mut State,
     config: &Config,
-    spec: &Spec,
     uid: &PodUid,
     node: NodeKey,
     grants: &[ContainerGrant],
@@ -468,10 +459,6 @@ pub(super) fn holds(
 ) -> Vec<Hold> {
     let mut holds: Vec<Hold> = Vec::new();
     for grant in grants {
-        let init = spec
-            .gpus
-            .iter()
-            .any(|ask| ask.init && ask.container == grant.container);
         for uuid in &grant.cards {
             let card = state.card(uuid, node);
             let Some(row) = state.cards.get(card) else {
@@ -490,7 +477,8 @@ pub(super) fn holds(
                     card: uuid.clone(),
                 });
             }
-            let whole = grant.mode == crate::model::Mode::Exclusive;
+            // Init containers are lent the cards of the others: a pod has a whole card once.
+            let lent = grant.mode == Mode::Exclusive && holds.iter().any(|hold| hold.card == card);
             let hold = Hold {
                 container: grant.container.clone(),
                 card,
@@ -502,22 +490,9 @@ pub(super) fn holds(
                 mode: grant.mode,
                 note: grant.note.clone(),
                 asked: grant.asked,
-                lent: whole && init,
+                lent,
             };
             holds.push(worth(state, config, hold));
-        }
-    }
-    // Whole cards of init containers are lent only where an app container has them.
-    let own: Vec<_> = holds
-        .iter()
-        .filter(|hold| !hold.lent)
-        .map(|hold| hold.card)
-        .collect();
-    let mut counted = own;
-    for hold in holds.iter_mut().filter(|hold| hold.lent) {
-        if !counted.contains(&hold.card) {
-            counted.push(hold.card);
-            hold.lent = false;
         }
     }
     holds
