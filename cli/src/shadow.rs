@@ -24,7 +24,7 @@ use scheduler_core::ids::PodUid;
 use scheduler_core::units::{Duration, Time};
 use scheduler_core::{Core, Decision, Event, QueueView, Step, text};
 use serde_json::Value;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -66,6 +66,10 @@ impl Source {
         } else {
             let cluster = self.place.connect().await?;
             let objects = Objects::list(&cluster).await?;
+            for sentence in &objects.unread {
+                // A note: the answer stands on what could be read.
+                let _ = writeln!(std::io::stderr(), "aliquot: {sentence}; counted as none");
+            }
             Shadow::of_objects(objects, config, &self.scheduler_name, clock())
         };
         shadow.configure(|config| {
@@ -123,6 +127,8 @@ pub(crate) struct Objects {
     pub(crate) device_classes: Vec<DeviceClass>,
     pub(crate) device_claims: Vec<ResourceClaim>,
     pub(crate) templates: Vec<ResourceClaimTemplate>,
+    /// Kinds that could not be listed, and why: one sentence each.
+    pub(crate) unread: Vec<String>,
 }
 
 impl Objects {
@@ -137,6 +143,20 @@ impl Objects {
             cluster.list(),
             cluster.list(),
         )?;
+        // Without the right to list them, the answer is as if there were none.
+        let mut unread = Vec::new();
+        let shards = readable(cluster, &mut unread).await;
+        let namespaces = readable(cluster, &mut unread).await;
+        let claims = readable(cluster, &mut unread).await;
+        let volumes = readable(cluster, &mut unread).await;
+        let storage = readable(cluster, &mut unread).await;
+        let csi_nodes = readable(cluster, &mut unread).await;
+        let csi_drivers = readable(cluster, &mut unread).await;
+        let csi_capacities = readable(cluster, &mut unread).await;
+        let slices = readable(cluster, &mut unread).await;
+        let device_classes = readable(cluster, &mut unread).await;
+        let device_claims = readable(cluster, &mut unread).await;
+        let templates = readable(cluster, &mut unread).await;
         Ok(Self {
             pods,
             nodes,
@@ -145,20 +165,35 @@ impl Objects {
             groups,
             topologies,
             classes,
-            // Without the right to read them, the result is as if there were none.
-            shards: cluster.list().await.unwrap_or_default(),
-            namespaces: cluster.list().await.unwrap_or_default(),
-            claims: cluster.list().await.unwrap_or_default(),
-            volumes: cluster.list().await.unwrap_or_default(),
-            storage: cluster.list().await.unwrap_or_default(),
-            csi_nodes: cluster.list().await.unwrap_or_default(),
-            csi_drivers: cluster.list().await.unwrap_or_default(),
-            csi_capacities: cluster.list().await.unwrap_or_default(),
-            slices: cluster.list().await.unwrap_or_default(),
-            device_classes: cluster.list().await.unwrap_or_default(),
-            device_claims: cluster.list().await.unwrap_or_default(),
-            templates: cluster.list().await.unwrap_or_default(),
+            shards,
+            namespaces,
+            claims,
+            volumes,
+            storage,
+            csi_nodes,
+            csi_drivers,
+            csi_capacities,
+            slices,
+            device_classes,
+            device_claims,
+            templates,
+            unread,
         })
+    }
+}
+
+/// Everything of one kind; nothing, and why in `unread`, where it cannot be listed.
+async fn readable<K>(cluster: &Cluster, unread: &mut Vec<String>) -> Vec<K>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    K::DynamicType: Default,
+{
+    match cluster.list().await {
+        Ok(objects) => objects,
+        Err(failure) => {
+            unread.push(failure.sentence);
+            Vec::new()
+        }
     }
 }
 
@@ -280,11 +315,10 @@ impl Shadow {
         shadow
     }
 
-    /// An equal one that only places what fits, without evictions.
-    pub(crate) fn without_evictions(&self) -> Self {
-        let mut copy = self.copy();
-        copy.configure(|config| config.actions = vec![Step::Allocate]);
-        copy
+    /// From now on only places what fits, without evictions.
+    pub(crate) fn without_evictions(mut self) -> Self {
+        self.configure(|config| config.actions = vec![Step::Allocate]);
+        self
     }
 
     /// An equal one, to try things on.
@@ -410,6 +444,33 @@ mod tests {
     use super::*;
     use scheduler::trial::seconds;
     use scheduler_core::Action;
+    use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Fault};
+    use tokio_util::sync::CancellationToken;
+
+    #[tokio::test]
+    async fn a_kind_that_may_not_be_listed_is_named_and_counts_as_none() {
+        let server = ApiServer::bind(ApiConfig::default()).await.unwrap();
+        let (handle, stop) = (server.handle(), CancellationToken::new());
+        tokio::spawn(server.serve(stop.clone()));
+        handle.plan("GET", "/resourceslices", Fault::Forbidden);
+        let cluster = Cluster {
+            client: handle.config().try_into().unwrap(),
+            url: handle.url(),
+            namespace: "default".to_owned(),
+        };
+        let objects = Objects::list(&cluster).await.unwrap();
+        let [unread] = &objects.unread[..] else {
+            panic!("{:?}", objects.unread);
+        };
+        assert!(
+            unread.starts_with("the cluster refuses resourceslices: ")
+                && unread.ends_with("the right to get and list them is needed"),
+            "{unread}"
+        );
+        let objects = Objects::list(&cluster).await.unwrap();
+        assert_eq!(objects.unread, Vec::<String>::new());
+        stop.cancel();
+    }
 
     #[test]
     fn what_agents_wrote_is_read_as_if_they_had_said_it() {

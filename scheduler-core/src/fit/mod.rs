@@ -123,6 +123,9 @@ fn before_cards(
     if spec.wants_gpus() {
         mig(state, spec, key).map_err(|why| vec![why])?;
     }
+    if node.aligns && numa::is_unknown(state, key) && !spec.spec.aligned.is_empty() {
+        return Err(vec![NodeReason::AgentSilent]);
+    }
     if !numa::admits(state, &spec.spec, key, front, room) {
         return Err(vec![NodeReason::NumaAlignment]);
     }

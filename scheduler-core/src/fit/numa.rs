@@ -148,6 +148,12 @@ pub(super) fn zones_of_cards(
     })
 }
 
+/// No agent has reported the node's zones yet.
+pub(super) fn is_unknown(state: &State, key: NodeKey) -> bool {
+    let row = state.nodes.get(key);
+    row.is_some_and(|row| row.agent.is_none() && row.topology_manager.is_none())
+}
+
 fn aligning(state: &State, key: NodeKey) -> Option<(&NodeRow, &TopologyManager)> {
     let row = state.nodes.get(key)?;
     Some((row, row.topology_manager.as_deref()?))

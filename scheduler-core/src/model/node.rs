@@ -37,6 +37,9 @@ pub struct Node {
     /// True when a `GpuNode` of that name exists: its agent reports the cards, and before its first
     /// report ([`crate::Event::Cards`]) no pod with GPUs is placed here.
     pub managed: bool,
+    /// Its `GpuNode` says that the kubelet's topology manager refuses pods. Before the agent's
+    /// first report nothing is known of its zones, and no pod that is aligned is placed here.
+    pub aligns: bool,
 }
 
 impl Node {
@@ -67,6 +70,7 @@ impl Node {
             extended: BTreeMap::new(),
             gpus: 0,
             managed: false,
+            aligns: false,
         }
     }
 }

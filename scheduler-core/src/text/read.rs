@@ -206,6 +206,7 @@ fn node(line: &Line) -> Read<Node> {
         extended: extended(line)?,
         gpus: line.number("gpus")?.unwrap_or(0),
         managed: line.flag("managed"),
+        aligns: line.flag("aligns"),
         ..Node::named(name)
     })
 }

@@ -257,6 +257,7 @@ impl Text {
         self.unless("pods", node.pods, 0);
         self.unless("gpus", node.gpus, 0);
         self.flag("managed", node.managed);
+        self.flag("aligns", node.aligns);
         self.flag("unschedulable", node.unschedulable);
         for why in &node.not_ready {
             self.pair("not-ready", why);

@@ -96,10 +96,12 @@ pub struct World {
     config_maps: config_maps::ConfigMapUsers,
     devices: devices::DeviceObjects,
     again: recheck::RecheckQueue,
-    /// As the core has them, but for `managed`.
+    /// As the core has them.
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
     default_modes: BTreeMap<String, Mode>,
+    /// Nodes whose `GpuNode` says that their kubelet refuses pods for their zones.
+    aligning: BTreeSet<String>,
     /// The last word of each agent that is heard.
     states: BTreeMap<String, NodeState>,
     /// Nodes whose agents have no stream now.
@@ -158,6 +160,7 @@ impl World {
             again: recheck::RecheckQueue::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
+            aligning: BTreeSet::new(),
             states: BTreeMap::new(),
             disconnected: BTreeSet::new(),
             told: BTreeMap::new(),
@@ -473,9 +476,14 @@ impl World {
                 self.gpu_nodes.there(&name);
                 let mode = object.spec.default_mode.map_or(Mode::Mps, pod::mode);
                 let before = self.default_modes.insert(name.clone(), mode);
-                let mut events = Vec::new();
+                let manager = object.spec.topology_manager.as_ref();
+                if manager.is_some_and(|manager| manager.policy.refuses()) {
+                    self.aligning.insert(name.clone());
+                } else {
+                    self.aligning.remove(&name);
+                }
+                let mut events = self.judge_managed(&name);
                 if before != Some(mode) {
-                    events.extend(self.judge_managed(&name));
                     events.extend(self.cards(&name));
                 }
                 if self.observing && object.status.is_some() {
@@ -498,6 +506,7 @@ impl World {
 
     fn unmanaged(&mut self, name: &str) -> Vec<Event> {
         self.default_modes.remove(name);
+        self.aligning.remove(name);
         self.judge_managed(name)
     }
 
@@ -511,10 +520,12 @@ impl World {
     }
 
     fn judge_managed(&mut self, name: &str) -> Vec<Event> {
-        let managed = self.is_managed(name);
+        let (managed, aligns) = (self.is_managed(name), self.aligning.contains(name));
         let node = self.known_nodes.get_mut(name);
-        let changed = node.filter(|node| node.managed != managed).map(|node| {
+        let node = node.filter(|node| (node.managed, node.aligns) != (managed, aligns));
+        let changed = node.map(|node| {
             node.managed = managed;
+            node.aligns = aligns;
             Event::Node(node.clone())
         });
         changed.into_iter().collect()

@@ -131,6 +131,7 @@ impl World {
                     self.listing.remove(&name);
                 }
                 let mut node = of(&node, self.is_managed(&name));
+                node.aligns = self.aligning.contains(&name);
                 self.storage.csi().limit(&mut node);
                 // The kubelet's heartbeat changes nothing here.
                 if self.known_nodes.get(&name) == Some(&node) {

@@ -135,6 +135,27 @@ fn a_node_is_managed_while_its_gpu_node_exists_and_heartbeats_are_no_news() {
 }
 
 #[test]
+fn a_node_aligns_as_its_gpu_node_says_before_its_agent_is_heard() {
+    let mut world = world();
+    let node = json!({"metadata": {"name": "n1", "uid": "x"}});
+    let gpu_node = |spec: Value| {
+        let object = json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": spec});
+        Fact::GpuNode(there(object))
+    };
+    let aligns = |events: Vec<Event>| match events.as_slice() {
+        [Event::Node(node)] => node.aligns,
+        other => panic!("{other:?}"),
+    };
+    let restricted = || gpu_node(json!({"topologyManager": {"policy": "restricted"}}));
+    assert!(world.take(restricted()).is_empty());
+    assert!(aligns(world.take(Fact::Node(there(node)))));
+    let best = json!({"topologyManager": {"policy": "best-effort"}});
+    assert!(!aligns(world.take(gpu_node(best))));
+    assert!(aligns(world.take(restricted())));
+    assert!(world.take(restricted()).is_empty());
+}
+
+#[test]
 fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen() {
     let mut world = world();
     let node = |allocatable: Value| json!({"metadata": {"name": "n1", "uid": "x"}, "status": {"allocatable": allocatable}});
