@@ -256,20 +256,6 @@ pub fn held(local: &Local, minted: &Minted, pods: &Pods) -> Held {
     held
 }
 
-/// Cards that the kubelet's checkpoint gives whole to pods that have ended.
-pub fn uncollected(local: &Local, held: &Held) -> BTreeSet<GpuUuid> {
-    let entries = local.checkpoint.iter().flat_map(|c| &c.entries);
-    let of_devices = entries.filter_map(|entry| {
-        let resource = Resource::parse(&entry.resource)?;
-        resource.is_of_devices().then_some((resource, &entry.ids))
-    });
-    of_devices
-        .flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)))
-        .filter(|(resource, id)| !held.contains_key(&(*resource, (*id).clone())))
-        .map(|(_, id)| GpuUuid::from(id.as_str()))
-        .collect()
-}
-
 /// Since when something that is expected is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Absences {

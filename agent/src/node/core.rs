@@ -157,10 +157,6 @@ pub struct Core {
     pools: BTreeMap<GpuUuid, Pool>,
     numa: Option<Arc<Numa>>,
     registered: bool,
-    /// Since when.
-    registered_at: Option<Instant>,
-    /// Cards that the kubelet may still count for pods that have ended.
-    uncollected: BTreeSet<GpuUuid>,
     leaving: bool,
     obstacles: BTreeMap<Obstacle, String>,
     absences: Absences,
@@ -219,8 +215,6 @@ impl Core {
             pools: BTreeMap::new(),
             numa: None,
             registered: false,
-            registered_at: None,
-            uncollected: BTreeSet::new(),
             leaving: false,
             obstacles: BTreeMap::new(),
             absences: Absences::default(),
@@ -315,10 +309,7 @@ impl Core {
                 };
                 self.minted.insert(alloc, fresh);
             }
-            Event::Registered(registered) => {
-                self.registered = registered;
-                self.registered_at = registered.then_some(now);
-            }
+            Event::Registered(registered) => self.registered = registered,
             Event::Leaving => self.leaving = true,
             Event::Obstacle(what, why) => {
                 match why {
@@ -592,11 +583,7 @@ impl Core {
     /// it, permanently rejects pods with the card, whatever it showed before.
     fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
         if self.registered && !self.leaving {
-            let mut pools = self.pools.clone();
-            for card in &self.uncollected {
-                pools.insert(card.clone(), Pool::None);
-            }
-            return pools;
+            return self.pools.clone();
         }
         let cards = self.inventory.cards.iter();
         cards.map(|card| (card.uuid.clone(), Pool::None)).collect()

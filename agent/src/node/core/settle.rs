@@ -19,11 +19,6 @@ use std::time::{Duration, Instant};
 /// A runtime that ignored CDI is not tried again for this time: each try costs a pod. A restarted
 /// agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
-/// A kubelet that has just started counts IDs of pods that have ended as in use, and rejects pods
-/// that need them: it removes them once it has had its first list of pods (`UpdateAllocatedDevices`
-/// in its device manager). It does not say when that was; on an idle node it takes a second.
-const COLLECTS_WITHIN: Duration = Duration::from_secs(3);
-
 impl Core {
     /// Recomputes everything that follows from the known facts.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
@@ -45,12 +40,6 @@ impl Core {
             })
             .and_then(|(part, _)| Some((*part, self.local.unreadable.get(part)?.clone())));
         self.held = reconcile::held(&self.local, &self.minted, &self.pods);
-        self.uncollected = match self.registered_at {
-            Some(at) if now.saturating_duration_since(at) < COLLECTS_WITHIN => {
-                reconcile::uncollected(&self.local, &self.held)
-            }
-            _ => BTreeSet::new(),
-        };
         self.take_stock(now, effects);
         self.admit_pods(effects);
         let busy = self.busy();

@@ -77,14 +77,7 @@ pub(crate) async fn what_a_topology_manager_would_refuse_waits_and_none_of_many_
         let said = json!({ "policy": "single-numa-node", "scope": "container" });
         policy(cluster, json!({ "topologyManager": said })).await?;
         third_waits(cluster).await?;
-        many(cluster, pod_count(24)).await?;
-        cluster.clean().await?;
-        two_sockets::leave(cluster).await?;
-        two_sockets::align(cluster, "restricted", "pod").await?;
-        let said = json!({ "policy": "restricted", "scope": "pod" });
-        policy(cluster, json!({ "topologyManager": said })).await?;
-        cluster.aliquot(&Hardware::preset("T4", 8)).await?;
-        many(cluster, pod_count(12)).await
+        many(cluster, pod_count(24)).await
     }
     .await;
     let cleaned = cluster.clean().await;

@@ -229,30 +229,6 @@ fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed_before() {
 }
 
 #[test]
-fn a_kubelet_that_starts_shows_no_card_that_it_may_count_for_a_pod_that_ended() {
-    let mut world = World::new();
-    let mut core = world.started();
-    for one in [Step::Bind(1, true, 0, 0), Step::Allocate(1), Step::Look] {
-        step(&mut world, &mut core, &one);
-    }
-    assert_eq!(world.checkpoint.entries.len(), 1);
-    let pools = BTreeMap::from([(uuid(0), Pool::Whole), (uuid(1), Pool::Whole)]);
-    world.tell(&mut core, Event::Pools(pools));
-    let shown = |core: &Core| -> Vec<Pool> { core.state().kubelet_pools.into_values().collect() };
-    world.tell(&mut core, Event::Registered(true));
-    assert_eq!(shown(&core), [Pool::Whole; 2], "its pod is there");
-    world.tell(&mut core, Event::Registered(false));
-    step(&mut world, &mut core, &Step::Gone(1));
-    // An answer is remembered until it is surely in the checkpoint.
-    world.now += Duration::from_mins(1);
-    world.tell(&mut core, Event::Registered(true));
-    assert_eq!(shown(&core), [Pool::None, Pool::Whole]);
-    world.now += Duration::from_secs(3);
-    world.tell(&mut core, Event::Tick);
-    assert_eq!(shown(&core), [Pool::Whole; 2]);
-}
-
-#[test]
 fn an_agent_that_leaves_shows_no_card_and_serves_what_is_bound() {
     let mut world = World::new();
     let mut core = world.started();
