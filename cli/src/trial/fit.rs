@@ -293,56 +293,6 @@ n1    1       7      3000  mps"
         );
     }
 
-    /// On a node whose GPUs are given by claims alone, a request by count is served by one.
-    #[test]
-    fn a_class_serves_whole_gpus() {
-        let resources = |gpu: i32| json!({"quota": gpu, "limit": -1, "overQuotaWeight": 1});
-        let queue = json!({
-            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "default-queue"},
-            "spec": {"resources": {"gpu": resources(2), "cpu": resources(-1), "memory": resources(-1)}},
-        });
-        let objects = crate::shadow::Objects {
-            nodes: vec![
-                serde_json::from_value(json!({
-                    "metadata": {"name": "n1", "uid": "n1"},
-                    "status": {
-                        "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "110"},
-                        "conditions": [{"type": "Ready", "status": "True"}],
-                    },
-                }))
-                .unwrap(),
-            ],
-            queues: vec![serde_json::from_value(queue).unwrap()],
-            device_classes: vec![serde_json::from_value(json!({
-                "metadata": {"name": "gpu.example.com"},
-                "spec": {
-                    "extendedResourceName": "nvidia.com/gpu",
-                    "selectors": [{"cel": {"expression": "device.driver == 'gpu.example.com'"}}],
-                },
-            }))
-            .unwrap()],
-            slices: vec![
-                serde_json::from_value(json!({
-                    "metadata": {"name": "n1-gpu"},
-                    "spec": {
-                        "driver": "gpu.example.com", "nodeName": "n1",
-                        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
-                        "devices": [{"name": "gpu-0"}, {"name": "gpu-1"}],
-                    },
-                }))
-                .unwrap(),
-            ],
-            ..Default::default()
-        };
-        let config = scheduler_core::Config::default();
-        let now = scheduler_core::units::Time(1_800_000_000_000);
-        let shadow = Shadow::of_objects(objects, config, "kai-scheduler", now);
-        let args = Line::try_parse_from(["fit", "--gpus", "1"]).unwrap().args;
-        let (report, enough) = fitted(shadow, &args).unwrap();
-        let text = Output::default().render(&report, false);
-        assert!(enough && text.contains("It fits 2 times now."), "{text}");
-    }
-
     #[test]
     fn what_does_not_fit_says_why() {
         for (flags, words) in [
