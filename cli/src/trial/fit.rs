@@ -239,7 +239,9 @@ fn label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shadow::Objects;
     use clap::Parser;
+    use scheduler_core::units::Time;
 
     #[derive(Parser)]
     struct Line {
@@ -260,9 +262,13 @@ pod guest ns=team created=1 gpu-memory.main=20000 extended.aliquot.dev/gpu-share
 ";
 
     fn fit(flags: &[&str]) -> Result<(String, bool), String> {
+        let config = scheduler_core::Config::default();
+        fit_in(Shadow::of_text(CLUSTER, config, "kai-scheduler")?, flags)
+    }
+
+    fn fit_in(shadow: Shadow, flags: &[&str]) -> Result<(String, bool), String> {
         let line = Line::try_parse_from([&["fit"], flags].concat());
         let args = line.map_err(|error| error.to_string())?.args;
-        let shadow = Shadow::of_text(CLUSTER, scheduler_core::Config::default(), "kai-scheduler")?;
         let (report, enough) = fitted(shadow, &args).map_err(|failure| failure.sentence)?;
         Ok((Output::default().render(&report, false), enough))
     }
@@ -291,6 +297,35 @@ n1    1       7      3000  mps"
                 true
             )
         );
+    }
+
+    /// A node whose device plugin lists no GPU, with another driver's devices (KEP-5004).
+    #[test]
+    fn whole_gpus_that_a_claim_stands_in_for_are_counted() {
+        let objects = Objects {
+            nodes: vec![object(json!({"metadata": {"name": "n1"}, "status": {
+                "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}]}}))],
+            queues: vec![object(json!({"metadata": {"name": "default-queue"}, "spec": {
+                "resources": {"gpu": {"quota": -1, "limit": -1}, "cpu": {"quota": -1, "limit": -1},
+                    "memory": {"quota": -1, "limit": -1}}}}))],
+            device_classes: vec![object(json!({"metadata": {"name": "gpu"}, "spec": {
+                "extendedResourceName": "nvidia.com/gpu",
+                "selectors": [{"cel": {"expression": "device.driver == \"gpu.example.com\""}}]}}))],
+            slices: vec![object(json!({"metadata": {"name": "s"}, "spec": {
+                "driver": "gpu.example.com", "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "a"}, {"name": "b"}]}}))],
+            ..Objects::default()
+        };
+        let config = scheduler_core::Config::default();
+        let shadow = Shadow::of_objects(objects, config, "kai-scheduler", Time(100_000));
+        let (text, enough) = fit_in(shadow, &["--gpus", "1"]).unwrap();
+        assert!(enough && text.contains("It fits 2 times now."), "{text}");
+    }
+
+    fn object<K: serde::de::DeserializeOwned>(object: serde_json::Value) -> K {
+        serde_json::from_value(object).unwrap()
     }
 
     #[test]

@@ -217,6 +217,7 @@ pub fn take_pod(
     pod.metadata.name = Some(name.clone());
     pod.metadata.uid = Some(uid.to_string());
     pod.status = None;
+    default_requests(&mut pod);
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let mut events = Vec::new();
     for claim in templates.instantiate(&mut pod) {
@@ -240,6 +241,24 @@ pub fn take_pod(
         warnings: amended.warnings,
         events,
     })
+}
+
+/// What a container does not request is its limit: Kubernetes' `SetDefaults_Pod`.
+fn default_requests(pod: &mut Pod) {
+    let Some(spec) = &mut pod.spec else {
+        return;
+    };
+    let inits = spec.init_containers.iter_mut().flatten();
+    for resources in inits
+        .chain(&mut spec.containers)
+        .filter_map(|container| container.resources.as_mut())
+    {
+        let limits = resources.limits.clone().unwrap_or_default();
+        let requests = resources.requests.get_or_insert_default();
+        for (name, limit) in limits {
+            requests.entry(name).or_insert(limit);
+        }
+    }
 }
 
 /// Whether a pod has a place, or will have one as soon as the leaving pods there have ended.
