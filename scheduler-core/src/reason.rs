@@ -150,7 +150,10 @@ pub(crate) enum CardReason {
         reason: Arc<str>,
     },
     /// Held whole by a pod.
-    HeldWhole,
+    HeldWhole {
+        /// As many other cards its holders have, and the agent has not reported which.
+        elsewhere: u32,
+    },
     /// Wanted whole, but shared.
     Shared {
         shares: u32,
@@ -201,7 +204,11 @@ impl fmt::Display for CardReason {
             Self::Unhealthy(why) => write!(f, "unhealthy: {why}"),
             Self::Cordoned => f.write_str("cordoned"),
             Self::Paused { reason } => write!(f, "paused after a refused grant: {reason}"),
-            Self::HeldWhole => f.write_str("held as a whole GPU"),
+            Self::HeldWhole { elsewhere: 0 } => f.write_str("held as a whole GPU"),
+            Self::HeldWhole { elsewhere } => write!(
+                f,
+                "held as a whole GPU by several pods, which hold {elsewhere} more of the node's GPUs: the agent has not reported which yet",
+            ),
             Self::Shared { shares: 1 } => f.write_str("1 share on it"),
             Self::Shared { shares } => write!(f, "{shares} shares on it"),
             Self::Strangers(mib) => {
@@ -541,7 +548,8 @@ mod tests {
             Paused {
                 reason: "WHY".into(),
             },
-            HeldWhole,
+            HeldWhole { elsewhere: 0 },
+            HeldWhole { elsewhere: 1 },
             Shared { shares: 1 },
             Shared { shares: 2 },
             Strangers(Mib(7)),
@@ -573,7 +581,7 @@ mod tests {
                 | Unhealthy(_)
                 | Cordoned
                 | Paused { .. }
-                | HeldWhole
+                | HeldWhole { .. }
                 | Shared { .. }
                 | Strangers(_)
                 | InMode { .. }

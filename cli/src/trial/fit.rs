@@ -306,9 +306,11 @@ n1    1       7      3000  mps"
             nodes: vec![object(json!({"metadata": {"name": "n1"}, "status": {
                 "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
                 "conditions": [{"type": "Ready", "status": "True"}]}}))],
-            queues: vec![object(json!({"metadata": {"name": "default-queue"}, "spec": {
+            queues: vec![object(
+                json!({"metadata": {"name": "default-queue"}, "spec": {
                 "resources": {"gpu": {"quota": -1, "limit": -1}, "cpu": {"quota": -1, "limit": -1},
-                    "memory": {"quota": -1, "limit": -1}}}}))],
+                    "memory": {"quota": -1, "limit": -1}}}}),
+            )],
             device_classes: vec![object(json!({"metadata": {"name": "gpu"}, "spec": {
                 "extendedResourceName": "nvidia.com/gpu",
                 "selectors": [{"cel": {"expression": "device.driver == \"gpu.example.com\""}}]}}))],

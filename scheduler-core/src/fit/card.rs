@@ -91,7 +91,8 @@ pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
 pub(crate) fn whole_taken(used: CardUse) -> Option<CardReason> {
     let after = used.after();
     if after.modes[0] > 0 {
-        return Some(CardReason::HeldWhole);
+        let elsewhere = after.elsewhere();
+        return Some(CardReason::HeldWhole { elsewhere });
     }
     (after.holds() > 0).then_some(CardReason::Shared {
         shares: after.holds(),
@@ -114,7 +115,8 @@ pub(crate) fn share(
         return Err(CardReason::Slice);
     }
     if beside.modes[0] > 0 {
-        return Err(CardReason::HeldWhole);
+        let elsewhere = beside.elsewhere();
+        return Err(CardReason::HeldWhole { elsewhere });
     }
     let in_use = Mode::ALL
         .into_iter()

@@ -3,16 +3,19 @@
 //!
 //! In: a case from which a cluster is built, and what arrives and ends in each turn. Out: how often
 //! each relaxation ruled a search out. With `Config::verify` the core has each followed by the search.
+//!
+//! The kubelets admit pods in an order of their own, and choose the cards of whole GPUs. Of some pods
+//! the cards are known one turn later: until then two pods seem to hold one card.
 
 use proptest::prelude::*;
-use scheduler_core::ids::{GroupName, PodUid, QueueName};
+use scheduler_core::ids::{GpuUuid, GroupName, PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
-    Queue, Share,
+    Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
+    PodGroup, ProductQuota, Queue, Share,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{Action, Bind, Config, Core, Event, Evict, Outcome, OutcomeResult, text};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const CARD: u64 = 48;
 
@@ -39,6 +42,10 @@ pub(crate) struct Case {
     /// department's.
     products: Vec<Option<(Option<u64>, Option<u64>)>>,
     turns: Vec<(Vec<Job>, usize)>,
+    /// Of the pods in the order of their admission: the agent says at once which cards a pod got.
+    heard: Vec<bool>,
+    /// Whole GPUs may get a card that a share of the same decision was to have.
+    races: bool,
 }
 
 fn job() -> impl Strategy<Value = Job> {
@@ -79,26 +86,39 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(vec![None; 5]), prop::collection::vec(product, 5)],
         any::<bool>(),
         prop::collection::vec(turn, 2..6),
+        prop_oneof![Just(Vec::new()), prop::collection::vec(any::<bool>(), 1..8)],
+        any::<bool>(),
     )
-        .prop_map(|(nodes, quotas, products, no_shares, mut turns)| {
-            for job in turns.iter_mut().flat_map(|(jobs, _)| jobs) {
-                if no_shares && matches!(job.ask, Ask::Share(_)) {
-                    job.ask = Ask::Whole(1);
+        .prop_map(
+            |(nodes, quotas, products, no_shares, mut turns, heard, races)| {
+                for job in turns.iter_mut().flat_map(|(jobs, _)| jobs) {
+                    if no_shares && matches!(job.ask, Ask::Share(_)) {
+                        job.ask = Ask::Whole(1);
+                    }
                 }
-            }
-            Case {
-                nodes,
-                quotas,
-                products,
-                turns,
-            }
-        })
+                Case {
+                    nodes,
+                    quotas,
+                    products,
+                    turns,
+                    heard,
+                    races,
+                }
+            },
+        )
 }
 
 #[derive(Default)]
 struct World {
     pods: BTreeMap<PodUid, Pod>,
     log: String,
+    admitted: usize,
+    /// The cards of whole GPUs, as the kubelet gave them.
+    given: BTreeMap<PodUid, Vec<GpuUuid>>,
+    /// Whose cards the agent has yet to name.
+    unheard: Vec<PodUid>,
+    /// Shares whose card has become another pod's: the agent refuses them.
+    refused: Vec<PodUid>,
 }
 
 impl World {
@@ -176,8 +196,16 @@ impl World {
         }
     }
 
-    /// Pods that were evicted a turn ago leave, and the first ones that run end.
+    /// The agent names the cards that it has not named, and refuses shares; pods that were evicted
+    /// a turn ago leave, and the first ones that run end.
     fn end(&mut self, core: &mut Core, ended: usize) {
+        for uid in std::mem::take(&mut self.unheard) {
+            self.name_cards(core, &uid);
+        }
+        for uid in std::mem::take(&mut self.refused) {
+            self.pods.remove(&uid);
+            self.tell(core, Event::PodGone(uid));
+        }
         let leaves = |pod: &&Pod| matches!(pod.phase, Phase::Releasing(_));
         let runs = |pod: &&Pod| matches!(pod.phase, Phase::Running(_));
         let leave = self.pods.values().filter(leaves);
@@ -185,14 +213,93 @@ impl World {
         let gone: Vec<PodUid> = leave.chain(end).map(|pod| pod.uid.clone()).collect();
         for uid in gone {
             self.pods.remove(&uid);
+            self.given.remove(&uid);
             self.tell(core, Event::PodGone(uid));
         }
     }
 
-    fn decide(&mut self, core: &mut Core, now: Time) -> BTreeMap<&'static str, u64> {
+    /// The kubelets admit these pods, the last one first, and give whole GPUs the first cards that
+    /// are free.
+    fn admit(&mut self, core: &mut Core, bound: &[PodUid], case: &Case) {
+        if case.heard.is_empty() {
+            return;
+        }
+        let has_whole = |pod: &Pod| {
+            grants(pod)
+                .iter()
+                .any(|grant| grant.mode == Mode::Exclusive)
+        };
+        let mut taken: BTreeSet<GpuUuid> = BTreeSet::new();
+        for (uid, pod) in &self.pods {
+            if let Some(given) = self.given.get(uid) {
+                taken.extend(given.iter().cloned());
+            } else if !(bound.contains(uid) && (case.races || has_whole(pod))) {
+                taken.extend(grants(pod).iter().flat_map(|grant| grant.cards.clone()));
+            }
+        }
+        for uid in bound.iter().rev() {
+            let pod = &self.pods[uid];
+            let Some(at) = placement(pod).filter(|_| has_whole(pod)) else {
+                continue;
+            };
+            let of_node = |name: &usize| format!("n{name}") == at.node.as_str();
+            let node = (0..case.nodes.len()).find(of_node).unwrap();
+            let wanted: usize = at.grants.iter().map(|grant| grant.cards.len()).sum();
+            let cards =
+                (0..case.nodes[node]).map(|card| GpuUuid::new(format!("GPU-{node}-{card}")));
+            let given: Vec<GpuUuid> = cards
+                .filter(|card| !taken.contains(card))
+                .take(wanted)
+                .collect();
+            assert_eq!(
+                given.len(),
+                wanted,
+                "the kubelet refuses {uid}\n{}",
+                self.log
+            );
+            taken.extend(given.iter().cloned());
+            self.given.insert(uid.clone(), given);
+            self.unheard.push(uid.clone());
+        }
+        for uid in bound.iter().filter(|uid| !self.given.contains_key(*uid)) {
+            let lost = |card: &GpuUuid| self.given.values().flatten().any(|given| given == card);
+            let mut cards = grants(&self.pods[uid])
+                .iter()
+                .flat_map(|grant| &grant.cards);
+            if cards.any(lost) {
+                self.refused.push(uid.clone());
+            }
+        }
+        for uid in std::mem::take(&mut self.unheard) {
+            let heard = case.heard[self.admitted % case.heard.len()];
+            self.admitted += 1;
+            if heard {
+                self.name_cards(core, &uid);
+            } else {
+                self.unheard.push(uid);
+            }
+        }
+    }
+
+    fn name_cards(&mut self, core: &mut Core, uid: &PodUid) {
+        let (Some(pod), Some(given)) = (self.pods.get(uid), self.given.get(uid)) else {
+            return;
+        };
+        let (mut pod, mut given) = (pod.clone(), given.iter().cloned());
+        let (Phase::Running(at) | Phase::Releasing(Some(at))) = &mut pod.phase else {
+            return;
+        };
+        for grant in &mut at.grants {
+            grant.cards = given.by_ref().take(grant.cards.len()).collect();
+        }
+        self.show(core, pod);
+    }
+
+    fn decide(&mut self, core: &mut Core, now: Time, case: &Case) -> BTreeMap<&'static str, u64> {
         let decision = core.decide(now);
         self.log.push_str(&text::decision(&decision));
         assert_eq!(core.violations(), Vec::<String>::new(), "{}", self.log);
+        let mut bound = Vec::new();
         for action in &decision.actions {
             let outcome = Outcome {
                 decision: action.decision(),
@@ -200,6 +307,9 @@ impl World {
             };
             self.tell(core, Event::Outcome(outcome));
             let (Action::Bind(Bind { pod, .. }) | Action::Evict(Evict { pod, .. })) = action;
+            if let Action::Bind(_) = action {
+                bound.push(pod.clone());
+            }
             let mut pod = self.pods[pod].clone();
             pod.phase = match (action, pod.phase) {
                 (Action::Bind(bind), _) => Phase::Running(bind.placement()),
@@ -208,8 +318,20 @@ impl World {
             };
             self.show(core, pod);
         }
+        self.admit(core, &bound, case);
         decision.ruled_out
     }
+}
+
+fn placement(pod: &Pod) -> Option<&Placement> {
+    match &pod.phase {
+        Phase::Running(at) | Phase::Releasing(Some(at)) => Some(at),
+        _ => None,
+    }
+}
+
+fn grants(pod: &Pod) -> &[ContainerGrant] {
+    placement(pod).map_or(&[], |at| &at.grants)
 }
 
 /// How often each relaxation ruled something out.
@@ -224,7 +346,7 @@ pub(crate) fn run(case: &Case) -> BTreeMap<&'static str, u64> {
         for (index, job) in jobs.iter().enumerate() {
             world.arrive(&mut core, job, &format!("j{turn}{index}"), now);
         }
-        for (name, times) in world.decide(&mut core, now) {
+        for (name, times) in world.decide(&mut core, now, case) {
             *ruled_out.entry(name).or_default() += times;
         }
     }

@@ -20,7 +20,6 @@ use crate::ledger::CardMemory;
 use crate::model::{Amount, Ask, ContainerAsk, Mode};
 use crate::state::cell::CardSums;
 use crate::state::rows::{CardKey, Hold, JobKey, NodeKey, SpecKey, SpecRow};
-use crate::state::transition::mode_index;
 use crate::units::Mib;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
@@ -365,15 +364,15 @@ impl Cycle<'_> {
                 return movable_pods;
             };
             let mut stays = used.after();
+            if stays.elsewhere() > 0 {
+                // Its holders have other cards too, and which is not known.
+                movable_pods.perhaps = true;
+                return movable_pods;
+            }
             stays.limits = stays.limits.saturating_sub(gone.limits);
             stays.nominal = stays.nominal.saturating_sub(gone.nominal);
             for (count, gone) in stays.modes.iter_mut().zip(gone.modes) {
                 *count = count.saturating_sub(gone);
-            }
-            if gone.modes[mode_index(Mode::Exclusive)] > 0 && gone.holds() + stays.holds() > 1 {
-                // Nothing could be packed onto it like that.
-                movable_pods.perhaps = true;
-                return movable_pods;
             }
             let mut bin = Bin::new(fit::card::memory(row), stays);
             // They may stay, whatever has become of the card.

@@ -10,8 +10,10 @@ use aliquot_tests::share::{container, pod};
 use aliquot_tests::two_sockets::{self, RUNTIME_CLASS};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, anyhow, ensure};
-use kube::ResourceExt as _;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
 use proto::names::resource::GPU;
 use serde_json::{Value, json};
 
@@ -119,31 +121,51 @@ async fn third_waits(cluster: &mut Cluster) -> Result<()> {
     cluster.clean().await
 }
 
-/// Pods that come together, more than fit at once, all end well.
+/// Jobs that come together, more than fit at once, all succeed, and the kubelet refuses none of
+/// their pods. A pod that the scheduler evicts is made again by its Job.
 async fn many(cluster: &mut Cluster, count: usize) -> Result<()> {
     let ns = cluster.namespace().await?;
     let mut random = SplitMix64::new(count as u64);
     for n in 0..count {
-        let pod = any(&ns, &format!("p{n}"), &mut random);
-        cluster.apply_one(&pod).await?;
+        let job = job(&any(&ns, "", &mut random), &ns, &format!("p{n}"));
+        cluster.apply_one(&job).await?;
     }
     let pods = cluster.pods(&ns);
+    let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), &ns);
     let list = ListParams::default().labels("app=many");
     let patience = Duration::from_secs(30 + 3 * count as u64);
-    until("all of them end", patience, || async {
+    until("all of them succeed", patience, || async {
         let all = pods.list(&list).await?.items;
-        let ended = |phase: &'static str| all.iter().filter(move |pod| phase_of(pod) == phase);
-        if let Some(failed) = ended("Failed").next() {
-            let name = failed.name_any();
-            return Ok(Seen::Never(anyhow!("{name}: {}", describe(failed))));
+        let reason = |pod: &Pod| pod.status.as_ref().and_then(|s| s.reason.clone());
+        let refused = |pod: &&Pod| reason(pod).as_deref() == Some(REFUSED);
+        if let Some(refused) = all.iter().find(refused) {
+            let name = refused.name_any();
+            return Ok(Seen::Never(anyhow!("{name}: {}", describe(refused))));
         }
+        let jobs = jobs.list(&ListParams::default()).await?.items;
+        let succeeded = |job: &&Job| job.status.as_ref().and_then(|s| s.succeeded) == Some(1);
+        let done = jobs.iter().filter(succeeded).count();
         let rest = all.iter().filter(|pod| phase_of(pod) != "Succeeded");
         let rest: Vec<String> = rest
             .map(|pod| format!("{}: {}", pod.name_any(), describe(pod)))
             .collect();
-        // Consolidation may delete a pod, which has no owner that makes it again.
-        let most = all.len() * 10 > count * 8;
-        Ok(Seen::when(most && rest.is_empty(), rest.join("; ")))
+        Ok(Seen::when(done == count, rest.join("; ")))
     })
     .await
+}
+
+/// A Job of one such pod.
+fn job(pod: &Value, namespace: &str, name: &str) -> Value {
+    let (mut metadata, spec) = (pod["metadata"].clone(), &pod["spec"]);
+    for own in ["name", "namespace"] {
+        metadata.as_object_mut().map(|fields| fields.remove(own));
+    }
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": { "namespace": namespace, "name": name },
+        "spec": {
+            "backoffLimit": 20,
+            "template": { "metadata": metadata, "spec": spec },
+        },
+    })
 }
