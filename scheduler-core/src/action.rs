@@ -213,17 +213,20 @@ pub enum EvictCause {
     Preempt,
     /// Its gang is below its minimum.
     StaleGang,
+    /// It is moved so that an autoscaler can remove its node.
+    ScaleDown,
 }
 
 impl EvictCause {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::GrantRefused,
         Self::AgentRequest,
         Self::Consolidation,
         Self::Reclaim,
         Self::Preempt,
         Self::StaleGang,
+        Self::ScaleDown,
     ];
 
     /// For other pods, so that disruption budgets apply. An eviction because of the pod itself
@@ -231,7 +234,11 @@ impl EvictCause {
     pub fn makes_room(self) -> bool {
         match self {
             Self::GrantRefused | Self::AgentRequest => false,
-            Self::Consolidation | Self::Reclaim | Self::Preempt | Self::StaleGang => true,
+            Self::Consolidation
+            | Self::Reclaim
+            | Self::Preempt
+            | Self::StaleGang
+            | Self::ScaleDown => true,
         }
     }
 
@@ -244,6 +251,7 @@ impl EvictCause {
             Self::Reclaim => "reclaim",
             Self::Preempt => "preempt",
             Self::StaleGang => "stale-gang",
+            Self::ScaleDown => "scale-down",
         }
     }
 }

@@ -39,6 +39,9 @@ pub struct Config {
     /// No effect without consolidation: by its bound, its absence from `actions`, or a placement
     /// that spreads.
     pub keep_empty_nodes: u32,
+    /// Ours: nodes are emptied for an autoscaler; `None`: none is. No effect where consolidation
+    /// has none.
+    pub scale_down: Option<ScaleDown>,
     /// `kValue` in billionths: how much past use counts in fair share.
     pub k_value: u64,
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
@@ -68,6 +71,15 @@ pub struct Config {
     /// each event and decision; differences are in [`crate::Core::violations`]. Does not change
     /// decisions; many times slower: for tests, and to find a defect in a cluster.
     pub verify: bool,
+}
+
+/// When the pods of a node are moved to others in use, so that an autoscaler removes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleDown {
+    /// Each of its workloads has run for that long.
+    pub delay: Duration,
+    /// It has at most this many pods of ours.
+    pub pods: u32,
 }
 
 /// Keys of the labels that nodes must have, whatever the value: KAI's
@@ -230,6 +242,7 @@ impl Default for Config {
             without: BTreeSet::new(),
             workers: None,
             keep_empty_nodes: 0,
+            scale_down: None,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
             most_favoured: None,

@@ -277,6 +277,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         sub_group: row.facts.set.clone(),
         priority: row.facts.priority,
         preemptible: row.facts.preemptible,
+        safe_to_evict: row.facts.safe_to_evict,
         created: row.created,
         task_order: row.task_order,
         labels: row.labels.to_labels(),

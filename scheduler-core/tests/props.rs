@@ -9,6 +9,7 @@ mod by_claim;
 mod cases;
 mod pod_rules;
 mod relax;
+mod scale_down;
 mod storage;
 mod world;
 
@@ -210,4 +211,16 @@ fn what_a_relaxation_rules_out_no_search_finds() {
     for name in scheduler_core::relaxations() {
         assert!(ruled_out.contains_key(name), "{name} not in {ruled_out:?}");
     }
+}
+
+/// Nodes are emptied for an autoscaler one after another, until no more can be.
+#[test]
+fn the_pods_of_an_emptied_node_go_to_nodes_in_use_and_stay() {
+    let emptied = RefCell::new(0);
+    let tried = TestRunner::new(tried(512)).run(&scale_down::case(), |case| {
+        *emptied.borrow_mut() += scale_down::run(&case);
+        Ok(())
+    });
+    tried.unwrap();
+    assert!(emptied.into_inner() > 20, "hardly any node is emptied");
 }

@@ -12,7 +12,7 @@ use scheduler_core::model::{Card, Labels, Mode, Node as CoreNode};
 use scheduler_core::scale_up::{Groups, NodeTemplate, Unknown, plan};
 use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{Core, Event, text};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Until the scheduler leads.
@@ -33,6 +33,8 @@ pub struct Outcome {
     pub bound: usize,
     /// Machines that were asked for.
     pub asked: usize,
+    /// Pods that were evicted and made again.
+    pub moved: usize,
     /// Machines that were removed.
     pub removed: usize,
     /// Most machines at a time.
@@ -51,7 +53,7 @@ pub struct Outcome {
     pub digest: String,
 }
 
-fn world(seed: u64) -> World {
+fn world(seed: u64, scale_down: Option<u64>) -> World {
     watch_panics();
     fastrand::seed(seed);
     let config = Config {
@@ -59,6 +61,7 @@ fn world(seed: u64) -> World {
         cluster_autoscaling: true,
         node_templates: Some(crate::autoscaler::templates()),
         writes_at_once: 64,
+        scale_down_delay_s: scale_down,
         ..Config::default()
     };
     let mut world = World::new(seed, config, 1, false);
@@ -80,6 +83,7 @@ fn outcome(mut world: World) -> Outcome {
         pods: world.arrived.len(),
         bound: world.bound.len(),
         asked: autoscaler.map_or(0, |it| it.asked),
+        moved: world.made_again.len(),
         removed: autoscaler.map_or(0, |it| it.gone),
         most: autoscaler.map_or(0, |it| it.most),
         left: world.machines(),
@@ -93,11 +97,15 @@ fn outcome(mut world: World) -> Outcome {
 
 fn share(world: &mut World, part: &str, lasts: Option<Ms>) {
     let mut annotations = json!({"gpu-fraction": part});
+    let mut owners = json!([]);
     if let Some(lasts) = lasts {
         annotations["lasts"] = json!(lasts.to_string());
+        annotations["until"] = json!((world.now + lasts).to_string());
+        owners = world.make_owner();
     }
     let pod = json!({
-        "metadata": {"labels": {kai::QUEUE_LABEL: kai::DEFAULT_QUEUE}, "annotations": annotations},
+        "metadata": {"labels": {kai::QUEUE_LABEL: kai::DEFAULT_QUEUE}, "annotations": annotations,
+            "ownerReferences": owners},
         "spec": {
             "schedulerName": kai::SCHEDULER_NAME, "terminationGracePeriodSeconds": 1,
             // Also the taint of a machine that is about to go.
@@ -111,7 +119,7 @@ fn share(world: &mut World, part: &str, lasts: Option<Ms>) {
 
 /// This number of shares at once, of these fractions of a card, without machines.
 pub fn storm(seed: u64, count: usize, parts: &[&str]) -> Outcome {
-    let mut world = world(seed);
+    let mut world = world(seed, None);
     let mut sum = 0.0;
     for _ in 0..count {
         let part = parts[world.rng.usize(0..parts.len())];
@@ -138,9 +146,10 @@ pub fn storm(seed: u64, count: usize, parts: &[&str]) -> Outcome {
     }
 }
 
-/// Arrivals and departures for this time, and then the last departures.
-pub fn traffic(seed: u64, lasts: Ms) -> Outcome {
-    let mut world = world(seed);
+/// Arrivals and departures for this time, and then the last departures. `scale_down`: seconds after
+/// which nodes are emptied for the autoscaler; a controller makes each pod again that is evicted.
+pub fn traffic(seed: u64, lasts: Ms, scale_down: Option<u64>) -> Outcome {
+    let mut world = world(seed, scale_down);
     let end = world.now + lasts;
     while world.now < end && world.violations.is_empty() {
         // Busy and quiet quarters of an hour.
@@ -155,15 +164,65 @@ pub fn traffic(seed: u64, lasts: Ms) -> Outcome {
         world.announce();
         world.check_cards();
         let until = world.now + pause / 2 + world.rng.u64(0..pause);
-        world.run(until);
+        world.run_with_controllers(until);
         world.forget_finished();
     }
     let until = world.now + CLEARED;
-    world.run(until);
+    world.run_with_controllers(until);
     outcome(world)
 }
 
 impl World {
+    /// A Job, as the owner of a pod.
+    fn make_owner(&mut self) -> Value {
+        let (name, now) = (self.name("job"), self.stamp());
+        let key = Key::new("jobs", "team-a", &name);
+        let made = self.store.create(&key, json!({"spec": {}}), &now);
+        let uid = made
+            .map(|job| job["metadata"]["uid"].clone())
+            .unwrap_or_default();
+        json!([{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": true}])
+    }
+
+    /// Runs, while each evicted pod is made again for the rest of its time.
+    fn run_with_controllers(&mut self, until: Ms) {
+        while self.now < until {
+            self.run((self.now + 1_000).min(until));
+            let evicted: Vec<(Key, Value)> = (self.store.all("pods", "team-a"))
+                .filter(|(_, pod)| {
+                    let running = pod["status"]["phase"] != "Succeeded";
+                    running && !pod["metadata"]["deletionTimestamp"].is_null()
+                })
+                .map(|(key, pod)| (key.clone(), pod.clone()))
+                .collect();
+            for (key, pod) in evicted {
+                if !self.made_again.insert(key.name) {
+                    continue;
+                }
+                let ends: Ms = (pod["metadata"]["annotations"]["until"].as_str())
+                    .and_then(|text| text.parse().ok())
+                    .unwrap_or_default();
+                let lasts = ends.saturating_sub(self.now).max(1_000);
+                let annotations = &pod["metadata"]["annotations"];
+                let mut again = json!({
+                    "metadata": {
+                        "labels": {kai::QUEUE_LABEL: kai::DEFAULT_QUEUE},
+                        "annotations": {
+                            "gpu-fraction": annotations["gpu-fraction"],
+                            "until": annotations["until"],
+                            "lasts": lasts.to_string(),
+                        },
+                        "ownerReferences": pod["metadata"]["ownerReferences"],
+                    },
+                    "spec": pod["spec"],
+                });
+                again["spec"]["nodeName"] = Value::Null;
+                self.make_pod("team-a", "s", &again);
+                self.announce();
+            }
+        }
+    }
+
     /// Finished pods are deleted by their owner.
     fn forget_finished(&mut self) {
         let done: Vec<Key> = (self.store.all("pods", ""))

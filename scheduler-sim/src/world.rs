@@ -115,6 +115,8 @@ pub struct World {
     pub autoscaler: Option<Autoscaler>,
     /// When pods were made, by name; written where there is an autoscaler.
     pub arrived: BTreeMap<String, Ms>,
+    /// Names of evicted pods in whose place their controller has made another.
+    pub made_again: BTreeSet<String>,
     /// Names that were given out.
     pub names: u64,
     agenda: BTreeMap<(Ms, u64), Happening>,
@@ -154,6 +156,7 @@ impl World {
             violations: Vec::new(),
             autoscaler: None,
             arrived: BTreeMap::new(),
+            made_again: BTreeSet::new(),
             names: 0,
             agenda: BTreeMap::new(),
             numbers: 0,

@@ -5,8 +5,8 @@ use crate::bursts::Bursts;
 use crate::group::TypesAt;
 use crate::limits::Limits;
 use proto::names::{kai, object};
-use scheduler_core::Placement;
 use scheduler_core::units::{Duration, NanoGpu};
+use scheduler_core::{Placement, ScaleDown};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -136,6 +136,14 @@ pub struct Config {
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub max_unknown_nodes: u32,
 
+    /// Seconds after which the pods of an underused node are moved to other nodes in use, if all of
+    /// them have a place there, so that the autoscaler removes the node; by default, none is moved.
+    #[arg(long, value_name = "SECONDS", requires = "cluster_autoscaling")]
+    pub scale_down_delay_s: Option<u64>,
+    /// Pods that may be moved off one node for that.
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    pub max_scale_down_pods: u32,
+
     /// Time for the volumes of a pod to be bound on its node, in seconds, before the binding is
     /// withdrawn.
     #[arg(long, default_value_t = 120)]
@@ -246,6 +254,10 @@ impl Config {
             gpu_placement: self.gpu_placement.into(),
             cpu_placement: self.cpu_placement.into(),
             keep_empty_nodes: self.keep_empty_nodes,
+            scale_down: self.scale_down_delay_s.map(|delay| ScaleDown {
+                delay: Duration::seconds(delay),
+                pods: self.max_scale_down_pods,
+            }),
             consolidation_jobs: u32::try_from(self.max_consolidation_preemptees).ok(),
             staleness_grace: u64::try_from(self.default_staleness_grace_period_s)
                 .ok()

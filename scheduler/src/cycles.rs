@@ -79,7 +79,9 @@ pub(crate) fn start(
         let world = world
             .of_shard(&shard.pool, live)
             .with_usage(shard.usage.as_ref());
-        let world = world.with_bursts(config.bursts());
+        let removable = services.scale_up.as_ref().map(ScaleUp::groups);
+        let removable = removable.filter(|_| shard.core.scale_down.is_some());
+        let world = world.with_bursts(config.bursts()).with_removable(removable);
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
             let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);

@@ -105,6 +105,9 @@
 {{- with include "aliquot.shard" .root }}{{ $args = append $args "--node-pool=" }}{{ end -}}
 {{- if $values.global.clusterAutoscaling -}}
   {{- $args = append $args "--cluster-autoscaling" -}}
+  {{- if kindIs "invalid" $values.scaleDown.delaySeconds | not -}}
+    {{- $args = concat $args (list (printf "--scale-down-delay-s=%d" (int $values.scaleDown.delaySeconds)) (printf "--max-scale-down-pods=%d" (int $values.scaleDown.maxPods))) -}}
+  {{- end -}}
   {{- with $values.nodeTemplates -}}
     {{- $args = append $args "--node-templates=/etc/aliquot-nodes/templates.yaml" -}}
     {{- $_ := set $spec "volumes" (append ($spec.volumes | default list) (dict "name" "node-templates" "configMap" (dict "name" "aliquot-node-templates"))) -}}

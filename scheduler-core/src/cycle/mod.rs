@@ -10,6 +10,7 @@
 //!    [`relax`] rules the search out; [`history`] protects victims, and [`search_budget`] limits
 //!    each search. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
 //!    is enough.
+//!    Where nothing waits, [`scale_down`], ours too, empties a node for an autoscaler.
 //! 4. The final state becomes actions, once: [`plan`], [`commit`].
 //! 5. Promises are reported and released. The next decision makes them again from what is then being
 //!    released, so a promise holds until its pod is bound, outranked, or can no longer be served.
@@ -31,6 +32,7 @@ mod reason;
 mod reclaim;
 mod relax;
 mod runtime;
+mod scale_down;
 mod scenario;
 mod search_budget;
 mod settle;
@@ -270,6 +272,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         let steps = cycle.decision.steps - before;
         cycle.tally().steps += steps;
     }
+    cycle.scale_down();
     if cycle.plan.displaced() > 0 {
         cycle.bind_where_nobody_leaves();
         let again = cycle.state.now.after(PERIOD);

@@ -351,7 +351,7 @@ impl Cycle<'_> {
     }
 
     /// Whether one of its pods is spared.
-    fn has_spared(&self, job: JobKey) -> bool {
+    pub(super) fn has_spared(&self, job: JobKey) -> bool {
         let row = self.state.jobs.get(job);
         row.is_some_and(|row| {
             row.tasks

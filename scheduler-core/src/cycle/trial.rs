@@ -55,7 +55,7 @@ impl Cycle<'_> {
 
     /// The placed pods still satisfy their own spread constraints: a later pod may have been placed
     /// in the domain of an earlier one.
-    fn are_spread(&mut self, tasks: impl Iterator<Item = TaskKey>) -> bool {
+    pub(super) fn are_spread(&mut self, tasks: impl Iterator<Item = TaskKey>) -> bool {
         for task in tasks {
             let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {
                 continue;
@@ -79,7 +79,7 @@ impl Cycle<'_> {
         true
     }
 
-    fn make_victim(&mut self, task: TaskKey) {
+    pub(super) fn make_victim(&mut self, task: TaskKey) {
         let cell = self.state.cell(task);
         let leaving = match (cell.status, cell.node) {
             (Status::Promised, _) | (_, None) => cell.leaving,

@@ -40,6 +40,8 @@ pub struct Node {
     /// Its `GpuNode` says that the kubelet's topology manager refuses pods. Before the agent's
     /// first report nothing is known of its zones, and no pod that is aligned is placed here.
     pub aligns: bool,
+    /// An autoscaler may remove it when it is empty.
+    pub removable: bool,
 }
 
 impl Node {
@@ -71,6 +73,7 @@ impl Node {
             gpus: 0,
             managed: false,
             aligns: false,
+            removable: false,
         }
     }
 }

@@ -52,6 +52,9 @@ pub struct Pod {
     pub priority: i32,
     /// Used where the pod is a group of its own.
     pub preemptible: bool,
+    /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
+    /// it does not say otherwise.
+    pub safe_to_evict: bool,
     /// `metadata.creationTimestamp`.
     pub created: Time,
     /// Order inside its group before age: smaller goes first.
@@ -110,6 +113,7 @@ impl Pod {
             sub_group: None,
             priority: 50,
             preemptible: true,
+            safe_to_evict: false,
             created: Time(0),
             task_order: TaskOrder::default(),
             labels: Labels::new(),

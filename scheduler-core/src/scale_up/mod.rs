@@ -48,6 +48,11 @@ pub struct Groups {
 }
 
 impl Groups {
+    /// The node is in one of them.
+    pub fn have(&self, node: &Node) -> bool {
+        self.described(node).is_some() || self.name(node).is_some()
+    }
+
     /// The first group that a person has described whose labels the node has.
     fn described(&self, node: &Node) -> Option<&Labels> {
         let mut described = self.described.iter();

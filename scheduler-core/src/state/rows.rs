@@ -207,6 +207,7 @@ pub(crate) struct PodFacts {
     pub foreign_group: Option<GroupName>,
     pub priority: i32,
     pub preemptible: bool,
+    pub safe_to_evict: bool,
 }
 
 impl PodFacts {
@@ -219,6 +220,7 @@ impl PodFacts {
             foreign_group: pod.group.clone().filter(|_| !pod.ours),
             priority: pod.priority,
             preemptible: pod.preemptible,
+            safe_to_evict: pod.safe_to_evict,
         })
     }
 
@@ -230,6 +232,7 @@ impl PodFacts {
             && (pod.ours || self.foreign_group == pod.group)
             && self.priority == pod.priority
             && self.preemptible == pod.preemptible
+            && self.safe_to_evict == pod.safe_to_evict
     }
 }
 

@@ -2,9 +2,9 @@
 //! values of the process are not written.
 
 use super::line::Line;
-use super::read::{Read, list};
+use super::read::{Read, list, parsed};
 use super::write::Text;
-use crate::config::{Config, Placement, Plugin, Resolve, Step, Workers};
+use crate::config::{Config, Placement, Plugin, Resolve, ScaleDown, Step, Workers};
 use crate::units::Duration;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ impl Text {
             without,
             workers,
             keep_empty_nodes,
+            scale_down,
             k_value,
             consolidation_jobs,
             most_favoured,
@@ -85,6 +86,9 @@ impl Text {
             self.pair("actions", steps.join(","));
         }
         self.unless("keep-empty", *keep_empty_nodes, usual.keep_empty_nodes);
+        if let Some(ScaleDown { delay, pods }) = scale_down {
+            self.pair("scale-down", format!("{}/{pods}", delay.0));
+        }
         self.unless("k-value", *k_value, usual.k_value);
         self.bound(
             "consolidation-jobs",
@@ -175,6 +179,13 @@ pub(super) fn config(line: &Line) -> Read<Config> {
     if let Some(count) = line.number("keep-empty")? {
         config.keep_empty_nodes = count;
     }
+    if let Some(text) = line.get("scale-down") {
+        let (delay, pods) = text.split_once('/').unwrap_or((text, ""));
+        config.scale_down = Some(ScaleDown {
+            delay: Duration(parsed(line, delay)?),
+            pods: parsed(line, pods)?,
+        });
+    }
     config.consolidation_jobs = bound(line, "consolidation-jobs", config.consolidation_jobs)?;
     config.most_favoured = bound(line, "most-favoured", config.most_favoured)?;
     let grace = config.staleness_grace.map(|grace| grace.0);
@@ -229,6 +240,10 @@ mod tests {
             without: Plugin::ALL.map(|(plugin, _)| plugin).into(),
             workers: Some(Workers::default()),
             keep_empty_nodes: 4,
+            scale_down: Some(ScaleDown {
+                delay: Duration(4),
+                pods: 5,
+            }),
             k_value: 5,
             consolidation_jobs: None,
             most_favoured: Some(6),

@@ -207,6 +207,7 @@ fn node(line: &Line) -> Read<Node> {
         gpus: line.number("gpus")?.unwrap_or(0),
         managed: line.flag("managed"),
         aligns: line.flag("aligns"),
+        removable: line.flag("removable"),
         ..Node::named(name)
     })
 }
@@ -290,6 +291,7 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.sub_group = line.get("set").map(SetName::new);
     pod.priority = line.number("priority")?.unwrap_or(50);
     pod.preemptible = !line.flag("non-preemptible");
+    pod.safe_to_evict = line.flag("safe-to-evict");
     pod.created = Time(line.number("created")?.unwrap_or(0));
     pod.task_order.lead = match line.get("leads") {
         None => Lead::None,

@@ -258,6 +258,7 @@ impl Text {
         self.unless("gpus", node.gpus, 0);
         self.flag("managed", node.managed);
         self.flag("aligns", node.aligns);
+        self.flag("removable", node.removable);
         self.flag("unschedulable", node.unschedulable);
         for why in &node.not_ready {
             self.pair("not-ready", why);
@@ -402,6 +403,7 @@ impl Text {
         self.some("set", pod.sub_group.as_ref());
         self.unless("priority", pod.priority, plain.priority);
         self.flag("non-preemptible", !pod.preemptible);
+        self.flag("safe-to-evict", pod.safe_to_evict);
         self.unless("created", pod.created.0, 0);
         match pod.task_order.lead {
             Lead::Kubeflow => self.pair("leads", "kubeflow"),

@@ -31,7 +31,7 @@ pub(super) async fn evict(
             Err(why) => return answer::refused(why),
         }
     }
-    if context.budgets && evict.cause.makes_room() {
+    if context.keeps_budgets(evict.cause) {
         let result = asked(&api, evict).await;
         if result == OutcomeResult::Confirmed {
             record(context, evict, evict.message.to_string());

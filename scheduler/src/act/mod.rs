@@ -36,7 +36,7 @@ use kube::Client;
 use report_schedule::ReportSchedule;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
-use scheduler_core::{Bind, Evict, Outcome, OutcomeResult, PodReason};
+use scheduler_core::{Bind, Evict, EvictCause, Outcome, OutcomeResult, PodReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,6 +101,12 @@ impl WriteContext {
         self.pools
             .get(&decision.epoch)
             .map_or("default", String::as_str)
+    }
+
+    /// Evictions of that cause ask for leave of disruption budgets. To save a node is no reason to
+    /// break one.
+    fn keeps_budgets(&self, cause: EvictCause) -> bool {
+        cause.makes_room() && (self.budgets || cause == EvictCause::ScaleDown)
     }
 }
 
@@ -425,7 +431,7 @@ impl Actor {
             match &*task {
                 Task::Bind(bind, _) => bind::bind(&context, bind).await,
                 Task::Evict(evict, batch) => {
-                    if context.budgets
+                    if context.keeps_budgets(evict.cause)
                         && let Err(refused) = batch.given(&context).await
                     {
                         return refused;

@@ -9,15 +9,11 @@ use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRe
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proto::names::resource;
+use proto::names::scale_down::{SAFE_TO_EVICT, SAFE_TO_EVICT_AUTOSCALER};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
-
-/// The cluster autoscaler drains no node with such a pod. It counts a node with GPUs by the
-/// `nvidia.com/gpu` that its pods request (`CalculateUtilization`), so that one full of shares
-/// looks unused, and it knows no cards, so that it believes that any node has room for a share.
-const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 
 /// A container of a dozen bytes becomes a struct of several hundred, and the API server calls
 /// before it has validated the pod: pods with more containers than any real pod are rejected.
@@ -106,11 +102,16 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
         strip_zero(&mut pod);
         let metadata = object(&mut pod, "metadata");
         if let Some(annotations) = metadata.and_then(|all| object(all, "annotations")) {
-            // What the pod says itself counts.
-            annotations[SAFE_TO_EVICT] = match annotations.get(SAFE_TO_EVICT) {
-                Some(own) => own.clone(),
-                None => json!("false"),
-            };
+            // What the pod says itself counts. The cluster autoscaler drains no node with such a
+            // pod. It counts a node with GPUs by the `nvidia.com/gpu` that its pods request
+            // (`CalculateUtilization`), so that one full of shares looks unused, and it knows no
+            // cards, so that it believes that any node has room for a share. The scheduler knows.
+            if annotations.get(SAFE_TO_EVICT_AUTOSCALER).is_none() {
+                annotations[SAFE_TO_EVICT_AUTOSCALER] = json!("false");
+                if annotations.get(SAFE_TO_EVICT).is_none() {
+                    annotations[SAFE_TO_EVICT] = json!("true");
+                }
+            }
         }
     }
     Ok(Amended {
@@ -278,13 +279,18 @@ mod tests {
         let said = |annotations: Value| {
             let pod = pod(annotations, json!({"name": "c"}));
             let amended = amended(&pod).expect("allowed").pod;
-            amended["metadata"]["annotations"][SAFE_TO_EVICT].clone()
+            let said = &amended["metadata"]["annotations"];
+            [SAFE_TO_EVICT_AUTOSCALER, SAFE_TO_EVICT].map(|key| said[key].clone())
         };
-        assert_eq!(said(json!({"gpu-memory": "5"})), "false");
-        let own = json!({"gpu-memory": "5", (SAFE_TO_EVICT): "true"});
-        assert_eq!(said(own), "true");
+        assert_eq!(said(json!({"gpu-memory": "5"})), ["false", "true"]);
+        for value in ["true", "false"] {
+            let own = json!({"gpu-memory": "5", (SAFE_TO_EVICT_AUTOSCALER): value});
+            assert_eq!(said(own), [json!(value), Value::Null]);
+            let own = json!({"gpu-memory": "5", (SAFE_TO_EVICT): value});
+            assert_eq!(said(own), ["false", value]);
+        }
         // It sees whole cards.
-        assert_eq!(said(json!({})), Value::Null);
+        assert_eq!(said(json!({})), [Value::Null, Value::Null]);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! - `devices`: devices that claims get, and what claims want.
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
+//! - `scale_down`: what may be moved for an autoscaler; `settings`: what a world is to be like.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -35,6 +36,8 @@ pub(crate) mod queue;
 mod recheck;
 pub(crate) mod resources;
 mod rules;
+mod scale_down;
+mod settings;
 mod storage;
 mod supply;
 pub(crate) mod volume;
@@ -59,6 +62,7 @@ use proto::telemetry::NodeState;
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
+use scheduler_core::scale_up::Groups;
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -100,6 +104,8 @@ pub struct World {
     known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
     default_modes: BTreeMap<String, Mode>,
+    /// Groups of nodes that may be emptied for an autoscaler; `None`: nodes stay.
+    removable: Option<Groups>,
     /// Nodes whose `GpuNode` says that their kubelet refuses pods for their zones.
     aligning: BTreeSet<String>,
     /// The last word of each agent that is heard.
@@ -160,6 +166,7 @@ impl World {
             again: recheck::RecheckQueue::default(),
             known_nodes: BTreeMap::new(),
             default_modes: BTreeMap::new(),
+            removable: None,
             aligning: BTreeSet::new(),
             states: BTreeMap::new(),
             disconnected: BTreeSet::new(),
@@ -176,71 +183,6 @@ impl World {
             listing: BTreeSet::new(),
             wishes: BTreeMap::new(),
         }
-    }
-
-    /// The world of an observer, which hears no agents and whose webhook admits no pods:
-    /// agents are read where they write, and pods are taken as admitted.
-    #[must_use]
-    pub fn observing(self) -> Self {
-        Self {
-            observing: true,
-            ..self
-        }
-    }
-
-    /// A world where this label names a workload's queue.
-    #[must_use]
-    pub fn with_queue_label(self, key: &str) -> Self {
-        Self {
-            queue_label: key.to_owned(),
-            ..self
-        }
-    }
-
-    /// The world of a shard; with `live`, of one whose settings an admin may change.
-    #[must_use]
-    pub fn of_shard(self, pool: &Pool, live: Option<Live>) -> Self {
-        Self {
-            live,
-            pool: pool.name().to_owned(),
-            ..self
-        }
-    }
-
-    /// A world where past use comes from there.
-    #[must_use]
-    pub fn with_usage(mut self, settings: Option<&usage::Settings>) -> Self {
-        self.usage.set(settings);
-        self
-    }
-
-    /// A world that reads no more of a pod group than these.
-    #[must_use]
-    pub fn with_limits(self, limits: Limits) -> Self {
-        Self { limits, ..self }
-    }
-
-    /// A world where pods without an owner are there once they are in their group, if `wait`.
-    #[must_use]
-    pub fn with_lone_pods_waiting(self, wait: bool) -> Self {
-        Self {
-            alone_wait: wait,
-            ..self
-        }
-    }
-
-    /// A world where a share is held so far above its request, whatever limit its pod names.
-    #[must_use]
-    pub fn with_bursts(self, bursts: Bursts) -> Self {
-        Self { bursts, ..self }
-    }
-
-    /// A world in which no listing of storage is awaited: each object counts when it is told.
-    #[must_use]
-    pub fn with_storage_listed(mut self) -> Self {
-        self.storage.all_listed();
-        self.devices.all_listed();
-        self
     }
 
     /// Kinds of objects that were not listed yet: nothing may be decided before.
@@ -440,6 +382,7 @@ impl World {
             let asks = converted.gpus.iter_mut();
             asks.for_each(|ask| pod::hold(ask, self.bursts));
         }
+        converted.safe_to_evict = self.removable.is_some() && scale_down::is_safe_to_evict(pod);
         Some(converted)
     }
 

@@ -1,7 +1,7 @@
 //! A node as Kubernetes has it → the core's.
 
-use super::World;
 use super::rules::labels;
+use super::{World, scale_down};
 use crate::watch::Seen;
 use api::quantity;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Taint as KubeTaint};
@@ -130,7 +130,10 @@ impl World {
                 } else {
                     self.listing.remove(&name);
                 }
-                let mut node = of(&node, self.is_managed(&name));
+                let object = node;
+                let mut node = of(&object, self.is_managed(&name));
+                let mut groups = self.removable.iter();
+                node.removable = groups.any(|all| scale_down::is_removable(all, &node, &object));
                 node.aligns = self.aligning.contains(&name);
                 self.storage.csi().limit(&mut node);
                 // The kubelet's heartbeat changes nothing here.

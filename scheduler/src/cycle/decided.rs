@@ -5,7 +5,7 @@ use crate::act::Work;
 use crate::status::Victim;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Decision};
+use scheduler_core::{Action, Decision, EvictCause};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -60,11 +60,11 @@ impl Cycle {
             match action {
                 Action::Bind(bind) => bindings.push(bind),
                 Action::Evict(mut evict) => {
-                    // A pod that is evicted for no other job is evicted alone.
-                    let set = match &evict.in_favour_of {
-                        Some(group) => (Some(group.clone()), None),
-                        None => (None, Some(evict.decision)),
-                    };
+                    // A pod that is evicted for no other job is evicted alone, but for all those of
+                    // one node that is emptied.
+                    let alone =
+                        evict.in_favour_of.is_none() && evict.cause != EvictCause::ScaleDown;
+                    let set = (evict.in_favour_of.clone(), alone.then_some(evict.decision));
                     evict.in_favour_of = evict.in_favour_of.map(|group| self.group_to_be(group));
                     sets.entry(set).or_insert_with(Vec::new).push(evict);
                 }

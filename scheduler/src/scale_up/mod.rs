@@ -77,6 +77,11 @@ pub(crate) struct ScaleUp {
 }
 
 impl ScaleUp {
+    /// Nodes of them come and go.
+    pub(crate) fn groups(&self) -> Groups {
+        templates::NodeGroups::new(self.settings.templates.clone()).groups()
+    }
+
     /// One for the shard of that node pool.
     pub(crate) fn line(&self, wall: crate::clock::Wall, pool: String) -> (Line, Links) {
         let (settings, client) = (self.settings.clone(), self.client.clone());

@@ -47,6 +47,7 @@ mod resize;
 mod rollout;
 mod runtime;
 mod scale;
+mod scale_down;
 mod scale_up;
 mod seed;
 mod seed_000;
@@ -294,6 +295,7 @@ async fn test(
             fence::the_sm_time_of_a_share_is_its_own,
             shard::a_changed_shard_acts_within_five_seconds_and_says_what_of_it_does_not,
             scale_up::who_waits_for_room_brings_the_nodes_it_needs_and_no_more,
+            scale_down::a_share_on_an_underused_node_moves_to_one_in_use_and_breaks_no_budget,
             new_node::a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards,
             numa::what_a_topology_manager_would_refuse_waits_and_none_of_many_pods_is_refused,
             products::a_queue_has_at_most_its_limit_of_a_product_and_what_is_over_goes_to_another,
