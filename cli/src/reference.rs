@@ -157,6 +157,7 @@ fn names() -> String {
         ("request", "What a user writes on a pod"),
         ("kai", "Queues, groups and priorities, as KAI names them"),
         ("queue", "Queues, beside KAI's fields"),
+        ("scale_down", "Evictions for an autoscaler"),
         ("resource", "Resources"),
         ("grant", "What the scheduler writes on a pod"),
         ("condition", "Conditions of a pod"),

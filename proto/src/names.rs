@@ -309,20 +309,14 @@ pub mod dra {
 /// Of pods and nodes that an autoscaler, or the scheduler for it, may evict and remove.
 pub mod scale_down {
     /// Annotation of a pod, `"true"` or `"false"`: whether the scheduler may evict it so that an
-    /// autoscaler removes its node. Unset: as [`SAFE_TO_EVICT_AUTOSCALER`] says.
+    /// autoscaler removes its node. Unset: as the cluster autoscaler's annotation says.
     pub const SAFE_TO_EVICT: &str = "aliquot.dev/safe-to-evict";
-    /// The cluster autoscaler's, for evictions of its own.
+    /// Annotation of a pod: the same for evictions by the cluster autoscaler.
     pub const SAFE_TO_EVICT_AUTOSCALER: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
-    /// Karpenter's annotation of a pod, or of a node, that is to be left alone.
-    pub const DO_NOT_DISRUPT: (&str, &str) = ("karpenter.sh/do-not-disrupt", "true");
-    /// Annotations of nodes that are to stay.
-    pub const KEEPS_NODE: [(&str, &str); 2] = [
-        (
-            "cluster-autoscaler.kubernetes.io/scale-down-disabled",
-            "true",
-        ),
-        DO_NOT_DISRUPT,
-    ];
+    /// Annotation of a pod or a node, Karpenter's: `"true"` if it is to be left alone.
+    pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+    /// Annotation of a node, the cluster autoscaler's: `"true"` if it is to stay.
+    pub const SCALE_DOWN_DISABLED: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
 }
 
 /// Placeholder pods, by which autoscalers see that a node is needed.

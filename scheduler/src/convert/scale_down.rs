@@ -5,29 +5,29 @@ use kube::ResourceExt as _;
 use proto::names::scale_down as names;
 use scheduler_core::model::Node;
 use scheduler_core::scale_up::Groups;
+use std::collections::BTreeMap;
 
 /// The node is of a group that an autoscaler resizes, and says nothing against its removal.
 pub(super) fn is_removable(groups: &Groups, node: &Node, object: &KubeNode) -> bool {
-    let says =
-        |(key, value): (&str, &str)| object.annotations().get(key).is_some_and(|is| is == value);
-    groups.have(node) && !names::KEEPS_NODE.into_iter().any(says)
+    let says = |key| is_true(object.annotations(), key);
+    groups.have(node) && !says(names::SCALE_DOWN_DISABLED) && !says(names::DO_NOT_DISRUPT)
 }
 
 /// A controller makes the pod again, and the pod says nothing against its eviction. What it says to
 /// the cluster autoscaler counts where it says nothing to the scheduler.
 pub(super) fn is_safe_to_evict(pod: &KubePod) -> bool {
-    let annotations = pod.annotations();
-    let own = annotations
+    let said = pod.annotations();
+    let own = said
         .get(names::SAFE_TO_EVICT)
-        .or_else(|| annotations.get(names::SAFE_TO_EVICT_AUTOSCALER));
-    let (key, value) = names::DO_NOT_DISRUPT;
-    let controlled = pod
-        .owner_references()
-        .iter()
-        .any(|owner| owner.controller == Some(true));
-    controlled
-        && own.is_none_or(|value| value == "true")
-        && annotations.get(key).is_none_or(|is| is != value)
+        .or_else(|| said.get(names::SAFE_TO_EVICT_AUTOSCALER));
+    let mut owners = pod.owner_references().iter();
+    owners.any(|owner| owner.controller == Some(true))
+        && own.is_none_or(|own| own == "true")
+        && !is_true(said, names::DO_NOT_DISRUPT)
+}
+
+fn is_true(annotations: &BTreeMap<String, String>, key: &str) -> bool {
+    annotations.get(key).is_some_and(|value| value == "true")
 }
 
 #[cfg(test)]
