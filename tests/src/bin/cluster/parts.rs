@@ -5,6 +5,7 @@
 //! first. Out: the parts' lines, each claim's together, and one last line with the sums.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -22,8 +23,8 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How many clusters. On two cores, three are busy most of the time.
-const PARTS: u8 = 3;
+/// How many clusters. On two cores a third makes claims about times fail.
+const PARTS: u8 = 2;
 
 /// The number of the next module of claims, in a file that all parts share.
 #[derive(Clone, Debug)]
@@ -42,6 +43,9 @@ impl Tickets {
     }
 }
 
+/// Asks the admission policies alone, before a scheduler's webhook changes what it writes.
+const FIRST: &str = "guard";
+
 /// The claims by module, the largest first. All parts have the same order.
 fn modules(claims: &[Claim]) -> Vec<Vec<Claim>> {
     let mut modules: BTreeMap<&str, Vec<Claim>> = BTreeMap::new();
@@ -50,7 +54,8 @@ fn modules(claims: &[Claim]) -> Vec<Vec<Claim>> {
         modules.entry(module).or_default().push(*claim);
     }
     let mut modules: Vec<Vec<Claim>> = modules.into_values().collect();
-    modules.sort_by_key(|claims| std::cmp::Reverse(claims.len()));
+    let is_first = |claims: &[Claim]| claims[0].name.starts_with(FIRST);
+    modules.sort_by_key(|claims| (!is_first(claims), Reverse(claims.len())));
     modules
 }
 
