@@ -230,6 +230,14 @@ fn autoscaling_adds_its_objects_and_tells_the_scheduler() {
         with.insert(scheduler.clone(), without[&scheduler].clone());
         assert!(with == without, "something else changed");
 
+        let mut emptied = on.to_vec();
+        emptied.extend(["--set", "scaleDown.delaySeconds=600"]);
+        let emptied = &rendered(&helm, "aliquot-system", &emptied)[&scheduler];
+        let emptied = emptied.pointer(args).unwrap().as_array().unwrap();
+        for flag in ["--scale-down-delay-s=600", "--max-scale-down-pods=10"] {
+            assert!(emptied.contains(&json!(flag)), "{emptied:?}");
+        }
+
         let mut all = on.to_vec();
         all.extend([
             "--set-json",
@@ -565,6 +573,7 @@ fn refused(helm: &Path) {
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
         ("mig.strategy=dynamic", "strategy"),
+        ("scaleDown.delaySeconds=600", "global.clusterAutoscaling"),
     ] {
         let output = template(helm, "a", &["--set", value]);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -582,6 +591,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "scheduler.actions" => json!({"preempt": {"enabled": false}}),
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
         "nodeTemplates" => json!([{"name": "x"}]),
+        "scaleDown" => json!({"delaySeconds": 600, "maxPods": 5}),
         "driver.root" => json!("host"),
         "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),
@@ -625,14 +635,22 @@ fn every_value_of_the_chart_has_a_reader() {
     let mut all = Vec::new();
     leaves(&documents(&text).unwrap()[0], "", &mut all);
     assert!(all.len() > 40, "{}", all.len());
+    let on = ["--set", "global.clusterAutoscaling=true"];
     let plain = rendered(&helm, "aliquot-system", &[]);
+    let autoscaled = rendered(&helm, "aliquot-system", &on);
     for (path, other) in all {
         // KAI's key for two replicas, which there always are; `values.yaml` says so.
         if path == "global.leaderElection" {
             continue;
         }
         let flag = format!("{path}={other}");
-        let changed = rendered(&helm, "aliquot-system", &["--set-json", &flag]);
-        assert_ne!(changed, plain, "{flag} has no reader");
+        let mut flags = vec!["--set-json", &flag];
+        let mut unchanged = &plain;
+        if path == "scaleDown" {
+            flags.extend(on);
+            unchanged = &autoscaled;
+        }
+        let changed = rendered(&helm, "aliquot-system", &flags);
+        assert_ne!(changed, *unchanged, "{flag} has no reader");
     }
 }

@@ -103,9 +103,11 @@
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
 {{- end -}}
 {{- with include "aliquot.shard" .root }}{{ $args = append $args "--node-pool=" }}{{ end -}}
+{{- $empties := kindIs "invalid" $values.scaleDown.delaySeconds | not -}}
+{{- if and $empties (not $values.global.clusterAutoscaling) }}{{ fail "scaleDown.delaySeconds needs global.clusterAutoscaling=true" }}{{ end -}}
 {{- if $values.global.clusterAutoscaling -}}
   {{- $args = append $args "--cluster-autoscaling" -}}
-  {{- if kindIs "invalid" $values.scaleDown.delaySeconds | not -}}
+  {{- if $empties -}}
     {{- $args = concat $args (list (printf "--scale-down-delay-s=%d" (int $values.scaleDown.delaySeconds)) (printf "--max-scale-down-pods=%d" (int $values.scaleDown.maxPods))) -}}
   {{- end -}}
   {{- with $values.nodeTemplates -}}
