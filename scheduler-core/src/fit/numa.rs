@@ -9,6 +9,7 @@
 //! only if all of them fit in every order.
 
 use super::{Room, card};
+use crate::ids::PodUid;
 use crate::model::{
     AlignedContainer, Ask, Front, NumaUse, NumaZone, Pool, TopologyManager, TopologyPolicy,
     TopologyScope,
@@ -316,16 +317,16 @@ impl Node {
             let Some(spec) = state.specs.get(row_of.spec) else {
                 continue;
             };
-            let reported = !used_by(manager, row_of.uid.as_str()).is_empty();
             for (node, how) in cell.taken() {
-                // A promise is never of what the kubelet has given.
-                let known = reported && how != As::Promised;
-                if node != key || known || !moment.counts(how) {
+                if node != key || !moment.counts(how) {
                     continue;
                 }
                 let (front, holds) = place(cell, how);
                 let items = Items::of(&spec.spec, front, row, manager, state);
-                if !items.is_none() {
+                // A promise is never of what the kubelet has given.
+                let is_known =
+                    how != As::Promised && is_reported(state, manager, &row_of.uid, &items, &holds);
+                if !items.is_none() && !is_known {
                     unreported.push((items, holds));
                 }
             }
@@ -408,6 +409,38 @@ fn place(cell: &TaskCell, how: As) -> (Front, Vec<CardKey>) {
         (Some(leaving), As::Leaving) => (leaving.front, cards(leaving.holds())),
         _ => (cell.front, cards(cell.holds())),
     }
+}
+
+/// The agent has reported all that the kubelet has given to the pod. The kubelet gives it container
+/// by container, so a report may have a part. And it may have the zones before the agent has said
+/// which cards the pod got: the expected ones may be of other zones.
+fn is_reported(
+    state: &State,
+    manager: &TopologyManager,
+    pod: &PodUid,
+    items: &Items,
+    cards: &[CardKey],
+) -> bool {
+    let used = used_by(manager, pod.as_str());
+    let wanted = items.apps.iter().fold([0; 4], plus);
+    let given = used.iter().fold([0_u64; 2], |[cpus, memory], one| {
+        [
+            cpus + u64::from(one.cpus),
+            memory.saturating_add(one.memory.0),
+        ]
+    });
+    // A container with GPUs alone says nothing of its zone but by its cards.
+    let mut with_gpus = items.apps.iter().filter(|need| need[GPUS] > 0);
+    let by_cards = with_gpus.any(|need| need[CPUS] == 0 && need[MEMORY] == 0);
+    let is_of_zone = |card: &CardKey| {
+        let at = numa_of(state, manager, *card);
+        let zone = at.and_then(|at| manager.zones.get(at)).map(|zone| zone.id);
+        zone.is_none() || used.iter().any(|one| one.zone == zone)
+    };
+    !used.is_empty()
+        && wanted[CPUS] <= given[0]
+        && wanted[MEMORY] <= given[1]
+        && (by_cards || cards.iter().all(is_of_zone))
 }
 
 /// What the kubelet has given to the pod.

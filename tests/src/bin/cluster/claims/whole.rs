@@ -112,16 +112,19 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
             cards.push(devices[0]["uuid"].to_string());
         }
         ensure!(cards[0] != cards[1], "{cards:?}");
-        let rows = cluster.ledger().await?;
-        let of = |container: &str| {
-            rows.iter()
-                .filter(|(_, row)| row.pod == name && row.container == container)
-                .count()
-        };
-        ensure!(
-            of("main") == 1 && of("second") == 1 && of("first") == 1,
-            "{rows:?}"
-        );
+        // Its agent writes it once a second at most.
+        let soon = Duration::from_secs(10);
+        until("a row of each container", soon, || async {
+            let rows = cluster.ledger().await?;
+            let mut held: Vec<&str> = (rows.iter())
+                .filter(|(_, row)| row.pod == name)
+                .map(|(_, row)| row.container.as_str())
+                .collect();
+            held.sort_unstable();
+            let each = held == ["first", "main", "second"];
+            Ok(Seen::when(each, format!("{rows:?}")))
+        })
+        .await?;
         // There is no third one.
         let mut third = pod(ns, "third", &[], "report hold");
         third["spec"]["schedulerName"] = json!("default-scheduler");
