@@ -78,20 +78,13 @@ pub enum Failure {
     Retried,
 }
 
-/// Runs them. Answers whether all held. `count`: how many there are, if that is to be said.
-pub async fn run(
-    cluster: &mut Cluster,
-    count: Option<usize>,
-    claims: impl Iterator<Item = Claim>,
-    failure: Failure,
-) -> bool {
-    if let Some(count) = count {
-        println!("{count} claims");
-    }
-    let progress = Progress::of("claims", count.unwrap_or(0));
+/// Runs them. Answers whether all held.
+pub async fn run(cluster: &mut Cluster, claims: &[Claim], failure: Failure) -> bool {
+    println!("{} claims", claims.len());
+    let progress = Progress::of("claims", claims.len());
     let (mut passed, mut failed) = (0_usize, Vec::new());
     for claim in claims {
-        if one(cluster, &claim, &progress).await {
+        if one(cluster, claim, &progress).await {
             passed += 1;
         } else {
             failed.push(claim);
@@ -102,7 +95,7 @@ pub async fn run(
     if failure == Failure::Retried && failed.len() <= FLAKY {
         progress.more(failed.len());
         for claim in std::mem::take(&mut failed) {
-            if one(cluster, &claim, &progress).await {
+            if one(cluster, claim, &progress).await {
                 flaky.push(claim.name);
             } else {
                 failed.push(claim);
