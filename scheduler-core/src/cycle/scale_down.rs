@@ -22,8 +22,8 @@ use crate::units::Time;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Nodes that are tried in a decision, those with the fewest pods first, then those that hold least. More would seldom help:
-/// where the smallest nodes cannot be emptied, the others are fuller.
+/// Nodes that are tried in a decision, those with the fewest pods first, then those that hold least.
+/// More would seldom help: where the smallest nodes cannot be emptied, the others are fuller.
 const TRIES: usize = 8;
 
 /// A node that may be emptied, and the workloads of which all pods are there.
@@ -71,7 +71,7 @@ impl Cycle<'_> {
 
     /// Some job waits that its queues allow to run: what is freed is its.
     fn some_job_may_run(&mut self) -> bool {
-        let jobs = self.ready_jobs();
+        let jobs = self.ready_kinds();
         jobs.into_iter().any(|job| {
             let tasks = self.next_tasks(job);
             let largest = self.shares.largest_card;
@@ -114,9 +114,9 @@ impl Cycle<'_> {
     }
 
     /// The node, if all of its pods of ours may be moved, and there are some. Other pods without
-    /// GPUs are the autoscaler's to judge.
+    /// GPUs, and nodes without any, are the autoscaler's to judge.
     fn candidate(&self, node: NodeKey, rules: ScaleDown) -> Option<Candidate> {
-        let row = self.state.nodes.get(node)?;
+        let row = self.state.nodes.get(node).filter(|row| !row.is_plain())?;
         row.node.as_ref().filter(|node| node.removable)?;
         let (mut tasks, mut jobs, mut held) = (Vec::new(), BTreeSet::new(), 0);
         for task in self.state.on_node.get(node).into_iter().flatten().copied() {
