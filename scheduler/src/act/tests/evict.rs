@@ -134,6 +134,28 @@ async fn who_makes_room_is_asked_for_by_leave_of_its_budget_where_that_is_wanted
     site.nothing_more().await;
 }
 
+/// Without the setting, too.
+#[tokio::test]
+async fn a_node_is_emptied_by_leave_of_budgets_alone() {
+    let mut site = Site::start_with(false, LonePodGroups::Write).await;
+    let pod = site.pod("p", true).await;
+    site.bind(&pod, "n1");
+    site.outcome().await;
+    site.server
+        .plan("POST", "/p/eviction", Fault::TooManyRequests);
+    site.evict(&pod, EvictCause::ScaleDown);
+    let refused = site.outcome().await.result;
+    assert!(
+        matches!(refused, OutcomeResult::Refused { .. }),
+        "{refused:?}"
+    );
+    let kept = site.pods().get("p").await.unwrap();
+    assert_eq!(kept.metadata.deletion_timestamp, None);
+    site.evict(&pod, EvictCause::ScaleDown);
+    assert_eq!(site.outcome().await.result, OutcomeResult::Confirmed);
+    site.nothing_more().await;
+}
+
 /// Pods that make room for one workload are of use together only.
 #[tokio::test]
 async fn where_a_budget_protects_one_pod_of_a_set_none_of_it_goes() {
