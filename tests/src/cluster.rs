@@ -323,6 +323,19 @@ impl Cluster {
         Ok(())
     }
 
+    /// Ends admission and removes its webhooks for pods. Answers whether it ran; if so, the
+    /// caller installs and starts it again.
+    pub async fn end_admission(&mut self) -> Result<bool> {
+        let Some(mut admission) = self.admission.take() else {
+            return Ok(false);
+        };
+        admission.daemon.stop().await?;
+        let name = proto::names::object::WEBHOOK_CONFIGURATION;
+        let args = ["delete", "mutatingwebhookconfiguration", name];
+        self.kubectl.run(&args).await?;
+        Ok(true)
+    }
+
     /// Ends the scheduler that runs and starts this one in its place.
     pub async fn replace_scheduler(&mut self, replica: Replica) -> Result<()> {
         if let Some(mut old) = self.scheduler.take() {

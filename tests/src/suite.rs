@@ -55,12 +55,13 @@ macro_rules! claims {
     };
 }
 
-/// Those whose name contains the filter.
+/// Those whose name contains the filter; of several, separated by commas, each filter's in turn.
 pub fn select(claims: Vec<Claim>, filter: Option<&str>) -> Vec<Claim> {
-    claims
-        .into_iter()
-        .filter(|claim| filter.is_none_or(|filter| claim.name.contains(filter)))
-        .collect()
+    let Some(filter) = filter else {
+        return claims;
+    };
+    let of = |word| claims.iter().filter(move |claim| claim.name.contains(word));
+    filter.split(',').flat_map(of).copied().collect()
 }
 
 /// How many claims of a run may fail at first and hold at the second attempt. More are
@@ -78,13 +79,20 @@ pub enum Failure {
     Retried,
 }
 
-/// Runs them. Answers whether all held.
-pub async fn run(cluster: &mut Cluster, claims: &[Claim], failure: Failure) -> bool {
-    println!("{} claims", claims.len());
-    let progress = Progress::of("claims", claims.len());
+/// Runs them. Answers whether all held. `count`: how many there are, if that is to be said.
+pub async fn run(
+    cluster: &mut Cluster,
+    count: Option<usize>,
+    claims: impl Iterator<Item = Claim>,
+    failure: Failure,
+) -> bool {
+    if let Some(count) = count {
+        println!("{count} claims");
+    }
+    let progress = Progress::of("claims", count.unwrap_or(0));
     let (mut passed, mut failed) = (0_usize, Vec::new());
     for claim in claims {
-        if one(cluster, claim, &progress).await {
+        if one(cluster, &claim, &progress).await {
             passed += 1;
         } else {
             failed.push(claim);
@@ -95,7 +103,7 @@ pub async fn run(cluster: &mut Cluster, claims: &[Claim], failure: Failure) -> b
     if failure == Failure::Retried && failed.len() <= FLAKY {
         progress.more(failed.len());
         for claim in std::mem::take(&mut failed) {
-            if one(cluster, claim, &progress).await {
+            if one(cluster, &claim, &progress).await {
                 flaky.push(claim.name);
             } else {
                 failed.push(claim);

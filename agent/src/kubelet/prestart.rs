@@ -34,6 +34,9 @@ use tracing::{Instrument as _, Span, info_span};
 
 /// Time between two retries while something is late.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The first retry of a claim. The kubelet and this agent hear of a pod at the same time, by a
+/// watch each, so what is late is usually some milliseconds late.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// The kubelet writes its file before it calls; `PodResources` is queried after this time.
 const RECORD_PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait for pods that the watch does not know when one holder of the IDs is ready: the
@@ -119,14 +122,19 @@ impl PreStart {
                 first.unwrap_or_else(|| "no container holds these devices".to_owned()),
             ));
         }
+        let mut settled = true;
         for (share, alloc) in ready {
             let span = span_of(&share, alloc);
             let write = async {
-                self.write(&share, alloc).await?;
+                settled &= self.write(&share, alloc).await? == Written::Unchanged;
                 tracing::info!("prepared");
                 Ok::<(), PreStartError>(())
             };
             write.instrument(span).await?;
+        }
+        if !settled {
+            // The runtime reads its queue of file events, then the file.
+            tokio::time::sleep(self.config.cdi_settle()).await;
         }
         Ok(())
     }
@@ -143,6 +151,7 @@ impl PreStart {
     ) -> Result<Vec<Prepared>, PreStartError> {
         let deadline = Instant::now() + self.config.prestart_wait();
         let refused = |why: Unready| PreStartError::Refused(why.reason);
+        let mut pause = FIRST_PAUSE;
         let prepared = loop {
             match self.owner.prepare_claim(allocated.clone()).await? {
                 Ok(prepared) => break prepared,
@@ -150,8 +159,9 @@ impl PreStart {
                     return Err(refused(why));
                 }
                 Err(_) => {
-                    tokio::time::sleep(AGAIN).await;
-                    *waited += AGAIN;
+                    tokio::time::sleep(pause).await;
+                    *waited += pause;
+                    pause = AGAIN.min(pause * 2);
                 }
             }
         };
@@ -163,8 +173,10 @@ impl PreStart {
                 *waited += warming.elapsed();
                 warm.map_err(refused)?;
             }
+            // Needs no pause for the runtime: the kubelet prepares claims before it makes the
+            // pod's sandbox (`SyncPod` of kuberuntime_manager.go), and its containers after it.
             let write = async {
-                *waited += self.write(share, *alloc).await?;
+                self.write(share, *alloc).await?;
                 tracing::info!("prepared");
                 Ok::<(), PreStartError>(())
             };
@@ -307,8 +319,8 @@ impl PreStart {
         }));
     }
 
-    /// Writes the share's CDI file. Returns how long the runtime was given to see it.
-    async fn write(&self, share: &Share, alloc: AllocId) -> Result<Duration, PreStartError> {
+    /// Writes the share's CDI file. The runtime's queue of file events has it then.
+    async fn write(&self, share: &Share, alloc: AllocId) -> Result<Written, PreStartError> {
         let failed = |error: &dyn std::fmt::Display| PreStartError::Write(error.to_string());
         let state = self.state.borrow().clone();
         let (config, share) = (self.config.clone(), share.clone());
@@ -327,13 +339,9 @@ impl PreStart {
         });
         let done = work.await.map_err(|error| failed(&error))?;
         let (written, path) = done.map_err(|error| failed(&error))?;
-        let waiting = Instant::now();
-        if written != Written::Unchanged {
-            if let Some(name) = path.file_name() {
-                rename_watch.heard(name).await;
-            }
-            tokio::time::sleep(self.config.cdi_settle()).await;
+        if let Some(name) = path.file_name().filter(|_| written != Written::Unchanged) {
+            rename_watch.heard(name).await;
         }
-        Ok(waiting.elapsed())
+        Ok(written)
     }
 }

@@ -220,7 +220,7 @@ pub(crate) async fn a_group_that_cannot_be_read_holds_up_no_other_workload(
 }
 
 /// Waits until a share is admitted, and takes it away again.
-async fn admits_shares(cluster: &Cluster, ns: &str) -> Result<()> {
+pub(crate) async fn admits_shares(cluster: &Cluster, ns: &str) -> Result<()> {
     let share = pod(ns, "first-share", &[("gpu-memory", "2000")], "report");
     until("a share admitted", Duration::from_secs(20), || async {
         let made = cluster.apply_one(&share).await;

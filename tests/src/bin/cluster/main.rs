@@ -123,8 +123,11 @@ enum Action {
     Test {
         filter: Option<String>,
         /// One part of all claims.
-        #[arg(long, hide = true)]
+        #[arg(long, hide = true, requires = "tickets")]
         part: Option<u8>,
+        /// File in which parts say what they have taken.
+        #[arg(long, hide = true)]
+        tickets: Option<PathBuf>,
     },
     /// Measures the agent, or what is named.
     Bench {
@@ -190,6 +193,7 @@ async fn run() -> Result<ExitCode> {
             Action::Test {
                 filter: None,
                 part: None,
+                ..
             } => parts::run().await,
             _ => namespace::enter().await,
         };
@@ -206,7 +210,14 @@ async fn run() -> Result<ExitCode> {
     };
     let work = Work::at(root);
     match options.action {
-        Action::Test { filter, part } => test(programs, work, filter.as_deref(), part).await,
+        Action::Test {
+            filter,
+            part,
+            tickets,
+        } => {
+            let part = part.zip(tickets.map(parts::Tickets));
+            test(programs, work, filter.as_deref(), part).await
+        }
         Action::Bench { pairs, of: None } => bench::bench(programs, work, pairs).await,
         Action::Bench {
             of: Some(Measured::Scheduler(sizes)),
@@ -228,7 +239,7 @@ async fn test(
     programs: Programs,
     work: Work,
     filter: Option<&str>,
-    part: Option<u8>,
+    part: Option<(u8, parts::Tickets)>,
 ) -> Result<ExitCode> {
     let all = [
         claims![
@@ -429,7 +440,6 @@ async fn test(
         attacks::claims(),
     ];
     let mut claims = suite::select(all.concat(), filter);
-    claims.retain(|claim| parts::has(part, claim.name));
     let extended = programs.extended.is_some();
     claims.retain(|claim| extended || !claim.name.starts_with("extended::"));
     let mut cluster = Cluster::start(programs, work).await?;
@@ -439,7 +449,16 @@ async fn test(
         Some(_) => Failure::Final,
         None => Failure::Retried,
     };
-    let held = suite::run(&mut cluster, &claims, failure).await;
+    let count = claims.len();
+    let held = match part {
+        // One of them says how many there are in all.
+        Some((part, tickets)) => {
+            let count = (part == 0).then_some(count);
+            let claims = parts::share(&claims, tickets);
+            suite::run(&mut cluster, count, claims, failure).await
+        }
+        None => suite::run(&mut cluster, Some(count), claims.into_iter(), failure).await,
+    };
     Ok(if held {
         ExitCode::SUCCESS
     } else {
