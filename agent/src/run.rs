@@ -229,6 +229,7 @@ fn start(
     let mut disk = Disk::open(config).map_err(RunError::Folders)?;
     let (watched_out, watched) = watch::channel(nvml::Watched::default());
     let (ends_out, ends) = mpsc::unbounded_channel();
+    let (layouts_out, layouts) = std::sync::mpsc::channel();
     let nvml = nvml::start(
         nvml::Settings {
             library: config.nvml.clone(),
@@ -238,6 +239,7 @@ fn start(
             slices: config.mig_strategy != MigStrategy::None,
         },
         watched,
+        layouts,
         end.clone(),
     )
     .map_err(RunError::Thread)?;
@@ -259,6 +261,7 @@ fn start(
         notes: notes_out.clone(),
         ends: ends_out,
         watched: watched_out,
+        layouts: layouts_out,
     };
     tasks.spawn(named(
         "the task that ends processes",
@@ -492,6 +495,11 @@ async fn bridge(mut nvml: nvml::NvmlChannels, owner: Owner) {
                 if let Some(sample) = sample
                     && owner.tell(Event::Sampled(sample)).is_err()
                 {
+                    return;
+                }
+            }
+            Some((order, made)) = nvml.layouts.recv() => {
+                if owner.tell(Event::LayoutMade(order, made)).is_err() {
                     return;
                 }
             }

@@ -7,6 +7,7 @@ use crate::units::{Fence, Mib, Mode};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The administrator's settings for a node's cards.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -195,6 +196,17 @@ pub struct GpuPolicy {
     /// No new pods are placed on this card.
     #[serde(default)]
     pub cordoned: bool,
+    /// The slices that a card in MIG mode is to have: how many of each profile, `{"1g.10gb": 7}`.
+    /// The agent destroys and creates them once nothing uses the card. Needs its flag
+    /// `--mig-strategy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxProperties" = 8))]
+    pub mig_layout: Option<BTreeMap<String, u32>>,
+    /// Layouts from which the scheduler may choose, in order of preference. While nothing uses the
+    /// card and a pod waits for a slice of one of them, it writes that one to `migLayout`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub mig_layouts: Vec<BTreeMap<String, u32>>,
     /// The administrator has hidden this card from the other device plugin on the node.
     #[serde(default)]
     pub hidden_from_other_plugins: bool,
@@ -291,6 +303,10 @@ pub struct GpuStatus {
     /// Of a slice of a card in MIG mode: its profile.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mig_profile: String,
+    /// Of a card that does not have the slices in `spec.gpus[].migLayout`: what they wait for, or
+    /// why they were not created.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mig_layout_message: String,
     /// The shares on the card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]

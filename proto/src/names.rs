@@ -306,6 +306,12 @@ pub mod dra {
     pub const TAINT_NOT_OFFERING: &str = "aliquot.dev/not-offering";
 }
 
+/// What `GpuNode.status` says and a scheduler acts on.
+pub mod gpu_node {
+    /// `migLayoutMessage` of a card whose slices are being destroyed and created.
+    pub const LAYOUT_CHANGES: &str = "the card is being given another MIG layout";
+}
+
 /// Of pods and nodes that an autoscaler, or the scheduler for it, may evict and remove.
 pub mod scale_down {
     /// Annotation of a pod, `"true"` or `"false"`: whether the scheduler may evict it so that an

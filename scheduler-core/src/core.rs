@@ -8,14 +8,15 @@ use crate::cycle::{self, CycleCache};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupView};
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodUid};
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
-use crate::scale_up::{self, Groups, Shortage};
+use crate::scale_up::{self, Groups, Scope, Shortage};
 use crate::shares;
 use crate::snapshot;
 use crate::state::State;
 use crate::units::{Mib, Time};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One scheduler: the whole state of one shard, and every decision about it.
@@ -141,7 +142,19 @@ impl Core {
     /// in a cluster without.
     pub fn shortage(&mut self, groups: &Groups, most: usize, card: Mib) -> Shortage {
         self.state.refresh_queues();
-        scale_up::shortage(&mut self.state, groups, most, card)
+        scale_up::shortage(&mut self.state, Scope::NewNodes(groups), most, card)
+    }
+
+    /// The same of pods that ask for slices of cards in MIG mode, beside these nodes too and
+    /// whatever the quotas, for [`mig_layout::plan`](crate::mig_layout::plan).
+    pub fn slice_shortage(
+        &mut self,
+        nodes: &BTreeSet<NodeName>,
+        most: usize,
+        card: Mib,
+    ) -> Shortage {
+        self.state.refresh_queues();
+        scale_up::shortage(&mut self.state, Scope::Slices(nodes), most, card)
     }
 
     /// What each queue has, wants and may have now. Changes nothing but what the next

@@ -107,6 +107,7 @@ pub mod ids;
 mod invariant;
 mod job_queue;
 mod ledger;
+pub mod mig_layout;
 pub mod model;
 pub mod problem;
 mod product_quota;

@@ -12,6 +12,7 @@ mod granted;
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
 use crate::convert::World;
+use crate::mig_layout;
 use crate::observe::{self, Observer};
 use crate::report::Views;
 use crate::scale_up::{self, Look};
@@ -60,6 +61,8 @@ pub struct CycleInputs {
     pub(crate) usage: UsageClient,
     /// The task that requests nodes. `None`: none.
     pub(crate) scale_up: Option<scale_up::Line>,
+    /// The task that chooses MIG layouts. `None`: none.
+    pub(crate) layouts: Option<mig_layout::Line>,
     /// The time.
     pub wall: Wall,
 }
@@ -148,6 +151,7 @@ pub async fn run(
         reported: Instant::now(),
         clock: Clock::start(inputs.wall.clone()),
         scale_up: inputs.scale_up.take(),
+        layouts: inputs.layouts.take(),
         look_at: None,
         looked: Instant::now(),
         taking_in: Duration::ZERO,
@@ -257,6 +261,7 @@ struct Cycle {
     reported: Instant,
     clock: Clock,
     scale_up: Option<scale_up::Line>,
+    layouts: Option<mig_layout::Line>,
     /// The time of the next check for pods without room.
     look_at: Option<Instant>,
     looked: Instant,
@@ -434,7 +439,7 @@ impl Cycle {
         self.hand_on(decision);
         let all = taking_in + begin.elapsed();
         self.outputs.meters.handed_on(handing_on.elapsed(), all);
-        if self.scale_up.is_some() {
+        if self.scale_up.is_some() || self.layouts.is_some() && self.world.may_change_layouts() {
             let next = self.looked + scale_up::PACE;
             self.look_at.get_or_insert(next.max(Instant::now()));
         }
@@ -455,12 +460,35 @@ impl Cycle {
             };
             line.looks.send_replace(Some(look));
         }
+        self.look_for_slices();
+    }
+
+    /// The same of slices of cards in MIG mode, where cards may be given others.
+    fn look_for_slices(&mut self) {
+        let Some(line) = &self.layouts else {
+            return;
+        };
+        let cards = self.world.mig_cards();
+        if cards.is_empty() {
+            return;
+        }
+        let nodes = cards.iter().map(|card| card.node.clone()).collect();
+        let most = mig_layout::MOST_PODS;
+        let look = mig_layout::Look {
+            shortage: self.core.slice_shortage(&nodes, most, scale_up::ANY_CARD),
+            cards,
+            config: self.core.config().clone(),
+        };
+        line.looks.send_replace(Some(look));
     }
 
     /// Another replica asks for nodes.
     fn look_away(&mut self) {
         self.look_at = None;
         if let Some(line) = &self.scale_up {
+            line.looks.send_replace(None);
+        }
+        if let Some(line) = &self.layouts {
             line.looks.send_replace(None);
         }
     }
@@ -540,10 +568,15 @@ impl Cycle {
                     let asked = line.asked.borrow();
                     asked.0.get(&pod).map(ToString::to_string)
                 });
+                let given = self.layouts.as_ref().and_then(|line| {
+                    let asked = line.asked.borrow();
+                    asked.get(&pod).map(ToString::to_string)
+                });
                 let _ = to.send(self.core.explain(&pod).map(|explanation| {
                     let mut lines = vec![explanation.line.to_string()];
                     lines.extend(resize);
                     lines.extend(asked);
+                    lines.extend(given);
                     for node in &explanation.nodes {
                         let verdict = if node.fits { "fits" } else { "does not fit" };
                         let reasons: Vec<&str> = node.reasons.iter().map(AsRef::as_ref).collect();

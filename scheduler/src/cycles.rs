@@ -5,6 +5,7 @@
 
 use crate::convert::World;
 use crate::cycle::{self, CoalesceWindow, CycleInputs, CycleOutputs};
+use crate::mig_layout;
 use crate::observe::Observer;
 use crate::report::Views;
 use crate::run::{Part, QUESTIONS, named};
@@ -25,6 +26,8 @@ pub(crate) struct CycleServices {
     pub(crate) usage_meters: Arc<UsageMeters>,
     /// `None`: no nodes are requested.
     pub(crate) scale_up: Option<ScaleUp>,
+    /// Writes MIG layouts, only while leading. `None`: none is chosen.
+    pub(crate) layouts: Option<kube::Client>,
 }
 
 /// Starts a cycle for each shard, and what makes one of them where there are several.
@@ -59,9 +62,18 @@ pub(crate) fn start(
             ));
             line
         });
+        let layouts = services.layouts.as_ref().map(|client| {
+            let (line, links) = mig_layout::Line::new(client.clone(), inputs.wall.clone());
+            tasks.spawn(named(
+                "the plan of MIG layouts",
+                mig_layout::run(links, end.clone()),
+            ));
+            line
+        });
         let inputs = CycleInputs {
             usage: line,
             scale_up,
+            layouts,
             ..inputs
         };
         let world = World::new(&config.scheduler_name)
@@ -132,6 +144,7 @@ pub(crate) fn start(
             leading: inputs.leading.clone(),
             usage: usage::UsageClient::silent(),
             scale_up: None,
+            layouts: None,
             wall: inputs.wall.clone(),
         };
         let outputs = CycleOutputs {

@@ -22,6 +22,7 @@
 //! - [`cycle`]: the only owner of the core; coalesces, decides; [`clock`]: by which time;
 //!   `cycles`: one for each shard.
 //! - [`act`]: carries decisions out: bindings, evictions, conditions; one outcome each.
+//! - `mig_layout`: other slices of cards in MIG mode, for pods that wait for one.
 //! - [`group`]: the pod group of each workload, before its pods reach the cycle.
 //! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
 //! - [`observe`]: what would be done where another scheduler decides; then nothing acts.
@@ -52,6 +53,7 @@ pub mod leader;
 mod lease;
 pub mod limits;
 mod lock;
+mod mig_layout;
 pub mod observe;
 pub mod page;
 pub mod preflight;

@@ -427,6 +427,7 @@ async fn start(
         client: leaders.clone(),
         meters: scale_up_meters,
     });
+    let layouts = Some(leaders.clone());
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     tasks.spawn(named(
@@ -464,6 +465,7 @@ async fn start(
         leading,
         usage: usage::UsageClient::silent(),
         scale_up: None,
+        layouts: None,
         wall: wall.clone(),
     };
     let outputs = CycleOutputs {
@@ -477,6 +479,7 @@ async fn start(
     let services = cycles::CycleServices {
         usage_meters: show.usage_meters,
         scale_up,
+        layouts,
     };
     cycles::start(config, &plan, inputs, outputs, &services, end, tasks);
     Ok(())

@@ -4,6 +4,7 @@
 //! admin's client; manifests applied, pods awaited, logs read. Must never hide a failure: every
 //! wait says what it last saw.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use api::kai::Queue;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod};
-use kube::api::{DeleteParams, ListParams};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
@@ -33,6 +35,7 @@ use crate::stand_in;
 use crate::wait::{Seen, until};
 use crate::{machine, token};
 use proto::names::resource;
+use serde_json::{Value, json};
 
 /// Queues that `deploy/` brings; others are a claim's.
 const INSTALLED_QUEUES: [&str; 2] = ["default-parent-queue", "default-queue"];
@@ -234,6 +237,7 @@ impl Cluster {
                 if Path::new(node::CHECKPOINT).exists() {
                     fs::remove_file(node::CHECKPOINT)?;
                 }
+                self.forget_slices().await?;
                 self.node.kubelet.start_again()?;
             }
             let place = gpu::Place {
@@ -247,6 +251,28 @@ impl Cluster {
         let waited = self.shares_offered(hardware).await;
         self.alive()?;
         waited
+    }
+
+    /// Removes slices of cards in MIG mode from the node's status. A kubelet leaves resources there
+    /// that it does not know, and they count as GPUs of the cluster; another machine's `Node` would
+    /// be another object.
+    async fn forget_slices(&self) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(self.client.clone());
+        let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
+        let nothing = |amounts: Option<BTreeMap<String, Quantity>>| {
+            let names = amounts.unwrap_or_default().into_keys();
+            let slices = names.filter(|name| name.starts_with(resource::MIG_PREFIX));
+            slices
+                .map(|name| (name, Value::Null))
+                .collect::<serde_json::Map<_, _>>()
+        };
+        let (capacity, allocatable) = (nothing(status.capacity), nothing(status.allocatable));
+        let patch = json!({ "status": { "capacity": capacity, "allocatable": allocatable } });
+        let params = PatchParams::default();
+        nodes
+            .patch_status(node::NAME, &params, &Patch::Merge(patch))
+            .await?;
+        Ok(())
     }
 
     /// The node's machine is recreated: kubelet and agent run, and the driver boots until

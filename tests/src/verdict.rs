@@ -29,6 +29,14 @@ impl Write {
         }
     }
 
+    /// A replacement: the body has the object's resource version.
+    pub fn replace(path: impl Into<String>, body: Value) -> Self {
+        Self {
+            method: "PUT",
+            ..Self::create(path, body)
+        }
+    }
+
     /// A merge patch.
     pub fn patch(path: impl Into<String>, body: Value) -> Self {
         Self {

@@ -5,6 +5,7 @@
 
 use super::{Card, GpuUuid, Health};
 use crate::identity::Resource;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// How slices are offered: NVIDIA's `migStrategy`.
@@ -90,6 +91,19 @@ pub struct Slice {
     pub gpu_instance: u32,
     /// Id of its compute instance.
     pub compute_instance: u32,
+}
+
+/// How many slices of each profile a card has, or is to have.
+pub type MigLayout = BTreeMap<Profile, u32>;
+
+/// The layout of a card. `None`: one of its slices has a profile without a name.
+pub fn layout_of(cards: &[Card], parent: &GpuUuid) -> Option<MigLayout> {
+    let slices = cards.iter().filter_map(|card| card.slice.as_ref());
+    let mut layout = MigLayout::new();
+    for slice in slices.filter(|slice| slice.parent == *parent) {
+        *layout.entry(slice.profile?).or_default() += 1;
+    }
+    Some(layout)
 }
 
 /// Says under which resource each slice is offered, by the strategy. One that is offered under

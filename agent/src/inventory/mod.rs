@@ -8,7 +8,7 @@ pub mod health;
 mod mig;
 
 pub use build::{InventoryBuilder, Settings};
-pub use mig::{MigStrategy, Profile, Slice};
+pub use mig::{MigLayout, MigStrategy, Profile, Slice, layout_of};
 
 use crate::identity::Resource;
 use crate::ledger::Front;

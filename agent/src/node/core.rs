@@ -8,6 +8,7 @@ mod ungranted;
 
 use super::claims::{Claimants, Listed};
 use super::guard::Guard;
+use super::layouts::Layouts;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
 use crate::identity::{self, Resource};
@@ -15,7 +16,7 @@ use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::numa::Numa;
-use crate::nvml::{Driver, Observation, Sample, Xid};
+use crate::nvml::{Driver, LayoutOrder, Observation, Sample, Xid};
 use crate::pods::{PodView, Pods, Standing};
 use crate::reconcile::{
     self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
@@ -95,6 +96,8 @@ pub enum Event {
     /// The agent stops soon: schedulers are to bind nothing more to its cards. What is bound
     /// already is served until it ends.
     Leaving,
+    /// A layout was made, or not and why.
+    LayoutMade(LayoutOrder, Result<(), String>),
     /// A reason to offer nothing that is not about cards; `None`: it went away.
     Obstacle(Obstacle, Option<String>),
     /// Time passed.
@@ -123,6 +126,8 @@ pub enum Effect {
     Tell(Note),
     /// End processes of a container.
     End(Termination),
+    /// Destroy a card's MIG instances and create others.
+    MakeLayout(LayoutOrder),
 }
 
 /// Everything that is known.
@@ -149,7 +154,7 @@ pub struct Core {
     local: Local,
     pub(super) restored: bool,
     minted: Minted,
-    held: Held,
+    pub(super) held: Held,
     pub(super) mps: MpsView,
     /// The supervisor has answered, or could not be reached.
     mps_told: bool,
@@ -182,6 +187,8 @@ pub struct Core {
     ceilings: BTreeMap<GpuUuid, Ceilings>,
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
+    /// Cards in MIG mode that do not have the layout that they are to have.
+    pub(super) layouts: Layouts,
 }
 
 impl Core {
@@ -230,6 +237,7 @@ impl Core {
             mode_faults: BTreeMap::new(),
             ceilings: BTreeMap::new(),
             cdi_ignored: None,
+            layouts: Layouts::default(),
         }
     }
 
@@ -310,6 +318,7 @@ impl Core {
                 self.minted.insert(alloc, fresh);
             }
             Event::Registered(registered) => self.registered = registered,
+            Event::LayoutMade(order, made) => self.layouts.made(&order, made, now),
             Event::Leaving => self.leaving = true,
             Event::Obstacle(what, why) => {
                 match why {
@@ -611,6 +620,7 @@ impl Core {
             evicted_strangers: self.evicted_strangers(),
             mode_faults: self.mode_faults.clone(),
             mps: self.mps.clone(),
+            layouts: self.layouts.view(),
             kubelet_pools: self.kubelet_pools(),
             admitted: self.admitted(),
             numa: self.numa.clone(),

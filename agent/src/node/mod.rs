@@ -3,6 +3,7 @@
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out.
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
+//! - `layouts`: pure: when a card in MIG mode gets other instances.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`claims`]: pure: the same for the DRA front.
 //! - [`owner`]: the task around it.
@@ -16,6 +17,7 @@ mod containers;
 pub mod core;
 pub mod disk;
 mod guard;
+mod layouts;
 pub mod lists;
 pub mod mps_sync;
 pub mod owner;
@@ -23,6 +25,7 @@ pub mod prepare;
 pub mod state;
 
 pub use core::{Core, Effect, Event, Obstacle, Terms};
+pub use layouts::LayoutsView;
 pub use owner::{Owner, Stopped};
 pub use prepare::{Outcome, PrepareRequest, Source, Unready};
 pub use state::{

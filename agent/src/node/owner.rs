@@ -10,7 +10,7 @@ use super::prepare::{Outcome, PrepareRequest, Unready};
 use super::state::{Note, State};
 use crate::kubelet::offer::Offer;
 use crate::ledger::AllocId;
-use crate::nvml::Watched;
+use crate::nvml::{LayoutOrder, Watched};
 use crate::termination;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,6 +131,8 @@ pub struct OwnerChannels {
     pub ends: mpsc::UnboundedSender<termination::Termination>,
     /// To NVML's thread: cards whose processes are watched.
     pub watched: watch::Sender<Watched>,
+    /// To NVML's thread: the layouts of cards in MIG mode.
+    pub layouts: std::sync::mpsc::Sender<LayoutOrder>,
 }
 
 /// Runs until `stop`, or until every receiver is gone.
@@ -199,6 +201,9 @@ pub async fn run(
                 }
                 Effect::List(alloc) => {
                     let _ = outputs.disk.send(DiskRequest::List(alloc));
+                }
+                Effect::MakeLayout(order) => {
+                    let _ = outputs.layouts.send(order);
                 }
                 Effect::End(termination) => {
                     let _ = outputs.ends.send(termination);

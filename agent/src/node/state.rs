@@ -2,6 +2,7 @@
 //! `tokio::sync::watch::Receiver<Arc<State>>`; [`Note`]: what telemetry reports once.
 
 use super::claims::Claimants;
+use super::layouts::LayoutsView;
 use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use crate::numa::Numa;
@@ -33,6 +34,8 @@ pub struct State {
     pub mode_faults: BTreeMap<GpuUuid, u32>,
     /// The last plan that the MPS supervisor carried out, and its observation after that.
     pub mps: MpsView,
+    /// Cards in MIG mode that are to have another layout.
+    pub layouts: LayoutsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
     /// Where the kubelet's topology manager refuses pods: the pods that it has admitted and that

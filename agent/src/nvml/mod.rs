@@ -1,15 +1,18 @@
 //! One thread owns NVML.
 //!
-//! In: the library's path; which cards are watched. Out: an [`Observation`] on a watch after every
-//! full reading, a [`Sample`] of the watched cards' processes in between, an [`Xid`] on a channel
-//! when the driver reports one. Nothing downstream holds a handle of NVML's. Must never: decide
+//! In: the library's path; which cards are watched; which card is to have which MIG layout. Out: an
+//! [`Observation`] on a watch after every full reading, a [`Sample`] of the watched cards' processes
+//! in between, an [`Xid`] on a channel when the driver reports one, and a result for each layout.
+//! Nothing downstream holds a handle of NVML's. Must never: decide
 //! anything, or give up: after the driver has gone away, the library is loaded again.
 
 mod error;
+mod layout;
 pub mod observation;
 mod raw;
 mod read;
 
+pub use layout::{LayoutOrder, LayoutResult};
 pub use observation::{
     CardSample, Counters, Device, Driver, Identity, Observation, Process, Reading, Sample,
     UnreadableCard, Watched, Xid,
@@ -62,6 +65,8 @@ pub struct NvmlChannels {
     pub samples: watch::Receiver<Option<Arc<Sample>>>,
     /// Faults, in the driver's order.
     pub xids: mpsc::UnboundedReceiver<Xid>,
+    /// Results of layouts.
+    pub layouts: mpsc::UnboundedReceiver<LayoutResult>,
     /// Resolves when the thread has ended, for whatever reason.
     pub ended: oneshot::Receiver<()>,
 }
@@ -73,11 +78,13 @@ pub struct NvmlChannels {
 pub fn start(
     settings: Settings,
     watched: watch::Receiver<Watched>,
+    orders: std::sync::mpsc::Receiver<LayoutOrder>,
     stop: CancellationToken,
 ) -> std::io::Result<NvmlChannels> {
     let (samples_out, samples) = watch::channel(None);
     let (out, observations) = watch::channel(Arc::new(Observation::default()));
     let (xid_out, xids) = mpsc::unbounded_channel();
+    let (layouts_out, layouts) = mpsc::unbounded_channel();
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("nvml".to_owned())
@@ -88,6 +95,8 @@ pub fn start(
                 out,
                 samples: samples_out,
                 xids: xid_out,
+                orders,
+                layouts: layouts_out,
                 stop,
             }
             .run();
@@ -97,6 +106,7 @@ pub fn start(
         observations,
         samples,
         xids,
+        layouts,
         ended,
     })
 }
@@ -107,6 +117,8 @@ struct Owner {
     out: watch::Sender<Arc<Observation>>,
     samples: watch::Sender<Option<Arc<Sample>>>,
     xids: mpsc::UnboundedSender<Xid>,
+    orders: std::sync::mpsc::Receiver<LayoutOrder>,
+    layouts: mpsc::UnboundedSender<LayoutResult>,
     stop: CancellationToken,
 }
 
@@ -220,6 +232,9 @@ impl Owner {
                 if self.stop.is_cancelled() {
                     return Ok(End::Stopped);
                 }
+                if self.make_layouts(&nvml) {
+                    break;
+                }
                 let now = Instant::now();
                 let left = until.saturating_duration_since(now);
                 if left.is_zero() {
@@ -250,6 +265,22 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Makes the layouts that were ordered. Answers whether there were some: instances may be others.
+    fn make_layouts(&self, nvml: &Nvml) -> bool {
+        let mut some = false;
+        while let Ok(order) = self.orders.try_recv() {
+            let made = layout::make(nvml, &order);
+            match &made {
+                Ok(()) => tracing::info!(?order, "the card has another MIG layout"),
+                Err(error) => tracing::warn!(?order, error, "the card keeps its MIG layout"),
+            }
+            // The receiver lives as long as the agent.
+            let _ = self.layouts.send((order, made));
+            some = true;
+        }
+        some
     }
 
     /// The processes of the cards that are watched.

@@ -3,7 +3,7 @@
 //! Pure. In: [`State`]. Out: [`NodeState`], whole each time, in the state's own order.
 
 use crate::identity::Resource;
-use crate::inventory::{Card, GpuUuid};
+use crate::inventory::{Card, GpuUuid, Health};
 use crate::ledger::Share;
 use crate::mps::phase;
 use crate::node::{self, State};
@@ -147,7 +147,7 @@ pub fn mps_phase(state: &State, card: &GpuUuid) -> ServerPhase {
 /// Whether a container with a grant on this card could start now: an idle card is switched
 /// to its grant's mode by the start itself, one in use must have what its mode needs.
 pub fn is_ready(state: &State, card: &Card) -> bool {
-    if !card.health.is_healthy() || state.not_offering.is_some() {
+    if !health(state, card).is_healthy() || state.not_offering.is_some() {
         return false;
     }
     match state.ledger.mode_of(&card.uuid) {
@@ -163,7 +163,19 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     }
 }
 
+/// Its own, but that of a slice that goes.
+pub fn health(state: &State, card: &Card) -> Health {
+    match state.layouts.closes(card) {
+        Some(reason) if card.health.is_healthy() => Health::Unhealthy {
+            reason: reason.to_owned(),
+            lasting: false,
+        },
+        _ => card.health.clone(),
+    }
+}
+
 fn gpu(state: &State, card: &Card) -> Gpu {
+    let health = health(state, card);
     let pool = state.kubelet_pools.get(&card.uuid).copied();
     Gpu {
         uuid: card.uuid.to_string(),
@@ -186,8 +198,8 @@ fn gpu(state: &State, card: &Card) -> Gpu {
             .collect(),
         ready: is_ready(state, card),
         mps_state: phase::word(mps_phase(state, &card.uuid)).to_owned(),
-        health: card.health.word().to_owned(),
-        health_reason: card.health.reason().to_owned(),
+        health: health.word().to_owned(),
+        health_reason: health.reason().to_owned(),
         compute_capability: card.compute_capability.clone(),
         pci_bus_id: card.pci.clone(),
         numa_node: card

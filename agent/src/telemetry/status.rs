@@ -89,6 +89,8 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         status.gpus.iter().find(|gpu| gpu.uuid == uuid)
     });
     let mps = report::mps_phase(state, &card.uuid);
+    let health = report::health(state, card);
+    let layout = state.layouts.messages.get(&card.uuid);
     GpuStatus {
         uuid: card.uuid.to_string(),
         index: card.index,
@@ -105,8 +107,8 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
             ServerPhase::Absent => String::new(),
             mps => phase::word(mps).to_owned(),
         },
-        health: card.health.word().to_owned(),
-        health_reason: card.health.reason().to_owned(),
+        health: health.word().to_owned(),
+        health_reason: health.reason().to_owned(),
         compute_capability: card.compute_capability.clone(),
         pci: card.pci.clone(),
         numa: card.numa,
@@ -114,6 +116,7 @@ fn gpu(state: &State, card: &Card, last: Option<&GpuNodeStatus>) -> GpuStatus {
         cordoned: card.cordoned,
         mig_enabled: card.mig,
         mig_profile: card.mig_profile(),
+        mig_layout_message: layout.cloned().unwrap_or_default(),
         grants: state
             .ledger
             .on(&card.uuid)

@@ -3,6 +3,10 @@
 use crate::kubelet::{Entry, Want};
 use crate::machine::{Machine, SHARE, WHOLE, until};
 use agent::inventory::MigStrategy;
+use api::GpuNode;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
 use sim_gpu::hardware::Hardware;
 use sim_gpu::wire::Message;
 use std::collections::BTreeSet;
@@ -104,4 +108,79 @@ async fn in_strategy_single_slices_are_gpus_and_follow_the_layout() {
     let card = offered(&machine, WHOLE, 1).await;
     assert_eq!(card, machine.cards.iter().cloned().collect());
     offered(&machine, SHARE, 48).await;
+}
+
+const MEDIUM: &str = "nvidia.com/mig-2g.10gb";
+
+/// The admin writes which slices the first card is to have.
+async fn wants(machine: &Machine, layout: serde_json::Value) {
+    let nodes: Api<GpuNode> = Api::all(machine.client.clone());
+    until("the GpuNode", || async {
+        nodes.get_opt("n1").await.unwrap()
+    })
+    .await;
+    let gpus = json!([{ "uuid": machine.cards[0], "migLayout": layout }]);
+    let patch = Patch::Merge(json!({ "spec": { "gpus": gpus } }));
+    let written = nodes.patch("n1", &PatchParams::default(), &patch).await;
+    written.unwrap();
+}
+
+/// Waits until the agent says this of the first card's layout.
+async fn says(machine: &Machine, word: &str) {
+    let nodes: Api<GpuNode> = Api::all(machine.client.clone());
+    until(&format!("the card's row says `{word}`"), || async {
+        let status = nodes.get("n1").await.unwrap().status?;
+        let row = status
+            .gpus
+            .iter()
+            .find(|row| row.uuid == machine.cards[0])?;
+        let message = &row.mig_layout_message;
+        (message.contains(word) && message.is_empty() == word.is_empty()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_card_is_given_the_slices_that_the_admin_wants() {
+    let machine = sliced(MigStrategy::Mixed, MIXED).await;
+    offered(&machine, SMALL, 2).await;
+    wants(&machine, json!({ "2g.10gb": 3, "1g.5gb": 1 })).await;
+    let medium = offered(&machine, MEDIUM, 3).await;
+    offered(&machine, SMALL, 1).await;
+    offered(&machine, LARGE, 0).await;
+    says(&machine, "").await;
+
+    // One that a pod has stays, with the layout, until that pod has ended.
+    let entry = admit(&machine, "p", MEDIUM).await;
+    assert!(entry.ids.is_subset(&medium));
+    machine.kubelet.pre_start(&entry).await.unwrap();
+    wants(&machine, json!({ "1g.5gb": 7 })).await;
+    says(&machine, "pod default/p has slice MIG-").await;
+    offered(&machine, MEDIUM, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_layout_that_the_card_cannot_have_leaves_it_as_it_was() {
+    let machine = sliced(MigStrategy::Mixed, MIXED).await;
+    let before = offered(&machine, SMALL, 2).await;
+    for (layout, why) in [
+        (
+            json!({ "3g.40gb": 1 }),
+            "the card has no MIG profile 3g.40gb: use 7g.40gb, 4g.20gb",
+        ),
+        // Larger than the card: the third is not created, and the first two go again.
+        (json!({ "3g.20gb": 3 }), "a slice 3g.20gb cannot be created"),
+        (json!({ "small": 1 }), "small is no MIG profile"),
+    ] {
+        wants(&machine, layout).await;
+        says(&machine, why).await;
+        assert_eq!(offered(&machine, SMALL, 2).await, before);
+        offered(&machine, LARGE, 1).await;
+    }
+    // The driver refuses altogether.
+    let broken = Message::new("ctl-set").with("index", 0);
+    let broken = broken.with("key", "create-instance");
+    machine.ctl(&broken.with("value", 999));
+    wants(&machine, json!({ "2g.10gb": 1 })).await;
+    says(&machine, "cannot be created again").await;
 }

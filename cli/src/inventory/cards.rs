@@ -42,6 +42,13 @@ pub(super) fn state(card: &GpuStatus) -> (&'static str, Tone) {
     }
 }
 
+/// Why it is not used as it could be.
+fn reason(card: &GpuStatus) -> String {
+    let reasons = [&card.health_reason, &card.mig_layout_message];
+    let said = reasons.into_iter().find(|reason| !reason.is_empty());
+    said.cloned().unwrap_or_default()
+}
+
 pub(super) fn table(nodes: &[GpuNode]) -> Table {
     let mut table = Table::new(COLUMNS, "no card is reported");
     for (node, card) in cards_of(nodes) {
@@ -67,7 +74,7 @@ pub(super) fn table(nodes: &[GpuNode]) -> Table {
             card.mps.clone().into(),
             card.strangers.len().into(),
             Cell::shown(modes.clone(), modes.join(",")),
-            card.health_reason.clone().into(),
+            reason(card).into(),
         ]);
     }
     table

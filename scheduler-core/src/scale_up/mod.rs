@@ -12,8 +12,9 @@
 mod plan;
 mod shortage;
 
+pub(crate) use plan::{DECISIONS, trial};
 pub use plan::{NewNode, Plan, Unknown, plan};
-pub(crate) use shortage::shortage;
+pub(crate) use shortage::{Scope, shortage};
 
 use crate::event::Event;
 use crate::ids::{NodeName, ResourceName};

@@ -16,7 +16,7 @@ const NEW: &str = "new/";
 /// A multiple of every usual fraction: such a card is as good as any other for fractions.
 const UNKNOWN_CARD: Mib = Mib(1_000_000);
 /// Largest number of decisions until all pods were tried: if one is cut short, the next continues.
-const DECISIONS: u64 = 64;
+pub(crate) const DECISIONS: u64 = 64;
 
 /// One requested node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,6 +238,19 @@ impl Unknown {
     }
 }
 
+/// The settings by which a shortage's pods are placed in their own cluster, closely.
+pub(crate) fn trial(config: &Config) -> Config {
+    Config {
+        actions: vec![Step::Allocate],
+        gpu_placement: Placement::Binpack,
+        cpu_placement: Placement::Binpack,
+        card_placement: None,
+        keep_empty_nodes: 0,
+        verify: false,
+        ..config.clone()
+    }
+}
+
 /// The shortage's cluster, with nodes of a group on top.
 struct Site {
     core: Core,
@@ -256,17 +269,8 @@ impl Site {
         config: &Config,
         before: &Plan,
     ) -> Self {
-        let config = Config {
-            actions: vec![Step::Allocate],
-            gpu_placement: Placement::Binpack,
-            cpu_placement: Placement::Binpack,
-            card_placement: None,
-            keep_empty_nodes: 0,
-            verify: false,
-            ..config.clone()
-        };
         let mut site = Self {
-            core: Core::new(config),
+            core: Core::new(trial(config)),
             waiting: BTreeMap::new(),
             new: BTreeMap::new(),
             begun: BTreeSet::new(),

@@ -5,7 +5,7 @@ use crate::action::ReasonKind;
 use crate::cycle;
 use crate::event::Event;
 use crate::gang::{self, Pick};
-use crate::ids::QueueName;
+use crate::ids::{NodeName, QueueName};
 use crate::model::{
     Card, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup, Pool, Queue, Taint,
 };
@@ -25,13 +25,25 @@ const QUEUE: &str = "scale-up";
 /// pods wait for GPUs, few nodes have some left.
 const SPARE: usize = 64;
 
+/// Which pods are in a shortage, and beside which nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scope<'a> {
+    /// All, beside nodes with GPUs left.
+    NewNodes(&'a Groups),
+    /// Those that ask for MIG slices, beside these nodes too, and whatever their quota.
+    Slices(&'a BTreeSet<NodeName>),
+}
+
 /// Pods for which the last decision found no room, as long as their queues are within their
 /// quota with them: pods over quota bring no node. GPU memory counts over the smallest card, and
 /// over one of `card` MiB where there is none. Whole jobs, in the order in which pods wait, until
 /// there are `most` pods.
-pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mib) -> Shortage {
+pub(crate) fn shortage(state: &mut State, scope: Scope<'_>, most: usize, card: Mib) -> Shortage {
     state.refresh_rooms();
-    let known = of_groups(state, groups);
+    let known = match scope {
+        Scope::NewNodes(groups) => of_groups(state, groups),
+        Scope::Slices(_) => Shortage::default(),
+    };
     let smallest = state.cards.values().filter_map(|row| {
         let card = row.card.as_ref().filter(|card| !card.mig)?;
         (card.total.0 > 0).then_some(card.total)
@@ -45,10 +57,16 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
         let Some(job) = waits_for_room(state, *task) else {
             continue;
         };
-        if !looked_at.insert(job) {
+        if !looked_at.insert(job)
+            || matches!(scope, Scope::Slices(_)) && !asks_for_slices(state, job)
+        {
             continue;
         }
-        let tasks = within_quota(state, job, card, &mut asked);
+        let tasks = match scope {
+            Scope::NewNodes(_) => within_quota(state, job, card, &mut asked),
+            // Slices of an idle card are there already: a queue over its quota may have them too.
+            Scope::Slices(_) => placed_together(state, job),
+        };
         if tasks.is_empty() {
             continue;
         }
@@ -67,6 +85,10 @@ pub(crate) fn shortage(state: &mut State, groups: &Groups, most: usize, card: Mi
     ];
     events.extend(state.topologies.values().cloned().map(Event::Topology));
     let mut nodes = spare(state);
+    if let Scope::Slices(named) = scope {
+        let named = named.iter().filter_map(|name| state.node_names.get(name));
+        nodes.extend(named.copied());
+    }
     for (job, _) in &jobs {
         nodes.extend(stands_on(state, *job));
     }
@@ -171,6 +193,17 @@ fn idle(card: &Card) -> Card {
     }
 }
 
+/// One of the job's pods asks for slices of cards in MIG mode.
+fn asks_for_slices(state: &State, job: JobKey) -> bool {
+    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let mut tasks = tasks.unwrap_or_default().iter();
+    tasks.any(|task| {
+        let row = state.tasks.get(*task);
+        let spec = row.and_then(|row| state.specs.get(row.spec));
+        spec.is_some_and(|spec| spec.mig_nano > 0)
+    })
+}
+
 /// The job of a pod with the reason that it fits nowhere. `None`: it waits for something else.
 fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let row = state.tasks.get(task)?;
@@ -178,6 +211,17 @@ fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let fits_nowhere = why.kind == ReasonKind::Unschedulable;
     row.job
         .filter(|_| fits_nowhere && cycle::hindrance(state, row).is_none())
+}
+
+/// Nothing but room is missing for it.
+fn may_be_placed(state: &State, task: TaskKey) -> bool {
+    let row = state.tasks.get(task);
+    row.is_some_and(|row| cycle::hindrance(state, row).is_none())
+}
+
+/// The pods of a job that are placed together next.
+fn placed_together(state: &State, job: JobKey) -> Vec<TaskKey> {
+    gang::of(state, job).next(Pick::Waiting, &|task| may_be_placed(state, task))
 }
 
 /// The pods of a job that its queues' quotas have room for beside those of the jobs before it:
@@ -188,18 +232,14 @@ fn within_quota(
     card: Mib,
     asked: &mut BTreeMap<QueueKey, QueueAmounts>,
 ) -> Vec<TaskKey> {
-    let may = |task: TaskKey| {
-        let row = state.tasks.get(task);
-        row.is_some_and(|row| cycle::hindrance(state, row).is_none())
-    };
-    let mut tasks = gang::of(state, job).next(Pick::Waiting, &may);
+    let mut tasks = placed_together(state, job);
     if tasks.is_empty() || !ask(state, job, wanted(state, &tasks, card), asked) {
         return Vec::new();
     }
     let all = state.jobs.get(job).map(|row| row.tasks.as_slice());
     for task in all.unwrap_or_default() {
         let is_pending = state.cell(*task).status == Status::Pending;
-        if !is_pending || !may(*task) || tasks.contains(task) {
+        if !is_pending || !may_be_placed(state, *task) || tasks.contains(task) {
             continue;
         }
         if !ask(state, job, wanted(state, &[*task], card), asked) {

@@ -30,6 +30,7 @@ impl World {
                 self.states.insert(node.clone(), state);
                 self.disconnected.remove(&node);
                 events.extend(self.judge_managed(&node));
+                events.extend(self.slices_changed(&node));
                 events.extend(self.cards(&node));
                 (events, isolation)
             }
@@ -56,6 +57,7 @@ impl World {
                 let known = self.states.remove(&node).is_some();
                 let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
                 let mut events = self.judge_managed(&node);
+                events.extend(self.slices_changed(&node));
                 events.extend(lost);
                 (events, Vec::new())
             }

@@ -28,6 +28,7 @@ mod devices;
 mod hindrance;
 mod isolation;
 mod listing;
+pub(crate) mod mig;
 mod namespaces;
 mod node;
 mod pod;
@@ -108,6 +109,8 @@ pub struct World {
     removable: Option<Groups>,
     /// Nodes whose `GpuNode` says that their kubelet refuses pods for their zones.
     aligning: BTreeSet<String>,
+    /// Cards in MIG mode.
+    mig: mig::MigNodes,
     /// The last word of each agent that is heard.
     states: BTreeMap<String, NodeState>,
     /// Nodes whose agents have no stream now.
@@ -150,6 +153,7 @@ impl World {
             pods: ListedObjects::default(),
             nodes: ListedObjects::default(),
             gpu_nodes: ListedObjects::default(),
+            mig: mig::MigNodes::default(),
             queues: ListedObjects::default(),
             usage: usage::LatestUsage::default(),
             groups: ListedObjects::default(),
@@ -425,6 +429,7 @@ impl World {
                 } else {
                     self.aligning.remove(&name);
                 }
+                self.mig_policy(&name, &object);
                 let mut events = self.judge_managed(&name);
                 if before != Some(mode) {
                     events.extend(self.cards(&name));
@@ -450,6 +455,7 @@ impl World {
     fn unmanaged(&mut self, name: &str) -> Vec<Event> {
         self.default_modes.remove(name);
         self.aligning.remove(name);
+        self.no_mig_policy(name);
         self.judge_managed(name)
     }
 

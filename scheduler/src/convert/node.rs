@@ -136,6 +136,7 @@ impl World {
                 node.removable = groups.any(|all| scale_down::is_removable(all, &node, &object));
                 node.aligns = self.aligning.contains(&name);
                 self.storage.csi().limit(&mut node);
+                self.limit_slices(&mut node);
                 // The kubelet's heartbeat changes nothing here.
                 if self.known_nodes.get(&name) == Some(&node) {
                     return Vec::new();

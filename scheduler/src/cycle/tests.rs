@@ -31,6 +31,7 @@ fn cycle() -> Cycle {
         reported: now,
         clock: Clock::start(Wall::machine()),
         scale_up: None,
+        layouts: None,
         look_at: None,
         looked: now,
         taking_in: Duration::ZERO,

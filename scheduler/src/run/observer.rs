@@ -83,6 +83,7 @@ pub(super) fn observe(
         leading,
         usage: usage::UsageClient::silent(),
         scale_up: None,
+        layouts: None,
         wall: wall.clone(),
     };
     let outputs = CycleOutputs {
@@ -96,6 +97,7 @@ pub(super) fn observe(
     let services = cycles::CycleServices {
         usage_meters: show.usage_meters,
         scale_up: None,
+        layouts: None,
     };
     cycles::start(config, plan, inputs, outputs, &services, end, tasks);
 }

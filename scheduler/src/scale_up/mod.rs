@@ -36,7 +36,7 @@ pub(crate) const PACE: std::time::Duration = std::time::Duration::from_secs(2);
 pub(crate) const MOST_PODS: usize = 1_000;
 /// A card of a cluster without cards and without templates: requests for GPU memory count over
 /// it towards quotas. The largest card that is sold in numbers.
-const ANY_CARD: Mib = Mib(81_920);
+pub(crate) const ANY_CARD: Mib = Mib(81_920);
 
 /// How new nodes are requested.
 #[derive(Clone, Debug)]

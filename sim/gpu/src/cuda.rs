@@ -108,4 +108,6 @@ pub mod nvml {
     pub const NO_PERMISSION: u32 = 4;
     pub const NOT_FOUND: u32 = 6;
     pub const GPU_IS_LOST: u32 = 15;
+    pub const IN_USE: u32 = 19;
+    pub const INSUFFICIENT_RESOURCES: u32 = 23;
 }

@@ -182,6 +182,8 @@ pub struct CardSpec {
     pub links: Vec<(String, u32)>,
     /// The product can do MIG at all.
     pub mig_capable: bool,
+    /// Which instances it can have.
+    pub mig_profiles: &'static [mig::Profile],
     /// MIG mode is on.
     pub mig: bool,
     /// Its instances, by id; there while MIG mode is on.
@@ -436,6 +438,7 @@ impl Hardware {
             numa_node: None,
             links: Vec::new(),
             mig_capable: product.mig,
+            mig_profiles: mig::profiles(card.preset),
             mig: card.mig,
             instances: mig::place(card.preset, index, &card.mig_instances)?,
             instance: None,

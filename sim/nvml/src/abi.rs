@@ -136,6 +136,70 @@ impl Device {
     }
 }
 
+/// `nvmlGpuInstance_t` and `nvmlComputeInstance_t`, each pointing into a table of its own: a card and
+/// the number of its GPU instance, which has at most one compute instance.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Instance<const COMPUTE: bool>(*const u8);
+
+/// As many GPU instances as a card can have, for 32 cards.
+static INSTANCE_SLOTS: [[u8; 16 * 32]; 2] = [[0; 16 * 32]; 2];
+
+impl<const COMPUTE: bool> Instance<COMPUTE> {
+    fn slots() -> &'static [u8] {
+        let [gpu, compute] = &INSTANCE_SLOTS;
+        if COMPUTE { compute } else { gpu }
+    }
+
+    /// The handle of an instance of a card.
+    pub(crate) fn of(card: usize, number: usize) -> Option<Self> {
+        let slot = Self::slots().get(card * 16 + number)?;
+        (number < 16).then(|| Self(std::ptr::from_ref(slot)))
+    }
+
+    /// Its card and number; anything that we did not hand out is `INVALID_ARGUMENT`.
+    pub(crate) fn place(self) -> Result<(usize, usize), Return> {
+        let offset = (self.0 as usize).wrapping_sub(Self::slots().as_ptr() as usize);
+        if offset < Self::slots().len() {
+            Ok((offset / 16, offset % 16))
+        } else {
+            Err(INVALID_ARGUMENT)
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct GpuInstanceProfileV2 {
+    pub(crate) version: c_uint,
+    pub(crate) id: c_uint,
+    pub(crate) peer_to_peer: c_uint,
+    pub(crate) slices: c_uint,
+    pub(crate) most: c_uint,
+    pub(crate) multiprocessors: c_uint,
+    pub(crate) copy_engines: c_uint,
+    pub(crate) decoders: c_uint,
+    pub(crate) encoders: c_uint,
+    pub(crate) jpeg: c_uint,
+    pub(crate) ofa: c_uint,
+    pub(crate) memory_mb: u64,
+    pub(crate) name: [c_char; 96],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ComputeInstanceProfile {
+    pub(crate) id: c_uint,
+    pub(crate) slices: c_uint,
+    pub(crate) most: c_uint,
+    pub(crate) multiprocessors: c_uint,
+    pub(crate) copy_engines: c_uint,
+    pub(crate) decoders: c_uint,
+    pub(crate) encoders: c_uint,
+    pub(crate) jpeg: c_uint,
+    pub(crate) ofa: c_uint,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct PciInfo {

@@ -5,7 +5,8 @@
 //! - `system`: init, versions, error texts;
 //! - `enumerate`: counts and handles;
 //! - `device`: identity, memory, modes, readings of one card;
-//! - `mig`: MIG mode and instances;
+//! - `mig`: MIG mode, and instances as devices;
+//! - `instances`: GPU instances and compute instances, made and destroyed;
 //! - `processes`: processes on a card;
 //! - `topology`: links and neighbours;
 //! - `health`: ECC, rows, field values;
@@ -24,6 +25,7 @@ mod device;
 mod enumerate;
 mod events;
 mod health;
+mod instances;
 mod link;
 mod mig;
 mod processes;

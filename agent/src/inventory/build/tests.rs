@@ -146,6 +146,7 @@ fn policy_is_per_card() {
             cordoned: true,
             hidden_from_other_plugins: true,
             front: Some(gpu_node::Front::Auto),
+            ..GpuPolicy::default()
         }],
         default_front: Some(gpu_node::Front::Dra),
         context_allowance_mib: Some(Mib(0)),

@@ -41,6 +41,7 @@ impl Core {
             .and_then(|(part, _)| Some((*part, self.local.unreadable.get(part)?.clone())));
         self.held = reconcile::held(&self.local, &self.minted, &self.pods);
         self.take_stock(now, effects);
+        self.arrange(now, effects);
         self.admit_pods(effects);
         let busy = self.busy();
         let dead = reconcile::deaths(
@@ -122,7 +123,7 @@ impl Core {
         effects.push(Effect::ForgetProof(name));
     }
 
-    fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+    pub(in crate::node) fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let default = Policy::default();
         let policy = self.policy.as_ref().unwrap_or(&default);
         let ledger = &self.ledger;
@@ -138,7 +139,8 @@ impl Core {
                     _ => is_of(process, share, ledger),
                 })
         };
-        let inventory = self.builder.inventory(&policy.spec, explained, now);
+        let mut inventory = self.builder.inventory(&policy.spec, explained, now);
+        self.layouts.withdraw(&mut inventory.cards);
         for card in &inventory.cards {
             let before = self.inventory.card(&card.uuid).map(|card| &card.health);
             if card.health != *before.unwrap_or(&Health::Healthy) {

@@ -68,6 +68,22 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
         "set-mode" => set_mode(state, caller, request),
         "set-slice" => set_slice(state, caller, request),
         "memory-limits" => memory_limits(state, caller, request),
+        "mig" => Ok(super::instances::describe(
+            state,
+            nvml_card(state, request)?,
+        )),
+        "mig-create" | "mig-compute" | "mig-destroy" | "mig-destroy-compute" => {
+            admin(caller)?;
+            let (card, id) = (nvml_card(state, request)?, request.parsed("id")?);
+            let made = match request.verb.as_str() {
+                "mig-create" => state.create_gpu_instance(card, id),
+                "mig-compute" => state.create_compute_instance(card, id),
+                "mig-destroy" => state.destroy_gpu_instance(card, id),
+                _ => state.destroy_compute_instance(card, id),
+            };
+            let made = made.map_err(|(code, name)| Failure::Nvml(code, name, name.to_owned()))?;
+            Ok(Message::ok().with("id", made))
+        }
         // What a CUDA process does.
         "open" => open(state, caller),
         "context" => {
@@ -404,7 +420,7 @@ fn nvml_card(state: &State, request: &Message) -> Result<CardId, Failure> {
         )
     })?;
     let parent = state.card_of(card);
-    if card != parent && !state.cards[parent].spec.mig {
+    if !state.is_there(card) {
         Err(Failure::Nvml(
             nvml::NOT_FOUND,
             "NVML_ERROR_NOT_FOUND",

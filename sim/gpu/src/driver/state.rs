@@ -139,6 +139,39 @@ pub struct Card {
     pub cgroup_limits: BTreeMap<String, u64>,
     /// How NVML answers for this card.
     pub nvml: NvmlFaults,
+    /// Of an instance: what of it is there.
+    pub made: Made,
+}
+
+impl Card {
+    /// One that works, with nothing on it.
+    pub(super) fn new(spec: CardSpec) -> Self {
+        Self {
+            spec,
+            lost: false,
+            mode: ComputeMode::Default,
+            timeslice: 0,
+            reservation: None,
+            ecc: (0, 0),
+            remapped: (0, 0, false, false),
+            recovery_action: 0,
+            temperature: 36,
+            cgroup_limits: BTreeMap::new(),
+            nvml: NvmlFaults::default(),
+            made: Made::Whole,
+        }
+    }
+}
+
+/// How much of a MIG instance is there. A card is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// With its compute instance: a MIG device.
+    Whole,
+    /// The GPU instance alone.
+    GpuInstance,
+    /// It was destroyed. The next one of its number takes its place in [`State::cards`].
+    Nothing,
 }
 
 /// What NVML may answer instead of the truth: return codes for the lists of processes (0: the
@@ -153,6 +186,8 @@ pub struct NvmlFaults {
     pub graphics: u32,
     /// Processes are listed without the memory that they hold (`NVML_VALUE_NOT_AVAILABLE`).
     pub memory_unavailable: bool,
+    /// `nvmlDeviceCreateGpuInstance`; 0: it does what it is asked for.
+    pub create_instance: u32,
 }
 
 /// A refusal: a code and a sentence.
@@ -189,22 +224,7 @@ impl State {
                 cards.push(cards[at].of_instance(&instance, index));
             }
         }
-        let cards = cards
-            .into_iter()
-            .map(|spec| Card {
-                spec,
-                lost: false,
-                mode: ComputeMode::Default,
-                timeslice: 0,
-                reservation: None,
-                ecc: (0, 0),
-                remapped: (0, 0, false, false),
-                recovery_action: 0,
-                temperature: 36,
-                cgroup_limits: BTreeMap::new(),
-                nvml: NvmlFaults::default(),
-            })
-            .collect();
+        let cards = cards.into_iter().map(Card::new).collect();
         Self {
             hardware,
             cards,
@@ -432,7 +452,7 @@ impl State {
 
     pub(super) fn alive(&self, card: CardId) -> Result<(), Refusal> {
         let parent = self.card_of(card);
-        if card != parent && !self.cards[parent].spec.mig {
+        if !self.is_there(card) {
             return Err((CudaError::InvalidDevice, "no such instance".to_owned()));
         }
         if self.cards[parent].lost {

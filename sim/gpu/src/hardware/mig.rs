@@ -30,16 +30,70 @@ pub struct Instance {
 }
 
 /// One row of `nvidia-smi mig -lgip`.
-#[derive(Debug)]
-struct Profile {
-    name: &'static str,
-    slices: u32,
-    memory_mib: u64,
-    sm_count: u32,
+#[derive(Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// `1g.10gb`.
+    pub name: &'static str,
+    /// Compute slices.
+    pub slices: u32,
+    /// Memory, MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm_count: u32,
     /// Memory slices that it takes.
     size: u32,
     /// Where it may begin.
     starts: &'static [u32],
+}
+
+impl Profile {
+    /// `NVML_GPU_INSTANCE_PROFILE_*`.
+    pub fn number(&self) -> u32 {
+        match (self.slices, self.size) {
+            (1, 1) => 0,
+            (1, _) => 9,
+            (7, _) => 4,
+            (slices, _) => slices - 1,
+        }
+    }
+
+    /// The id of the table's row, which creates an instance.
+    pub fn id(&self) -> u32 {
+        match (self.slices, self.size) {
+            (1, 1) => 19,
+            (1, _) => 15,
+            (2, _) => 14,
+            (3, _) => 9,
+            (4, _) => 5,
+            _ => 0,
+        }
+    }
+
+    /// How many of them a card can have.
+    pub fn most(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// An instance at the first place that `there` leaves for it, as `nvidia-smi mig -cgi` puts
+    /// it. `None`: there is none.
+    pub fn place(&self, parent: u32, there: &[Instance]) -> Option<Instance> {
+        let compute: u32 = there.iter().map(|instance| instance.slices).sum();
+        // Seven compute slices go with eight of memory.
+        let fits = compute + self.slices < SLICES;
+        let is_free = |start: &&u32| {
+            let mut own = **start..**start + self.size;
+            own.all(|slice| !there.iter().any(|other| extent(other.id).contains(&slice)))
+        };
+        let start = self.starts.iter().find(is_free).filter(|_| fits)?;
+        Some(Instance {
+            parent,
+            id: id_of(self.size, *start),
+            profile: self.name,
+            slices: self.slices,
+            memory_mib: self.memory_mib,
+            sm_count: self.sm_count,
+        })
+    }
 }
 
 #[rustfmt::skip]
@@ -70,7 +124,8 @@ const H100_80: [Profile; 6] = [
     Profile { name: "7g.80gb", slices: 7, memory_mib: 81152, sm_count: 132, size: 8, starts: &[0] },
 ];
 
-fn profiles(preset: Preset) -> &'static [Profile] {
+/// Those of the product; none of one without MIG.
+pub(super) fn profiles(preset: Preset) -> &'static [Profile] {
     match preset {
         Preset::A100x40 => &A100_40,
         Preset::A100x80 => &A100_80,
@@ -89,8 +144,17 @@ fn id_of(size: u32, start: u32) -> u32 {
     }
 }
 
-/// The instances of a layout, each at the first place that is left for it, as
-/// `nvidia-smi mig -cgi` puts them.
+/// The memory slices of the instance with this number.
+fn extent(id: u32) -> std::ops::Range<u32> {
+    match id {
+        0 => 0..SLICES,
+        1..3 => (id - 1) * 4..id * 4,
+        3..7 => (id - 3) * 2..(id - 2) * 2,
+        _ => id - 7..id - 6,
+    }
+}
+
+/// The instances of a layout, made in its order.
 ///
 /// # Errors
 /// The product has no such profile, or no place is left for it.
@@ -99,31 +163,13 @@ pub(super) fn place(
     parent: u32,
     layout: &[String],
 ) -> Result<Vec<Instance>, HardwareError> {
-    let mut taken = [false; SLICES as usize];
-    let mut compute = 0;
     let mut placed = Vec::new();
     for name in layout {
         let invalid = |why: &str| HardwareError::Invalid(format!("card {parent}: {name}: {why}"));
         let profile = profiles(preset).iter().find(|p| p.name == name);
         let profile = profile.ok_or_else(|| invalid("the product has no such MIG profile"))?;
-        let range = |start: &u32| (*start..*start + profile.size).map(|slice| slice as usize);
-        let mut starts = profile.starts.iter();
-        let start = starts.find(|start| range(start).all(|slice| !taken[slice]));
-        compute += profile.slices;
-        // Seven compute slices go with eight of memory.
-        let start = start.filter(|_| compute < SLICES);
-        let start = start.ok_or_else(|| invalid("no placement is left for it"))?;
-        for slice in range(start) {
-            taken[slice] = true;
-        }
-        placed.push(Instance {
-            parent,
-            id: id_of(profile.size, *start),
-            profile: profile.name,
-            slices: profile.slices,
-            memory_mib: profile.memory_mib,
-            sm_count: profile.sm_count,
-        });
+        let instance = profile.place(parent, &placed);
+        placed.push(instance.ok_or_else(|| invalid("no placement is left for it"))?);
     }
     placed.sort_by_key(|instance| instance.id);
     Ok(placed)
@@ -155,6 +201,7 @@ impl CardSpec {
             cores: self.cores / self.sm_count * instance.sm_count,
             links: Vec::new(),
             mig_capable: false,
+            mig_profiles: &[],
             mig: false,
             instances: Vec::new(),
             instance: Some(instance.clone()),

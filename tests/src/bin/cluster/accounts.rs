@@ -7,10 +7,11 @@ use aliquot_tests::node;
 use aliquot_tests::token::{self, AccountToken, Credential};
 use aliquot_tests::verdict::Write;
 use anyhow::{Context, Result, ensure};
+use api::GpuNode;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use proto::names::{NAMESPACE, grant, object, resource};
 use serde_json::{Value, json};
@@ -162,6 +163,61 @@ pub(crate) async fn the_scheduler_creates_and_deletes_claims_of_extended_resourc
     scheduler.holds().await
 }
 
+pub(crate) async fn the_scheduler_chooses_among_a_cards_mig_layouts_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let nodes: Api<GpuNode> = Api::all(cluster.client.clone());
+    let object = json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": { "name": OTHER },
+        "spec": { "reserveMib": 100, "gpus": [
+            { "uuid": "GPU-a", "migLayouts": [{ "1g.5gb": 7 }, { "3g.20gb": 2 }] },
+            { "uuid": "GPU-b" },
+        ] },
+    });
+    cluster.apply_one(&object).await?;
+    let made = serde_json::to_value(nodes.get(OTHER).await?)?;
+    let path = format!("/apis/aliquot.dev/v1alpha1/gpunodes/{OTHER}");
+    let with = |pointer: &str, key: &str, value: Value| {
+        let mut changed = made.clone();
+        if let Some(place) = changed.pointer_mut(pointer) {
+            place[key] = value;
+        }
+        Write::replace(&path, changed)
+    };
+    let one = made["spec"]["gpus"][0].clone();
+    let first = "/spec/gpus/0";
+    let other = "everything else in the spec";
+    let client = account(cluster, object::SCHEDULER_ACCOUNT, None).await?;
+    let policy = "aliquot-scheduler-gpunode";
+    let mut table = Table::new(cluster, policy, &ns).by(client);
+    let mut others = Table::new(cluster, policy, &ns);
+    for (write, word) in [
+        (with(first, "cordoned", json!(true)), other),
+        (with(first, "migLayouts", json!([{ "7g.40gb": 1 }])), other),
+        (with(first, "uuid", json!("GPU-c")), other),
+        (with("/spec", "gpus", json!([one])), other),
+        (with("/spec", "reserveMib", json!(0)), other),
+        (with("/spec", "minimumFence", json!("DriverLimit")), other),
+        (with(first, "migLayout", json!({ "7g.40gb": 1 })), "among"),
+        (with(first, "migLayout", json!({ "1g.5gb": 6 })), "among"),
+        (
+            with("/spec/gpus/1", "migLayout", json!({ "1g.5gb": 7 })),
+            "among",
+        ),
+        (with("/metadata", "labels", json!({ "a": "b" })), "metadata"),
+    ] {
+        others.admitted_write(write.clone());
+        table.refused_write(write, word);
+    }
+    table.admitted_write(with(first, "migLayout", json!({ "3g.20gb": 2 })));
+    table.admitted_write(Write::replace(&path, made.clone()));
+    let held = table.holds().await;
+    let free = others.admits().await;
+    nodes.delete(OTHER, &DeleteParams::default()).await?;
+    held.and(free)
+}
+
 pub(crate) async fn an_agent_writes_two_amounts_of_its_own_node_alone(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -269,6 +325,7 @@ const MAY: &str = "
 scheduler watch pods
 scheduler watch nodes
 scheduler watch gpunodes.aliquot.dev
+scheduler update gpunodes.aliquot.dev
 scheduler watch queues.scheduling.run.ai
 scheduler watch podgroups.scheduling.run.ai
 scheduler watch topologies.kai.scheduler
@@ -360,6 +417,8 @@ scheduler arbitrary-node:update resourceclaims/driver.resource.k8s.io - aliquot.
 scheduler update resourceslices.resource.k8s.io
 scheduler update deviceclasses.resource.k8s.io
 scheduler patch gpunodes.aliquot.dev
+scheduler update gpunodes/status.aliquot.dev
+scheduler create gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io elsewhere of-others
 scheduler patch mutatingwebhookconfigurations.admissionregistration.k8s.io - aliquot
 scheduler patch validatingwebhookconfigurations.admissionregistration.k8s.io - aliquot

@@ -10,8 +10,9 @@ use aliquot_tests::pod::phase_of;
 use aliquot_tests::share::{IMAGE, grant_of, pod};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use api::gpu_node::GpuStatus;
+use api::gpu_node::{GpuNode, GpuStatus};
 use k8s_openapi::api::core::v1::Node;
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use proto::names::grant::RECEIVED_TYPE;
 use serde_json::{Value, json};
@@ -239,4 +240,132 @@ pub(crate) async fn in_strategy_single_a_slice_is_a_gpu(cluster: &mut Cluster) -
     ensure!(why.contains("holds no shares"), "{why}");
     cluster.delete_pod(&ns, "share").await?;
     cluster.delete_pod(&ns, "first").await
+}
+
+const MEDIUM: &str = "nvidia.com/mig-2g.10gb";
+
+/// Waits until the row of the first card says this of its layout.
+async fn says(cluster: &Cluster, word: &str) -> Result<()> {
+    let path = format!("the layout's message has `{word}`");
+    until(&path, Duration::from_secs(30), || async {
+        let status = cluster.gpu_node().await?.status.context("no status")?;
+        let row = status.gpus.first().context("no row")?;
+        let said = &row.mig_layout_message;
+        Ok(Seen::when(said.contains(word), said.clone()))
+    })
+    .await
+}
+
+/// The page's second half: a card whose layout the admin writes, and one that the scheduler chooses.
+pub(crate) async fn an_idle_card_is_given_the_slices_that_are_wanted(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let hardware = Hardware::described(json!({ "cards": [
+        { "preset": "A100-40", "mig": true, "mig_instances": ["1g.5gb", "1g.5gb"] },
+    ] }));
+    cluster.aliquot(&hardware.mig_strategy("mixed")).await?;
+    allocatable(cluster, &[(SMALL, "2")]).await?;
+    let ns = cluster.namespace().await?;
+    let spec = cluster.gpu_node().await?.spec;
+    let done = layouts(cluster, &ns).await;
+    // Other claims have the node as it was.
+    let restored = Patch::Json::<()>(serde_json::from_value(
+        json!([{ "op": "replace", "path": "/spec", "value": spec }]),
+    )?);
+    let nodes: Api<GpuNode> = Api::all(cluster.client.clone());
+    let params = PatchParams::default();
+    nodes.patch(node::NAME, &params, &restored).await?;
+    done
+}
+
+async fn layouts(cluster: &Cluster, ns: &str) -> Result<()> {
+    let nodes: Api<GpuNode> = Api::all(cluster.client.clone());
+    let card = cluster.gpu_node().await?.status.context("no status")?;
+    let card = card.gpus.first().context("no card")?.uuid.clone();
+    let write = async |own: Value| -> Result<()> {
+        let mut policy = json!({ "uuid": card });
+        policy
+            .as_object_mut()
+            .context("an object")?
+            .extend(own.as_object().context("fields")?.clone());
+        let patch = Patch::Merge(json!({ "spec": { "gpus": [policy] } }));
+        nodes
+            .patch(node::NAME, &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    };
+
+    // By hand: one that runs keeps its slice, and its card the layout.
+    cluster
+        .run_share(&asks(ns, "holds", "kai-scheduler", SMALL))
+        .await?;
+    write(json!({ "migLayout": { "2g.10gb": 3, "1g.5gb": 1 } })).await?;
+    says(cluster, &format!("pod {ns}/holds has slice")).await?;
+    allocatable(cluster, &[(SMALL, "2")]).await?;
+    cluster.delete_pod(ns, "holds").await?;
+    allocatable(cluster, &[(MEDIUM, "3"), (SMALL, "1")]).await?;
+    says(cluster, "").await?;
+    cluster
+        .run_share(&asks(ns, "medium", "kai-scheduler", MEDIUM))
+        .await?;
+    let report = cluster.said(ns, "medium", "main", "report").await?;
+    ensure!(report["devices"][0]["total_mib"] == 9856, "{report}");
+    cluster.delete_pod(ns, "medium").await?;
+
+    // What the card cannot have leaves it as it was.
+    write(json!({ "migLayout": { "3g.20gb": 3 } })).await?;
+    says(cluster, "cannot be created").await?;
+    allocatable(cluster, &[(MEDIUM, "3"), (SMALL, "1")]).await?;
+
+    // By the scheduler: of the layouts that the admin allows, the one that a pod waits for.
+    write(json!({ "migLayout": null,
+        "migLayouts": [{ "1g.5gb": 7 }, { "3g.20gb": 2 }, { "7g.40gb": 1 }] }))
+    .await?;
+    let begin = std::time::Instant::now();
+    let pods: Vec<Value> = ["first", "second"]
+        .map(|name| asks(ns, name, "kai-scheduler", LARGE))
+        .into();
+    for pod in &pods {
+        cluster.apply_one(pod).await?;
+    }
+    for name in ["first", "second"] {
+        cluster.pod_phase(ns, name, "Running").await?;
+        let report = cluster.said(ns, name, "main", "report").await?;
+        ensure!(report["devices"][0]["total_mib"] == 19968, "{report}");
+    }
+    #[expect(clippy::print_stdout, reason = "worth a line")]
+    {
+        println!(
+            "    two pods run {:.1} s after they asked for slices that there were none of",
+            begin.elapsed().as_secs_f32()
+        );
+    }
+    let written = cluster.gpu_node().await?.spec.gpus;
+    let layout = written.first().and_then(|policy| policy.mig_layout.clone());
+    ensure!(
+        layout == Some([("3g.20gb".to_owned(), 2)].into()),
+        "{layout:?}"
+    );
+    // A pod that no layout beside these two leaves room for changes nothing.
+    cluster
+        .apply_one(&asks(
+            ns,
+            "whole",
+            "kai-scheduler",
+            "nvidia.com/mig-7g.40gb",
+        ))
+        .await?;
+    let why = cluster.reason(ns, "whole").await?;
+    ensure!(why.contains("mig"), "{why}");
+    for name in ["first", "second"] {
+        cluster.delete_pod(ns, name).await?;
+    }
+    // Once they have ended, it gets its own.
+    cluster.pod_phase(ns, "whole", "Running").await?;
+    let ended = cluster.pods(ns).list(&ListParams::default()).await?.items;
+    ensure!(
+        ended.iter().all(|pod| phase_of(pod) != "Failed"),
+        "a pod was refused"
+    );
+    cluster.delete_pod(ns, "whole").await
 }

@@ -15,15 +15,20 @@ fn mig(n: u32) -> GpuUuid {
 
 /// The usual cards, of which the first has two slices.
 fn look(processes: &BTreeMap<u32, Vec<Process>>) -> Observation {
+    look_with(processes, &["1g.10gb", "1g.10gb"])
+}
+
+/// The same with slices of these profiles.
+fn look_with(processes: &BTreeMap<u32, Vec<Process>>, profiles: &[&str]) -> Observation {
     let mut seen = observation(&BTreeMap::new());
     let parent = seen.devices[0].identity.clone();
     seen.devices[0].reading.as_mut().unwrap().mig = true;
-    let slice = |n: u32| Device {
+    let slice = |(n, profile): (u32, &&str)| Device {
         identity: Identity {
             uuid: mig(n),
             slice: Some(Slice {
                 parent: parent.uuid.clone(),
-                profile: Some(profile()),
+                profile: Profile::parse(profile),
                 gpu_instance: 7 + n,
                 compute_instance: 0,
             }),
@@ -35,7 +40,7 @@ fn look(processes: &BTreeMap<u32, Vec<Process>>) -> Observation {
             ..Reading::default()
         }),
     };
-    seen.devices.extend([slice(0), slice(1)]);
+    seen.devices.extend((0..).zip(profiles).map(slice));
     seen
 }
 
@@ -83,6 +88,49 @@ impl Node {
         };
         let (mut outcomes, _) = self.core.prepare(&ask, self.world.now);
         outcomes.remove(0).result.map_err(|why| why.reason)
+    }
+
+    /// The admin wants this many slices of that profile on the first card.
+    fn wants(&mut self, profile: &str, count: u32) -> Vec<Effect> {
+        let mut policy = Policy::default();
+        policy.spec.gpus = vec![api::gpu_node::GpuPolicy {
+            uuid: uuid(0).to_string(),
+            mig_layout: Some(BTreeMap::from([(profile.to_owned(), count)])),
+            ..Default::default()
+        }];
+        self.core.apply(Event::Policy(Some(policy)), self.world.now)
+    }
+
+    fn after(&mut self, seconds: u64) -> Vec<Effect> {
+        self.world.now += Duration::from_secs(seconds);
+        self.core.apply(Event::Tick, self.world.now)
+    }
+
+    fn says(&self) -> String {
+        let messages = self.core.state().layouts.messages;
+        messages.get(&uuid(0)).cloned().unwrap_or_default()
+    }
+
+    /// Healthy slices of the card in the report for schedulers.
+    fn reported(&self) -> usize {
+        let report = crate::telemetry::report::node_state(&self.core.state());
+        report
+            .slices
+            .iter()
+            .filter(|s| s.health == "Healthy")
+            .count()
+    }
+
+    /// The card's layout is ordered: schedulers and the kubelet were told before.
+    fn ordered(&mut self) -> LayoutOrder {
+        assert_eq!((self.reported(), self.offered().len()), (0, 2), "announced");
+        assert_eq!(layouts(&self.after(2)), []);
+        assert_eq!((self.reported(), self.offered().len()), (0, 0), "withdrawn");
+        let orders = layouts(&self.after(2));
+        let [order] = orders.as_slice() else {
+            panic!("{orders:?}");
+        };
+        order.clone()
     }
 
     /// Healthy slices in the list for the kubelet.
@@ -237,4 +285,123 @@ fn slices_of_a_cordoned_card_are_not_allocated() {
         .tell(&mut node.core, Event::Local(node.world.local()));
     // What is held stays.
     assert_eq!(node.offered(), ["MIG-1"]);
+}
+
+fn layouts(effects: &[Effect]) -> Vec<LayoutOrder> {
+    let order = |effect: &Effect| match effect {
+        Effect::MakeLayout(order) => Some(order.clone()),
+        _ => None,
+    };
+    effects.iter().filter_map(order).collect()
+}
+
+#[test]
+fn a_card_gets_another_layout_after_schedulers_and_the_kubelet_were_told() {
+    let mut node = Node::new();
+    assert_eq!(layouts(&node.wants("2g.20gb", 1)), []);
+    let order = node.ordered();
+    let layout = BTreeMap::from([(Profile::parse("2g.20gb").unwrap(), 1)]);
+    assert_eq!((&order.card, &order.layout), (&uuid(0), &layout));
+    // Once, however long it takes.
+    assert_eq!(layouts(&node.after(60)), []);
+    let made = Event::LayoutMade(order, Ok(()));
+    node.world.tell(&mut node.core, made);
+    assert_eq!(node.reported(), 0, "the old slices are still shown");
+    let seen = Arc::new(look_with(&BTreeMap::new(), &["2g.20gb"]));
+    node.world.tell(&mut node.core, Event::Observed(seen));
+    assert_eq!((node.reported(), node.says()), (1, String::new()));
+    assert_eq!(layouts(&node.after(60)), []);
+}
+
+#[test]
+fn a_layout_waits_for_the_pod_that_has_a_slice_or_is_getting_one() {
+    let mut node = Node::new();
+    node.wants("2g.20gb", 1);
+    assert_eq!(node.reported(), 0);
+    // One that the kubelet was admitting has the slice that the kubelet chose, and keeps it.
+    let uid = node.pod(1, 1);
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    assert_eq!((node.reported(), node.offered().len()), (2, 2));
+    assert_eq!(node.says(), "the kubelet has given slice MIG-1 to a pod");
+    node.prepare(1).unwrap();
+    assert_eq!(layouts(&node.after(60)), []);
+    assert!(node.says().contains("has slice MIG-1"), "{}", node.says());
+    // And one that the kubelet has not looked at yet may be about to get one.
+    node.world.checkpoint = Checkpoint::default();
+    node.world.tell(&mut node.core, Event::PodGone(uid.clone()));
+    node.world.pods.remove(&uid);
+    let mut next = node.world.pod(2, true, 0, 0);
+    (next.grant, next.admitted) = (None, false);
+    node.world
+        .tell(&mut node.core, Event::Pod(Box::new(next.clone())));
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    assert_eq!(layouts(&node.after(60)), []);
+    assert!(
+        node.says().contains("has not admitted pod"),
+        "{}",
+        node.says()
+    );
+    next.finished = true;
+    node.world.tell(&mut node.core, Event::Pod(Box::new(next)));
+    node.ordered();
+}
+
+#[test]
+fn a_process_without_a_pod_holds_a_layout_up() {
+    let mut node = Node::new();
+    let process = Process {
+        pid: 7,
+        ..Process::default()
+    };
+    node.look(BTreeMap::from([(0, vec![process])]));
+    node.wants("2g.20gb", 1);
+    assert_eq!(node.says(), "process 7 uses MIG-0");
+    assert_eq!(node.reported(), 2);
+}
+
+#[test]
+fn a_layout_that_fails_is_told_and_tried_again_later_and_later() {
+    let mut node = Node::new();
+    node.wants("2g.20gb", 1);
+    for pause in [60, 120, 240] {
+        let order = node.ordered();
+        let why = "a slice 2g.20gb cannot be created: no room";
+        let failed = Event::LayoutMade(order, Err(why.to_owned()));
+        node.world.tell(&mut node.core, failed);
+        assert_eq!(node.says(), why);
+        assert_eq!((node.reported(), node.offered().len()), (2, 2), "as before");
+        assert_eq!(layouts(&node.after(pause - 1)), []);
+        assert_eq!(node.says(), why);
+        node.after(1);
+    }
+    // Another wish is tried at once.
+    node.wants("7g.80gb", 1);
+    node.ordered();
+}
+
+#[test]
+fn a_layout_that_is_made_and_not_shown_is_not_made_again_and_again() {
+    let mut node = Node::new();
+    node.wants("2g.20gb", 1);
+    let order = node.ordered();
+    let made = Event::LayoutMade(order, Ok(()));
+    node.world.tell(&mut node.core, made);
+    assert_eq!(layouts(&node.after(10)), []);
+    assert_eq!(node.says(), "the driver shows other slices");
+}
+
+#[test]
+fn what_is_no_layout_of_the_card_is_told_and_changes_nothing() {
+    let mut node = Node::new();
+    node.wants("banana", 1);
+    assert_eq!(node.says(), "banana is no MIG profile: such as 1g.10gb");
+    assert_eq!(node.reported(), 2);
+    // What it has already needs nothing, and nothing of another profile.
+    node.wants("1g.10gb", 2);
+    assert_eq!((node.says(), node.reported()), (String::new(), 2));
+    // No slice at all is a layout too.
+    node.wants("1g.10gb", 0);
+    assert_eq!(node.ordered().layout, BTreeMap::new());
 }

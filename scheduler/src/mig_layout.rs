@@ -1,0 +1,201 @@
+//! Other slices of cards in MIG mode for pods that wait for one.
+//!
+//! In: what a cycle has found no room for, and the cards. Plans apart from decisions. Out:
+//! `GpuNode.spec.gpus[].migLayout`, one of the admin's `migLayouts`; the node's agent destroys and
+//! creates the slices, and the pods are placed once these are there. A crash leaves a layout that is
+//! written or not: the next leader sees which.
+
+use crate::clock::Wall;
+use crate::convert::mig::{in_words, layout_of};
+use api::GpuNode;
+use kube::Api;
+use kube::api::PostParams;
+use scheduler_core::ids::{GpuUuid, PodUid};
+use scheduler_core::mig_layout::{LayoutChoice, MigCard, Slices, plan};
+use scheduler_core::scale_up::Shortage;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Pods in one check, the first in the queue: each layout that is tried places them all.
+pub(crate) const MOST_PODS: usize = 200;
+/// Least time between two choices for one card. The pods that the first was for have been placed by
+/// then.
+const REST: Duration = Duration::from_mins(1);
+
+/// What one cycle has no room for.
+#[derive(Clone, Debug)]
+pub(crate) struct Look {
+    pub(crate) shortage: Shortage,
+    pub(crate) cards: Vec<MigCard>,
+    pub(crate) config: scheduler_core::Config,
+}
+
+/// The pods for which slices were asked for, with that in one sentence.
+pub(crate) type Asked = BTreeMap<PodUid, Arc<str>>;
+
+/// The cycle's end.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) looks: watch::Sender<Option<Look>>,
+    pub(crate) asked: watch::Receiver<Asked>,
+}
+
+/// The planner's.
+pub(crate) struct Links {
+    looks: watch::Receiver<Option<Look>>,
+    asked: watch::Sender<Asked>,
+    /// Writes only while leading.
+    client: kube::Client,
+    wall: Wall,
+}
+
+impl Line {
+    /// One with its other end.
+    pub(crate) fn new(client: kube::Client, wall: Wall) -> (Self, Links) {
+        let (looks, looks_in) = watch::channel(None);
+        let (asked_out, asked) = watch::channel(Asked::new());
+        let links = Links {
+            looks: looks_in,
+            asked: asked_out,
+            client,
+            wall,
+        };
+        (Self { looks, asked }, links)
+    }
+}
+
+/// Plans until `stop`, or until the cycle has ended.
+pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
+    let mut chosen: BTreeMap<GpuUuid, Instant> = BTreeMap::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            changed = links.looks.changed() => if changed.is_err() { return },
+        }
+        let look = links.looks.borrow_and_update().clone();
+        let Some(look) = look else {
+            // Another replica leads.
+            links.asked.send_replace(Asked::new());
+            continue;
+        };
+        chosen.retain(|_, at| at.elapsed() < REST);
+        forget_placed(&links, &look.shortage);
+        if look.shortage.pods == 0 {
+            continue;
+        }
+        let mut cards = look.cards;
+        for card in &mut cards {
+            if chosen.contains_key(&card.card) {
+                card.layouts.clear();
+            }
+        }
+        let work = move || {
+            let choices = plan(&look.shortage, &cards, &look.config);
+            (cards, choices)
+        };
+        // A simulated world has one thread, so that a run is the same each time.
+        let alone = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let planned = if alone {
+            Ok(work())
+        } else {
+            tokio::task::spawn_blocking(work).await
+        };
+        let (cards, choices) = match planned {
+            Ok(planned) => planned,
+            Err(error) => {
+                tracing::error!(%error, "no MIG layouts were planned");
+                continue;
+            }
+        };
+        for choice in choices {
+            let Some(slices) = slices_of(&cards, &choice) else {
+                continue;
+            };
+            let written = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                written = write(&links.client, &choice, slices) => written,
+            };
+            let (node, card, slices) = (&choice.node, &choice.card, in_words(slices));
+            match written {
+                Ok(()) => {
+                    tracing::info!(%node, %card, %slices, pods = choice.pods.len(), "a MIG layout was chosen");
+                    tell(&links, &choice, &slices);
+                    chosen.insert(choice.card, Instant::now());
+                }
+                // The next look sees what is there.
+                Err(error) => {
+                    tracing::warn!(%node, %card, %slices, error, "no MIG layout was written")
+                }
+            }
+        }
+    }
+}
+
+fn slices_of<'a>(cards: &'a [MigCard], choice: &LayoutChoice) -> Option<&'a Slices> {
+    let card = cards.iter().find(|card| card.card == choice.card)?;
+    card.layouts.get(choice.layout)
+}
+
+/// What no longer waits needs nothing.
+fn forget_placed(links: &Links, shortage: &Shortage) {
+    links.asked.send_if_modified(|asked| {
+        let before = asked.len();
+        asked.retain(|uid, _| shortage.waiting().any(|pod| pod.uid == *uid));
+        asked.len() != before
+    });
+}
+
+fn tell(links: &Links, choice: &LayoutChoice, slices: &str) {
+    let line = format!(
+        "card {} of node {} is being given {slices} for it, since {}",
+        choice.card,
+        choice.node,
+        links.wall.now()
+    );
+    let line: Arc<str> = Arc::from(line);
+    links.asked.send_modify(|asked| {
+        let pods = choice.pods.iter();
+        asked.extend(pods.map(|pod| (pod.clone(), Arc::clone(&line))));
+    });
+}
+
+/// Writes the choice, unless the object was changed meanwhile.
+async fn write(
+    client: &kube::Client,
+    choice: &LayoutChoice,
+    slices: &Slices,
+) -> Result<(), String> {
+    let nodes: Api<GpuNode> = Api::all(client.clone());
+    let name = choice.node.as_str();
+    let read = nodes.get(name).await;
+    let mut object = read.map_err(|error| error.to_string())?;
+    let layout = layout_of(slices);
+    let mut cards = object.spec.gpus.iter_mut();
+    let card = cards.find(|card| card.uuid == choice.card.as_str());
+    // As the admin has written it: policies compare the two.
+    let card = card.ok_or("the card is not in spec.gpus any more")?;
+    let allowed = card
+        .mig_layouts
+        .iter()
+        .find(|allowed| is_same(allowed, &layout));
+    let allowed = allowed.ok_or("the layout is not among migLayouts any more")?;
+    card.mig_layout = Some(allowed.clone());
+    let written = nodes.replace(name, &PostParams::default(), &object).await;
+    written.map(drop).map_err(|error| error.to_string())
+}
+
+/// Zeros, and how the attribute of a profile is joined to its name, mean nothing.
+fn is_same(allowed: &BTreeMap<String, u32>, layout: &BTreeMap<String, u32>) -> bool {
+    let some = allowed.iter().filter(|(_, count)| **count > 0);
+    let names: BTreeMap<String, u32> = some
+        .map(|(profile, count)| (profile.replace('+', "."), *count))
+        .collect();
+    names == *layout
+}
