@@ -145,9 +145,8 @@ fn is_repeated(
 
 /// GPU slices of a layout. With the same pods placed, more of them means more without a pod.
 fn total(layout: &Slices) -> u64 {
-    let of = |(name, count): (&ResourceName, &u64)| {
-        u64::from(mig_slices(name.as_str())).saturating_mul(*count)
-    };
+    let of =
+        |(name, count): (&ResourceName, &u64)| mig_slices(name.as_str()).saturating_mul(*count);
     layout.iter().map(of).fold(0, u64::saturating_add)
 }
 

@@ -89,30 +89,7 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
         if look.shortage.pods == 0 {
             continue;
         }
-        let mut cards = look.cards;
-        for card in &mut cards {
-            if chosen.contains_key(&card.card) {
-                card.layouts.clear();
-            }
-        }
-        let work = move || {
-            let choices = plan(&look.shortage, &cards, &look.config);
-            (cards, choices)
-        };
-        // A simulated world has one thread, so that a run is the same each time.
-        let alone = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
-        let planned = if alone {
-            Ok(work())
-        } else {
-            tokio::task::spawn_blocking(work).await
-        };
-        let (cards, choices) = match planned {
-            Ok(planned) => planned,
-            Err(error) => {
-                tracing::error!(%error, "no MIG layouts were planned");
-                continue;
-            }
-        };
+        let (cards, choices) = planned(look, &chosen).await;
         for choice in choices {
             let Some(slices) = slices_of(&cards, &choice) else {
                 continue;
@@ -123,19 +100,43 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
                 written = write(&links.client, &choice, slices) => written,
             };
             let (node, card, slices) = (&choice.node, &choice.card, in_words(slices));
-            match written {
-                Ok(()) => {
-                    tracing::info!(%node, %card, %slices, pods = choice.pods.len(), "a MIG layout was chosen");
-                    tell(&links, &choice, &slices);
-                    chosen.insert(choice.card, Instant::now());
-                }
+            if let Err(error) = written {
                 // The next look sees what is there.
-                Err(error) => {
-                    tracing::warn!(%node, %card, %slices, error, "no MIG layout was written")
-                }
+                tracing::warn!(%node, %card, %slices, error, "no MIG layout was written");
+                continue;
             }
+            let pods = choice.pods.len();
+            tracing::info!(%node, %card, %slices, pods, "a MIG layout was chosen");
+            tell(&links, &choice, &slices);
+            chosen.insert(choice.card, Instant::now());
         }
     }
+}
+
+/// The choices, and the cards that they are of. One for which a choice was made lately rests.
+async fn planned(
+    look: Look,
+    chosen: &BTreeMap<GpuUuid, Instant>,
+) -> (Vec<MigCard>, Vec<LayoutChoice>) {
+    let mut cards = look.cards;
+    for card in &mut cards {
+        if chosen.contains_key(&card.card) {
+            card.layouts.clear();
+        }
+    }
+    let work = move || {
+        let choices = plan(&look.shortage, &cards, &look.config);
+        (cards, choices)
+    };
+    // A simulated world has one thread, so that a run is the same each time.
+    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        tracing::error!(%error, "no MIG layouts were planned");
+        (Vec::new(), Vec::new())
+    })
 }
 
 fn slices_of<'a>(cards: &'a [MigCard], choice: &LayoutChoice) -> Option<&'a Slices> {

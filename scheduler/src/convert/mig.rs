@@ -325,11 +325,11 @@ mod tests {
             slices: has.clone(),
             layouts: vec![slices(&[("3g.40gb", 2)]), slices(&[("7g.80gb", 1)])],
         };
-        assert_eq!(world.mig_cards(), [idle.clone()]);
+        assert_eq!(world.mig_cards(), std::slice::from_ref(&idle));
         agent(&mut world, 2, &["MIG-1"]);
         assert_eq!(world.mig_cards(), []);
         agent(&mut world, 2, &["GPU-other"]);
-        assert_eq!(world.mig_cards(), [idle.clone()]);
+        assert_eq!(world.mig_cards(), std::slice::from_ref(&idle));
         // One that is being given slices counts as having them.
         gpu_node(&mut world, json!({"3g.40gb": 2}), LAYOUT_CHANGES);
         agent(&mut world, 0, &[]);
