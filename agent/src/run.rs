@@ -244,8 +244,7 @@ fn start(
     )
     .map_err(RunError::Thread)?;
 
-    let (ear, inbox) = Owner::channel();
-    let owner = ear.clone();
+    let (owner, inbox) = Owner::channel();
     let core = core(config, &mut disk);
     // No task may see a ledger that is empty because it was not rebuilt yet: a plan made from it
     // would end servers whose tenants run.
@@ -284,17 +283,22 @@ fn start(
             disk_requests,
             state.clone(),
             lists.clone(),
-            ear.clone(),
+            owner.clone(),
         ),
     ));
-    tasks.spawn(named("NVML's bridge", bridge(nvml, ear.clone())));
+    tasks.spawn(named("NVML's bridge", bridge(nvml, owner.clone())));
     tasks.spawn(named(
         "the MPS plan",
-        mps_sync::run(config.mps_socket(), state.clone(), ear.clone(), end.clone()),
+        mps_sync::run(
+            config.mps_socket(),
+            state.clone(),
+            owner.clone(),
+            end.clone(),
+        ),
     ));
     let pre_start = PreStart {
         config: config.clone(),
-        owner: ear.clone(),
+        owner: owner.clone(),
         state: state.clone(),
         lists,
         notes: notes_out.clone(),
@@ -303,7 +307,7 @@ fn start(
         resource: Resource::Share,
         config: config.clone(),
         offer: offer.clone(),
-        owner: ear.clone(),
+        owner: owner.clone(),
         notes: notes_out.clone(),
         pre_start: pre_start.clone(),
         started,
@@ -327,7 +331,7 @@ fn start(
             Lister::new(config.pod_resources()),
             offer,
             state.clone(),
-            ear.clone(),
+            owner.clone(),
             end.clone(),
         ),
     ));
@@ -337,20 +341,20 @@ fn start(
             Lister::new(config.pod_resources()),
             config.sys_root.clone(),
             state.clone(),
-            ear.clone(),
+            owner.clone(),
             end.clone(),
         ),
     ));
     tasks.spawn(named(
         "the watch for other plugins",
-        other_plugin(config.clone(), ear.clone(), end.clone()),
+        other_plugin(config.clone(), owner.clone(), end.clone()),
     ));
     tasks.spawn(named(
         "the API server's watches",
         cluster::run(
             config.clone(),
             client.clone(),
-            ear.clone(),
+            owner.clone(),
             state.clone(),
             end.clone(),
         ),
@@ -368,7 +372,7 @@ fn start(
         tasks.spawn(named("the claims' device status", async move {
             let _ = stop.run_until_cancelled(status).await;
         }));
-        let reservations = dra::reservations::run(client.clone(), state.clone(), ear);
+        let reservations = dra::reservations::run(client.clone(), state.clone(), owner.clone());
         let stop = end.clone();
         tasks.spawn(named("the pods of claims", async move {
             let _ = stop.run_until_cancelled(reservations).await;

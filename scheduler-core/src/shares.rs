@@ -342,7 +342,7 @@ impl Shares {
         mib * u128::from(NanoGpu::ONE.0) / card
     }
 
-    /// What pods want for the eyes of queues; GPU memory over cards of that size.
+    /// What pods request, as queues count it; GPU memory over cards of that size.
     pub(crate) fn wanted(&self, state: &State, tasks: &[TaskKey], card: u128) -> QueueAmounts {
         let mut sum = [0; 3];
         for task in tasks {

@@ -8,7 +8,7 @@
 use crate::node::Node;
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use proto::names::{resource, scale_up};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,7 +90,7 @@ impl World {
                 .create(&Key::new(plural, "", name), json!({"value": -10}), &now);
         }
         self.autoscaler = Some(Autoscaler::default());
-        self.soon(LOOK, Happening::Autoscale);
+        self.soon(LOOK, WorldEvent::Autoscale);
     }
 
     /// One check of the autoscaler.
@@ -98,7 +98,7 @@ impl World {
         let Some(mut autoscaler) = self.autoscaler.take() else {
             return;
         };
-        self.soon(LOOK, Happening::Autoscale);
+        self.soon(LOOK, WorldEvent::Autoscale);
         self.grow(&mut autoscaler);
         self.shrink(&mut autoscaler);
         self.check_patience();
@@ -150,7 +150,7 @@ impl World {
             autoscaler.asked += 1;
             self.say(|| format!("machine n{at} is asked for"));
             let pause = BOOTS / 2 + self.rng.u64(0..BOOTS / 2);
-            self.soon(pause, Happening::Machine(at, Turn::Come));
+            self.soon(pause, WorldEvent::Machine(at, Turn::Come));
         }
     }
 
@@ -190,8 +190,8 @@ impl World {
             self.store.amend(&Key::new("nodes", "", &name), |node| {
                 node["spec"]["taints"] = json!([{"key": TAINT, "effect": "NoSchedule"}]);
             });
-            self.soon(HEARD, Happening::Machine(at, Turn::Heard));
-            self.soon(LEAVES, Happening::Machine(at, Turn::End));
+            self.soon(HEARD, WorldEvent::Machine(at, Turn::Heard));
+            self.soon(LEAVES, WorldEvent::Machine(at, Turn::End));
         }
     }
 
@@ -215,7 +215,7 @@ impl World {
                 self.furnish_node(at);
                 self.say(|| format!("machine {name} is there"));
                 let pause = DRIVER / 4 + self.rng.u64(0..DRIVER * 3 / 4);
-                self.soon(pause, Happening::Machine(at, Turn::Speak));
+                self.soon(pause, WorldEvent::Machine(at, Turn::Speak));
             }
             Turn::Speak => {
                 (self.nodes[at].alive, self.nodes[at].speaks) = (true, true);
@@ -225,8 +225,8 @@ impl World {
                     node["status"]["capacity"] = listed;
                 });
                 self.say(|| format!("the agent of {name} speaks"));
-                self.soon(10, Happening::Connect(at));
-                self.soon(20, Happening::Agent(at));
+                self.soon(10, WorldEvent::Connect(at));
+                self.soon(20, WorldEvent::Agent(at));
             }
             Turn::Heard => {
                 let on = self.on(at);

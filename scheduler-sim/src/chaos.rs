@@ -1,10 +1,10 @@
 //! What goes wrong, step by step, and how it all ends well.
 
-use crate::node::Lie;
+use crate::node::FalseReport;
 use crate::replica::Ran;
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use proto::telemetry::Share;
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ pub const FAULTS: [&str; 35] = [
     "node gone",
     "agent dead",
     "agent back with older state",
-    "agent lies",
+    "false report",
     "agent refuses",
     "agent wants a pod gone",
     "agent restarted",
@@ -158,7 +158,7 @@ impl World {
         if !self.nodes[at].alive {
             self.nodes[at].alive = true;
             self.say(|| format!("node {name} lives"));
-            self.soon(200, Happening::Connect(at));
+            self.soon(200, WorldEvent::Connect(at));
         }
     }
 
@@ -176,13 +176,14 @@ impl World {
             1 => {
                 self.count("agent back with older state");
                 let older = self.nodes[at].said.first().cloned();
-                self.nodes[at].lie = older.map(|older| Lie::Older(Box::new(older)));
+                self.nodes[at].false_report =
+                    older.map(|older| FalseReport::Older(Box::new(older)));
                 self.restart_agent(at);
             }
             2 => {
-                self.count("agent lies");
-                let lie = self.lie(at);
-                self.nodes[at].lie = Some(lie);
+                self.count("false report");
+                let report = self.false_report_of(at);
+                self.nodes[at].false_report = Some(report);
             }
             3 => {
                 self.count("agent refuses");
@@ -212,13 +213,13 @@ impl World {
         self.nodes[at].links.clear();
         self.nodes[at].instance += 1;
         let pause = 100 + self.rng.u64(0..4000);
-        self.soon(pause, Happening::Connect(at));
+        self.soon(pause, WorldEvent::Connect(at));
     }
 
-    fn lie(&mut self, at: usize) -> Lie {
+    fn false_report_of(&mut self, at: usize) -> FalseReport {
         match self.rng.u32(0..3) {
-            0 => Lie::NotOffering,
-            1 => Lie::Fewer,
+            0 => FalseReport::NotOffering,
+            1 => FalseReport::Fewer,
             _ => {
                 let uuid = self.nodes[at].cards.first().map(|card| card.uuid.clone());
                 let pods = self.store.all("pods", "");
@@ -236,7 +237,7 @@ impl World {
                     evict: false,
                     ..Share::default()
                 });
-                Lie::Shares(shares.collect())
+                FalseReport::Shares(shares.collect())
             }
         }
     }
@@ -274,11 +275,11 @@ impl World {
 
     fn be_honest(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        node.lie = None;
+        node.false_report = None;
         node.unwanted.clear();
         if !node.speaks {
             node.speaks = true;
-            self.soon(100, Happening::Connect(at));
+            self.soon(100, WorldEvent::Connect(at));
         }
         self.tell(at);
     }
@@ -320,7 +321,7 @@ impl World {
                 Ran::Reached => break,
                 Ran::Ended(_) => {
                     self.kill(at);
-                    self.soon(1000, Happening::Start(at));
+                    self.soon(1000, WorldEvent::Start(at));
                     return;
                 }
             }
@@ -345,13 +346,13 @@ impl World {
             process.stop();
             self.count("replica stopped");
             self.say(|| format!("replica {at} is told to stop"));
-            self.soon(10_000, Happening::Kill(at, start));
+            self.soon(10_000, WorldEvent::Kill(at, start));
         } else {
             self.count("replica killed");
             self.say(|| format!("replica {at} is killed"));
             self.kill(at);
             let pause = 200 + self.rng.u64(0..15_000);
-            self.soon(pause, Happening::Start(at));
+            self.soon(pause, WorldEvent::Start(at));
         }
     }
 

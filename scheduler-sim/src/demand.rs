@@ -4,7 +4,7 @@
 use crate::run::{panics, watch_panics};
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use proto::names::{kai, resource};
 use scheduler::Config;
 use scheduler_core::ids::ResourceName;
@@ -67,7 +67,7 @@ fn world(seed: u64, scale_down: Option<u64>) -> World {
     let mut world = World::new(seed, config, 1, false);
     world.furnish();
     world.hire();
-    world.soon(1, Happening::Start(0));
+    world.soon(1, WorldEvent::Start(0));
     world.announce();
     world.run(QUIET);
     world

@@ -3,7 +3,7 @@
 
 use crate::node::{Link, Node};
 use crate::store::{Key, set_condition};
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::{AgentMessage, Heartbeat};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ impl World {
         let pause = 20 + self.rng.u64(0..700);
         self.soon(
             pause,
-            Happening::Kubelet(at, key.clone(), uid.to_owned(), Task::Admit),
+            WorldEvent::Kubelet(at, key.clone(), uid.to_owned(), Task::Admit),
         );
     }
 
@@ -62,7 +62,7 @@ impl World {
         };
         let longest = 1000 * grace.unwrap_or_default();
         let pause = 20 + self.rng.u64(0..=longest);
-        self.soon(pause, Happening::Kubelet(at, key.clone(), uid, Task::Stop));
+        self.soon(pause, WorldEvent::Kubelet(at, key.clone(), uid, Task::Stop));
     }
 
     pub(crate) fn kubelet(&mut self, at: usize, key: &Key, uid: &str, task: Task) {
@@ -75,7 +75,7 @@ impl World {
             self.freed(at, uid);
             return;
         };
-        let again = |task| Happening::Kubelet(at, key.clone(), uid.to_owned(), task);
+        let again = |task| WorldEvent::Kubelet(at, key.clone(), uid.to_owned(), task);
         if !self.nodes[at].alive {
             self.soon(RETRY, again(task));
             return;
@@ -95,7 +95,7 @@ impl World {
                 Ok(()) => {
                     let pause = 50 + self.rng.u64(0..1500);
                     self.soon(pause, again(Task::Start));
-                    self.soon(20, Happening::Tell(at));
+                    self.soon(20, WorldEvent::Tell(at));
                 }
                 Err(why) => {
                     self.say(|| format!("{} is refused: {why}", key.name));
@@ -133,13 +133,13 @@ impl World {
 
     fn freed(&mut self, at: usize, uid: &str) {
         if self.nodes[at].free(uid) {
-            self.soon(20, Happening::Tell(at));
+            self.soon(20, WorldEvent::Tell(at));
         }
     }
 
     /// An agent's turn: it sends a heartbeat, and opens ended streams again.
     pub(crate) fn agent(&mut self, at: usize) {
-        self.soon(HEARTBEAT, Happening::Agent(at));
+        self.soon(HEARTBEAT, WorldEvent::Agent(at));
         let node = &mut self.nodes[at];
         if !node.alive || !node.speaks {
             node.links.clear();
@@ -153,7 +153,7 @@ impl World {
         });
         node.say(&Body::Heartbeat(Heartbeat {}));
         let pause = 100 + self.rng.u64(0..1000);
-        self.soon(pause, Happening::Connect(at));
+        self.soon(pause, WorldEvent::Connect(at));
     }
 
     /// Changes are sent.
@@ -217,13 +217,13 @@ impl World {
             node.links.insert(number, link);
         }
         if missing {
-            self.soon(1000, Happening::Connect(at));
+            self.soon(1000, WorldEvent::Connect(at));
         }
     }
 
     /// Pods of machines whose objects were deleted.
     pub(crate) fn collect(&mut self) {
-        self.soon(5000, Happening::Collect);
+        self.soon(5000, WorldEvent::Collect);
         let gone: Vec<(Key, String)> = self
             .store
             .all("pods", "")
@@ -265,13 +265,13 @@ impl World {
             self.make_pod(&key.namespace, &format!("{}-pod", key.name), &pod);
         }
         let pause = 500 + self.rng.u64(0..1000);
-        self.soon(pause, Happening::Job(key.clone()));
+        self.soon(pause, WorldEvent::Job(key.clone()));
     }
 
     /// Claims whose node was chosen get a volume there; claims that a volume is kept for get
     /// that one.
     pub(crate) fn volumes(&mut self) {
-        self.soon(700, Happening::Volumes);
+        self.soon(700, WorldEvent::Volumes);
         let claims: Vec<(Key, Value)> = self
             .store
             .all("persistentvolumeclaims", "")

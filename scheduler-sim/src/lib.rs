@@ -5,7 +5,7 @@
 //! - [`mod@run`]: a seed → what came of it; the shortest run that fails.
 //! - [`world`]: the queue of what happens; [`time`]: when; [`trace`]: what happened.
 //! - [`replica`]: a process of the scheduler, let run from moment to moment.
-//! - [`server`], [`store`]: the API server; [`flight`]: the network before it.
+//! - [`server`], [`store`]: the API server; [`in_flight`]: the network before it.
 //! - [`node`], [`kubelet`]: machines, agents, and what controllers do by themselves.
 //! - [`autoscaler`]: creates and removes machines; [`demand`]: the demand on it.
 //! - [`user`]: actions of users; [`chaos`]: faults; [`check`]: conditions that must hold.
@@ -15,7 +15,7 @@ pub mod autoscaler;
 pub mod chaos;
 pub mod check;
 pub mod demand;
-pub mod flight;
+pub mod in_flight;
 pub mod kubelet;
 pub mod node;
 pub mod replica;

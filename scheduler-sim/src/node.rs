@@ -59,7 +59,7 @@ pub struct Link {
 
 /// What an agent says beside the truth.
 #[derive(Clone, Debug)]
-pub enum Lie {
+pub enum FalseReport {
     /// Its report of some time ago.
     Older(Box<NodeState>),
     /// That pods hold shares that they do not.
@@ -92,7 +92,7 @@ pub struct Node {
     /// Its previous report.
     pub said: Vec<NodeState>,
     /// Its false report.
-    pub lie: Option<Lie>,
+    pub false_report: Option<FalseReport>,
     /// Which start of the agent this is.
     pub instance: u64,
     /// Pods that it wants gone.
@@ -128,7 +128,7 @@ impl Node {
             held: BTreeMap::new(),
             links: BTreeMap::new(),
             said: Vec::new(),
-            lie: None,
+            false_report: None,
             instance: 1,
             unwanted: Vec::new(),
             refusals: Vec::new(),
@@ -258,18 +258,18 @@ impl Node {
     /// What the agent says now.
     pub fn state(&self) -> NodeState {
         let truth = self.truth();
-        match &self.lie {
+        match &self.false_report {
             None => truth,
-            Some(Lie::Older(older)) => (**older).clone(),
-            Some(Lie::Shares(shares)) => NodeState {
+            Some(FalseReport::Older(older)) => (**older).clone(),
+            Some(FalseReport::Shares(shares)) => NodeState {
                 shares: shares.clone(),
                 ..truth
             },
-            Some(Lie::NotOffering) => NodeState {
+            Some(FalseReport::NotOffering) => NodeState {
                 not_offering: "MPS does not start".to_owned(),
                 ..truth
             },
-            Some(Lie::Fewer) => NodeState {
+            Some(FalseReport::Fewer) => NodeState {
                 gpus: truth.gpus.into_iter().skip(1).collect(),
                 ..truth
             },

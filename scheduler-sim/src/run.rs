@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 use crate::time::Ms;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use scheduler::Config;
 use scheduler::config::Strategy;
 use std::cell::RefCell;
@@ -102,7 +102,7 @@ pub fn run(seed: u64, shape: Shape) -> Report {
     world.furnish();
     for at in 0..replicas {
         let pause = rng.u64(1..2000);
-        world.soon(pause, Happening::Start(at));
+        world.soon(pause, WorldEvent::Start(at));
     }
     world.announce();
     world.run(QUIET);

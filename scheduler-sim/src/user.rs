@@ -2,7 +2,7 @@
 
 use crate::kubelet::volume;
 use crate::store::Key;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use kube::CustomResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use proto::names::{kai, object};
@@ -53,10 +53,10 @@ impl World {
         }
         for at in 0..self.nodes.len() {
             self.furnish_node(at);
-            self.soon(10, Happening::Agent(at));
+            self.soon(10, WorldEvent::Agent(at));
         }
-        self.soon(500, Happening::Volumes);
-        self.soon(5000, Happening::Collect);
+        self.soon(500, WorldEvent::Volumes);
+        self.soon(5000, WorldEvent::Collect);
     }
 
     /// The object of a machine, and that it has an agent.
@@ -239,7 +239,7 @@ impl World {
         let key = Key::new("jobs", namespace, &name);
         let _ = self.store.create(&key, job, &now);
         self.say(|| format!("job {namespace}/{name} of {count}"));
-        self.soon(50, Happening::Job(key));
+        self.soon(50, WorldEvent::Job(key));
     }
 
     fn make_with_volume(&mut self) {

@@ -2,7 +2,7 @@
 //! one queue of what happens next. Nothing here reads a clock or chance but the seed's.
 
 use crate::autoscaler::{Autoscaler, Turn};
-use crate::flight::{Eviction, Flight, Watch};
+use crate::in_flight::{Eviction, InFlight, Watch};
 use crate::kubelet::Task;
 use crate::node::Node;
 use crate::replica::{Process, Ran};
@@ -20,7 +20,7 @@ const LOOK: Ms = 100;
 
 /// One thing that happens.
 #[derive(Debug)]
-pub enum Happening {
+pub enum WorldEvent {
     /// A request comes to the API server.
     Arrive(u64),
     /// The answer to a request comes to its replica.
@@ -88,7 +88,7 @@ pub struct World {
     /// Machines.
     pub nodes: Vec<Node>,
     /// Requests under way.
-    pub flights: BTreeMap<u64, Flight>,
+    pub in_flight: BTreeMap<u64, InFlight>,
     /// Watches that are open.
     pub watches: BTreeMap<u64, Watch>,
     /// Whether the network is bad.
@@ -119,7 +119,7 @@ pub struct World {
     pub made_again: BTreeSet<String>,
     /// Names that were given out.
     pub names: u64,
-    agenda: BTreeMap<(Ms, u64), Happening>,
+    agenda: BTreeMap<(Ms, u64), WorldEvent>,
     numbers: u64,
 }
 
@@ -142,7 +142,7 @@ impl World {
             config,
             replicas: (0..replicas).map(replica).collect(),
             nodes: Vec::new(),
-            flights: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             watches: BTreeMap::new(),
             bad: false,
             rates: BTreeMap::new(),
@@ -175,7 +175,7 @@ impl World {
     }
 
     /// It happens this many milliseconds from now.
-    pub fn soon(&mut self, pause: Ms, what: Happening) {
+    pub fn soon(&mut self, pause: Ms, what: WorldEvent) {
         let number = self.number();
         self.agenda.insert((self.now + pause, number), what);
     }
@@ -251,7 +251,7 @@ impl World {
         self.say(|| format!("replica {at} ended: {why:?}"));
         self.kill(at);
         let pause = 500 + self.rng.u64(0..3000);
-        self.soon(pause, Happening::Start(at));
+        self.soon(pause, WorldEvent::Start(at));
     }
 
     /// The process ends at once, with its connections.
@@ -281,7 +281,7 @@ impl World {
         self.say(|| format!("replica {at} starts"));
         for node in 0..self.nodes.len() {
             let pause = 50 + self.rng.u64(0..500);
-            self.soon(pause, Happening::Connect(node));
+            self.soon(pause, WorldEvent::Connect(node));
         }
     }
 
@@ -290,30 +290,30 @@ impl World {
         self.replicas[at].ahead.fetch_add(by, Ordering::Relaxed);
     }
 
-    fn happen(&mut self, what: Happening) {
+    fn happen(&mut self, what: WorldEvent) {
         match what {
-            Happening::Arrive(flight) => self.arrive(flight),
-            Happening::Answer(flight) => self.reply(flight),
-            Happening::Break(flight) => {
-                self.flights.remove(&flight);
+            WorldEvent::Arrive(request) => self.arrive(request),
+            WorldEvent::Answer(request) => self.reply(request),
+            WorldEvent::Break(request) => {
+                self.in_flight.remove(&request);
             }
-            Happening::Feed(watch) => self.feed(watch),
-            Happening::Kubelet(node, key, uid, task) => self.kubelet(node, &key, &uid, task),
-            Happening::Agent(node) => self.agent(node),
-            Happening::Tell(node) => self.tell(node),
-            Happening::Connect(node) => self.connect(node),
-            Happening::Start(replica) => self.start(replica),
-            Happening::Kill(replica, start) => {
+            WorldEvent::Feed(watch) => self.feed(watch),
+            WorldEvent::Kubelet(node, key, uid, task) => self.kubelet(node, &key, &uid, task),
+            WorldEvent::Agent(node) => self.agent(node),
+            WorldEvent::Tell(node) => self.tell(node),
+            WorldEvent::Connect(node) => self.connect(node),
+            WorldEvent::Start(replica) => self.start(replica),
+            WorldEvent::Kill(replica, start) => {
                 if self.replicas[replica].start == start {
                     self.kill(replica);
-                    self.soon(100, Happening::Start(replica));
+                    self.soon(100, WorldEvent::Start(replica));
                 }
             }
-            Happening::Job(job) => self.job(&job),
-            Happening::Volumes => self.volumes(),
-            Happening::Collect => self.collect(),
-            Happening::Autoscale => self.autoscale(),
-            Happening::Machine(node, turn) => self.machine(node, turn),
+            WorldEvent::Job(job) => self.job(&job),
+            WorldEvent::Volumes => self.volumes(),
+            WorldEvent::Collect => self.collect(),
+            WorldEvent::Autoscale => self.autoscale(),
+            WorldEvent::Machine(node, turn) => self.machine(node, turn),
         }
         self.announce();
     }

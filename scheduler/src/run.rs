@@ -431,7 +431,7 @@ async fn start(
     let (work_out, work) = mpsc::unbounded_channel();
     let (outcomes_out, outcomes) = mpsc::unbounded_channel();
     tasks.spawn(named(
-        "the hands",
+        "the writes",
         act::run(
             Settings {
                 scheduler_name: config.scheduler_name.clone(),

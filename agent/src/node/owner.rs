@@ -38,7 +38,7 @@ pub enum Message {
     Unbind(AllocId),
 }
 
-/// The owner's ear.
+/// A handle of the task that owns the state.
 #[derive(Clone, Debug)]
 pub struct Owner {
     messages: mpsc::UnboundedSender<Message>,
@@ -50,7 +50,7 @@ pub struct Owner {
 pub struct Stopped;
 
 impl Owner {
-    /// An ear, and what comes in by it.
+    /// A handle, and the messages that come in by it.
     pub fn channel() -> (Self, mpsc::UnboundedReceiver<Message>) {
         let (messages, inbox) = mpsc::unbounded_channel();
         (Self { messages }, inbox)

@@ -423,7 +423,7 @@ impl SpecRow {
         !self.spec.claims.is_empty() || self.spec.others.is_some() || !self.spec.devices.is_empty()
     }
 
-    /// What it wants for the eyes of queues, GPU memory left aside.
+    /// What it requests, as queues count it, without GPU memory.
     pub(crate) fn request(&self) -> [u128; 3] {
         [
             u128::from(self.whole) * u128::from(NanoGpu::ONE.0)

@@ -5,7 +5,7 @@ use crate::replica::{Line, Reply, Sent};
 use crate::server::{self, Answer, Asked};
 use crate::store::Refusal;
 use crate::time::Ms;
-use crate::world::{Happening, World};
+use crate::world::{World, WorldEvent};
 use api::grant::Grant;
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ const BOOKMARK: Ms = 20_000;
 
 /// A request under way.
 #[derive(Debug)]
-pub struct Flight {
+pub struct InFlight {
     /// Of which replica.
     replica: usize,
     /// Of which of its processes.
@@ -31,14 +31,14 @@ pub struct Flight {
     /// Where the answer goes.
     reply: Option<oneshot::Sender<Reply>>,
     /// What becomes of it.
-    fate: Fate,
+    fault: RequestFault,
     /// The server's answer.
     answer: Option<Answer>,
 }
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum RequestFault {
     /// All is well.
     Fine,
     /// It is done, and the answer is lost.
@@ -105,12 +105,12 @@ impl World {
         let number = self.number();
         let writes = !asked.reads();
         let pause = 1 + self.rng.u64(0..8) + (moment - self.now);
-        let mut flight = Flight {
+        let mut sent = InFlight {
             replica: at,
             start,
             asked,
             reply: Some(reply),
-            fate: Fate::Fine,
+            fault: RequestFault::Fine,
             answer: None,
         };
         let mut arrives = true;
@@ -122,65 +122,65 @@ impl World {
         } else if self.strikes("request slow") {
             delay += self.rng.u64(0..900);
         }
-        flight.fate = if self.strikes("answer lost") {
-            Fate::Silent
+        sent.fault = if self.strikes("answer lost") {
+            RequestFault::Silent
         } else if self.strikes("connection broken") {
-            Fate::Broken
+            RequestFault::Broken
         } else if self.strikes("500 and done") {
-            Fate::Failed
+            RequestFault::Failed
         } else if self.strikes("500") {
-            Fate::Refused(500)
+            RequestFault::Refused(500)
         } else if self.strikes("429") {
-            Fate::Refused(429)
+            RequestFault::Refused(429)
         } else if writes && self.strikes("409") {
-            Fate::Refused(409)
+            RequestFault::Refused(409)
         } else {
-            Fate::Fine
+            RequestFault::Fine
         };
         if arrives {
-            self.soon(delay, Happening::Arrive(number));
+            self.soon(delay, WorldEvent::Arrive(number));
             // No intermediary repeats a PATCH (RFC 9110, 9.2.2).
-            let repeats = writes && flight.asked.method != "PATCH";
+            let repeats = writes && sent.asked.method != "PATCH";
             if repeats && self.strikes("request twice") {
                 let again = delay + 1 + self.rng.u64(0..15_000);
-                let twin = Flight {
+                let twin = InFlight {
                     replica: at,
                     start,
-                    asked: flight.asked.clone(),
+                    asked: sent.asked.clone(),
                     reply: None,
-                    fate: Fate::Silent,
+                    fault: RequestFault::Silent,
                     answer: None,
                 };
                 let number = self.number();
-                self.flights.insert(number, twin);
-                self.soon(again, Happening::Arrive(number));
+                self.in_flight.insert(number, twin);
+                self.soon(again, WorldEvent::Arrive(number));
             }
         } else {
-            self.soon(delay + DEAD, Happening::Break(number));
+            self.soon(delay + DEAD, WorldEvent::Break(number));
         }
-        self.flights.insert(number, flight);
+        self.in_flight.insert(number, sent);
         self.now + delay
     }
 
     /// A request comes to the server.
     pub(crate) fn arrive(&mut self, number: u64) {
-        let Some(flight) = self.flights.get(&number) else {
+        let Some(sent) = self.in_flight.get(&number) else {
             return;
         };
-        let (at, fate) = (flight.replica, flight.fate);
+        let (at, fault) = (sent.replica, sent.fault);
         // What a process sent that has ended is not carried out: its connections are closed.
         // Nor is what a replica sent that has lost the lease meanwhile.
-        let leads = !flight.asked.is_leaders()
+        let leads = !sent.asked.is_leaders()
             || self.holder().as_deref() == Some(self.replicas[at].name.as_str());
-        let lives = self.replicas[at].start == flight.start && self.replicas[at].process.is_some();
+        let lives = self.replicas[at].start == sent.start && self.replicas[at].process.is_some();
         if !leads || !lives {
             self.count("request of a former leader dropped");
-            self.flights.remove(&number);
+            self.in_flight.remove(&number);
             return;
         }
-        let asked = flight.asked.clone();
-        let answer = match fate {
-            Fate::Refused(code) => {
+        let asked = sent.asked.clone();
+        let answer = match fault {
+            RequestFault::Refused(code) => {
                 let reason = match code {
                     409 => "Conflict",
                     429 => "TooManyRequests",
@@ -190,8 +190,8 @@ impl World {
             }
             _ => self.serve(&asked),
         };
-        let answer = match fate {
-            Fate::Failed => Answer::from(Refusal::new(
+        let answer = match fault {
+            RequestFault::Failed => Answer::from(Refusal::new(
                 500,
                 "InternalError",
                 "done, though no answer says so",
@@ -208,13 +208,13 @@ impl World {
         } else {
             0
         };
-        if let Some(flight) = self.flights.get_mut(&number) {
-            flight.answer = Some(answer);
+        if let Some(sent) = self.in_flight.get_mut(&number) {
+            sent.answer = Some(answer);
         }
-        match fate {
-            Fate::Silent => self.soon(DEAD, Happening::Break(number)),
-            Fate::Broken => self.soon(pause, Happening::Break(number)),
-            _ => self.soon(pause + late, Happening::Answer(number)),
+        match fault {
+            RequestFault::Silent => self.soon(DEAD, WorldEvent::Break(number)),
+            RequestFault::Broken => self.soon(pause, WorldEvent::Break(number)),
+            _ => self.soon(pause + late, WorldEvent::Answer(number)),
         }
     }
 
@@ -242,14 +242,14 @@ impl World {
 
     /// An answer comes to its replica.
     pub(crate) fn reply(&mut self, number: u64) {
-        let Some(mut flight) = self.flights.remove(&number) else {
+        let Some(mut sent) = self.in_flight.remove(&number) else {
             return;
         };
-        let (Some(reply), Some(answer)) = (flight.reply.take(), flight.answer.take()) else {
+        let (Some(reply), Some(answer)) = (sent.reply.take(), sent.answer.take()) else {
             return;
         };
-        if flight.asked.sub == "binding" {
-            self.answered(flight.replica, flight.start, &flight.asked, &answer);
+        if sent.asked.sub == "binding" {
+            self.answered(sent.replica, sent.start, &sent.asked, &answer);
         }
         match answer {
             Answer::Object(code, object) => {
@@ -261,8 +261,8 @@ impl World {
                     return;
                 }
                 let watch = Watch {
-                    replica: flight.replica,
-                    asked: flight.asked,
+                    replica: sent.replica,
+                    asked: sent.asked,
                     version,
                     to,
                     stalled: 0,
@@ -271,7 +271,7 @@ impl World {
                     due: true,
                 };
                 self.watches.insert(number, watch);
-                self.soon(1, Happening::Feed(number));
+                self.soon(1, WorldEvent::Feed(number));
             }
         }
     }
@@ -299,7 +299,7 @@ impl World {
             if self.strikes("watch stalled") {
                 pause += 3000 + self.rng.u64(0..40_000);
             }
-            self.soon(pause, Happening::Feed(number));
+            self.soon(pause, WorldEvent::Feed(number));
         }
     }
 
@@ -311,7 +311,7 @@ impl World {
         if watch.stalled > self.now {
             let pause = watch.stalled - self.now;
             self.watches.insert(number, watch);
-            self.soon(pause, Happening::Feed(number));
+            self.soon(pause, WorldEvent::Feed(number));
             return;
         }
         let plural = watch.asked.key.plural.clone();
