@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const MOST_PODS: usize = 200;
 /// Least time between two choices for one card. The pods that the first was for have been placed by
 /// then.
-const REST: Duration = Duration::from_mins(1);
+const REST: Duration = Duration::from_secs(30);
 
 /// What one cycle has no room for.
 #[derive(Clone, Debug)]

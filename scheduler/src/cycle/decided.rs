@@ -5,7 +5,7 @@ use crate::act::Work;
 use crate::status::Victim;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
-use scheduler_core::{Action, Decision, EvictCause};
+use scheduler_core::{Action, Decision, Evict, EvictCause};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -55,23 +55,19 @@ impl Cycle {
 
     /// To the tasks that act and to those that report. The bindings come before the reasons.
     pub(super) fn hand_on(&mut self, decision: Decision) {
-        let (mut sets, mut bindings) = (BTreeMap::new(), Vec::new());
+        let (mut evictions, mut bindings) = (Vec::new(), Vec::new());
         for action in decision.actions {
             match action {
                 Action::Bind(bind) => bindings.push(bind),
-                Action::Evict(mut evict) => {
-                    // A pod that is evicted for no other job is evicted alone, but for all those of
-                    // one node that is emptied.
-                    let alone =
-                        evict.in_favour_of.is_none() && evict.cause != EvictCause::ScaleDown;
-                    let set = (evict.in_favour_of.clone(), alone.then_some(evict.decision));
-                    evict.in_favour_of = evict.in_favour_of.map(|group| self.group_to_be(group));
-                    sets.entry(set).or_insert_with(Vec::new).push(evict);
-                }
+                Action::Evict(evict) => evictions.push(evict),
             }
         }
-        for evictions in sets.into_values() {
-            self.send(Work::Evictions(evictions));
+        for mut set in together(evictions) {
+            for evict in &mut set {
+                let group = evict.in_favour_of.take();
+                evict.in_favour_of = group.map(|group| self.group_to_be(group));
+            }
+            self.send(Work::Evictions(set));
         }
         for bind in bindings {
             let terms = self.world.claim_terms(&bind);
@@ -95,5 +91,53 @@ impl Cycle {
         for (group, since) in decision.stale {
             self.send(Work::Stale(group, since));
         }
+    }
+}
+
+/// Pods that are evicted all or none, where budgets are asked: those in favour of one workload, and
+/// those of the one node that a decision empties. Any other goes by itself.
+fn together(evictions: Vec<Evict>) -> impl Iterator<Item = Vec<Evict>> {
+    let mut sets: BTreeMap<_, Vec<Evict>> = BTreeMap::new();
+    for evict in evictions {
+        let alone = evict.in_favour_of.is_none() && evict.cause != EvictCause::ScaleDown;
+        let set = (evict.in_favour_of.clone(), alone.then_some(evict.decision));
+        sets.entry(set).or_default().push(evict);
+    }
+    sets.into_values()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler_core::ids::{DecisionId, PodUid};
+
+    fn evict(pod: &str, sequence: u64, cause: EvictCause, favour: Option<&str>) -> Evict {
+        Evict {
+            decision: DecisionId { epoch: 0, sequence },
+            pod: PodUid::new(pod),
+            namespace: "ns".into(),
+            name: pod.into(),
+            group: None,
+            cause,
+            message: "".into(),
+            in_favour_of: favour.map(GroupName::new),
+        }
+    }
+
+    #[test]
+    fn the_pods_of_an_emptied_node_go_together_as_do_those_in_favour_of_one_workload() {
+        let all = vec![
+            evict("a", 1, EvictCause::ScaleDown, None),
+            evict("b", 2, EvictCause::Reclaim, Some("ns/x")),
+            evict("c", 3, EvictCause::StaleGang, None),
+            evict("d", 4, EvictCause::ScaleDown, None),
+            evict("e", 5, EvictCause::Reclaim, Some("ns/y")),
+            evict("f", 6, EvictCause::Preempt, Some("ns/x")),
+            evict("g", 7, EvictCause::StaleGang, None),
+        ];
+        let names = |set: Vec<Evict>| -> String { set.iter().map(|one| &*one.name).collect() };
+        let mut sets: Vec<String> = together(all).map(names).collect();
+        sets.sort_unstable();
+        assert_eq!(sets, ["ad", "bf", "c", "e", "g"]);
     }
 }

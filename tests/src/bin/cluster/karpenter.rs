@@ -92,7 +92,7 @@ pub(crate) async fn shares_bring_nodes(cluster: &mut Cluster) -> Result<()> {
     site.claims(cluster).await?;
     site.leave(cluster).await?;
     cluster.replace_scheduler(Replica::only()).await?;
-    let args = ["delete", "namespace", names::NAMESPACE, "--wait=false"];
+    let args = ["delete", "namespace", names::NAMESPACE, "--timeout=60s"];
     cluster.kubectl.run(&args).await?;
     Ok(())
 }

@@ -17,6 +17,8 @@ use kube::{Api, ResourceExt as _};
 use proto::names::grant::RECEIVED_TYPE;
 use serde_json::{Value, json};
 
+use crate::scale_up::explained;
+
 const PAGE: &str = "docs/mig.md";
 const SMALL: &str = "nvidia.com/mig-1g.5gb";
 const LARGE: &str = "nvidia.com/mig-3g.20gb";
@@ -328,6 +330,16 @@ async fn layouts(cluster: &Cluster, ns: &str) -> Result<()> {
     for pod in &pods {
         cluster.apply_one(pod).await?;
     }
+    let said = "is being given 2 of 3g.20gb for it, since";
+    until(
+        "explain names the card",
+        Duration::from_secs(20),
+        || async {
+            let text = explained(cluster, ns, "second").await?;
+            Ok(Seen::when(text.contains(said), text))
+        },
+    )
+    .await?;
     for name in ["first", "second"] {
         cluster.pod_phase(ns, name, "Running").await?;
         let report = cluster.said(ns, name, "main", "report").await?;

@@ -55,7 +55,7 @@ pub(crate) async fn a_share_on_an_underused_node_moves_to_one_in_use_and_breaks_
     let outcome = moved(cluster).await;
     cluster.discharge(vec![agent]).await?;
     cluster.replace_scheduler(Replica::only()).await?;
-    let args = ["delete", "namespace", names::NAMESPACE, "--wait=false"];
+    let args = ["delete", "namespace", names::NAMESPACE, "--timeout=60s"];
     cluster.kubectl.run(&args).await?;
     outcome
 }

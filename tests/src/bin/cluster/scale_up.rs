@@ -47,7 +47,7 @@ pub(crate) async fn who_waits_for_room_brings_the_nodes_it_needs_and_no_more(
     cluster.replace_scheduler(replica.clone()).await?;
     let outcome = asked_for(cluster, replica).await;
     cluster.replace_scheduler(Replica::only()).await?;
-    let args = ["delete", "namespace", names::NAMESPACE, "--wait=false"];
+    let args = ["delete", "namespace", names::NAMESPACE, "--timeout=60s"];
     cluster.kubectl.run(&args).await?;
     outcome
 }
