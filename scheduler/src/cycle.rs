@@ -8,6 +8,7 @@
 
 mod decided;
 mod granted;
+mod look;
 
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
@@ -15,7 +16,7 @@ use crate::convert::World;
 use crate::mig_layout;
 use crate::observe::{self, Observer};
 use crate::report::Views;
-use crate::scale_up::{self, Look};
+use crate::scale_up;
 use crate::status::{Meters, Status};
 use crate::telemetry::{AgentEvent, AgentEventReceiver};
 use crate::usage::{UsageClient, UsageResult};
@@ -445,51 +446,6 @@ impl Cycle {
         }
         if self.swept.elapsed() >= SWEEP {
             self.sweep();
-        }
-    }
-
-    /// Hands on what the last decision found no room for.
-    fn look(&mut self) {
-        self.look_at = None;
-        self.looked = Instant::now();
-        if let Some(line) = &self.scale_up {
-            let most = scale_up::MOST_PODS;
-            let look = Look {
-                shortage: self.core.shortage(&line.groups, most, line.card),
-                config: self.core.config().clone(),
-            };
-            line.looks.send_replace(Some(look));
-        }
-        self.look_for_slices();
-    }
-
-    /// The same of slices of cards in MIG mode, where cards may be given others.
-    fn look_for_slices(&mut self) {
-        let Some(line) = &self.layouts else {
-            return;
-        };
-        let cards = self.world.mig_cards();
-        if cards.is_empty() {
-            return;
-        }
-        let nodes = cards.iter().map(|card| card.node.clone()).collect();
-        let most = mig_layout::MOST_PODS;
-        let look = mig_layout::Look {
-            shortage: self.core.slice_shortage(&nodes, most, scale_up::ANY_CARD),
-            cards,
-            config: self.core.config().clone(),
-        };
-        line.looks.send_replace(Some(look));
-    }
-
-    /// Another replica asks for nodes.
-    fn look_away(&mut self) {
-        self.look_at = None;
-        if let Some(line) = &self.scale_up {
-            line.looks.send_replace(None);
-        }
-        if let Some(line) = &self.layouts {
-            line.looks.send_replace(None);
         }
     }
 

@@ -166,7 +166,7 @@ pub struct Core {
     obstacles: BTreeMap<Obstacle, String>,
     absences: Absences,
     /// What cannot be read, and since when.
-    unreadable: BTreeMap<LocalSource, Instant>,
+    pub(super) unreadable: BTreeMap<LocalSource, Instant>,
     /// What could not be read for too long, and why.
     long_unreadable: Option<(LocalSource, String)>,
     suspicions: Suspicions,

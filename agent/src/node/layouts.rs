@@ -259,6 +259,10 @@ impl Core {
         if self.terms.cards.mig_strategy == MigStrategy::None {
             return Some("the agent runs without --mig-strategy".to_owned());
         }
+        // Nor is a pod's slice known that is in no file that can be read.
+        if let Some(part) = self.unreadable.keys().next() {
+            return Some(format!("{} cannot be read", part.in_words()));
+        }
         let known = self.restored && self.pods.synced();
         (!known).then(|| "what this node holds is not known yet".to_owned())
     }

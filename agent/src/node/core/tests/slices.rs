@@ -405,3 +405,19 @@ fn what_is_no_layout_of_the_card_is_told_and_changes_nothing() {
     node.wants("1g.10gb", 0);
     assert_eq!(node.ordered().layout, BTreeMap::new());
 }
+
+#[test]
+fn no_layout_changes_while_it_cannot_be_read_who_has_what() {
+    let mut node = Node::new();
+    let unreadable = (LocalSource::Checkpoint, "denied".to_owned());
+    node.world.unreadable.insert(unreadable.0, unreadable.1);
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    node.wants("2g.20gb", 1);
+    assert_eq!(layouts(&node.after(60)), []);
+    assert!(node.says().ends_with("cannot be read"), "{}", node.says());
+    node.world.unreadable.clear();
+    node.world
+        .tell(&mut node.core, Event::Local(node.world.local()));
+    node.ordered();
+}

@@ -1,0 +1,53 @@
+//! What a cycle found no room for, for the tasks that plan new nodes and MIG layouts.
+
+use super::Cycle;
+use crate::mig_layout;
+use crate::scale_up::{self, Look};
+use tokio::time::Instant;
+
+impl Cycle {
+    /// Hands on what the last decision found no room for.
+    pub(super) fn look(&mut self) {
+        self.look_at = None;
+        self.looked = Instant::now();
+        if let Some(line) = &self.scale_up {
+            let most = scale_up::MOST_PODS;
+            let look = Look {
+                shortage: self.core.shortage(&line.groups, most, line.card),
+                config: self.core.config().clone(),
+            };
+            line.looks.send_replace(Some(look));
+        }
+        self.look_for_slices();
+    }
+
+    /// The same of slices of cards in MIG mode, where cards may be given others.
+    fn look_for_slices(&mut self) {
+        let Some(line) = &self.layouts else {
+            return;
+        };
+        let cards = self.world.mig_cards();
+        if cards.is_empty() {
+            return;
+        }
+        let nodes = cards.iter().map(|card| card.node.clone()).collect();
+        let most = mig_layout::MOST_PODS;
+        let look = mig_layout::Look {
+            shortage: self.core.slice_shortage(&nodes, most, scale_up::ANY_CARD),
+            cards,
+            config: self.core.config().clone(),
+        };
+        line.looks.send_replace(Some(look));
+    }
+
+    /// Another replica asks for nodes.
+    pub(super) fn look_away(&mut self) {
+        self.look_at = None;
+        if let Some(line) = &self.scale_up {
+            line.looks.send_replace(None);
+        }
+        if let Some(line) = &self.layouts {
+            line.looks.send_replace(None);
+        }
+    }
+}
