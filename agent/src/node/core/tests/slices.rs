@@ -123,10 +123,15 @@ impl Node {
 
     /// The card's layout is ordered: schedulers and the kubelet were told before.
     fn ordered(&mut self) -> LayoutOrder {
-        assert_eq!((self.reported(), self.offered().len()), (0, 2), "announced");
-        assert_eq!(layouts(&self.after(2)), []);
-        assert_eq!((self.reported(), self.offered().len()), (0, 0), "withdrawn");
-        let orders = layouts(&self.after(2));
+        // Each has two seconds to act on it.
+        let told = |node: &Self| (node.reported(), node.offered().len());
+        assert_eq!(told(self), (0, 2), "announced");
+        assert_eq!(layouts(&self.after(1)), []);
+        assert_eq!(told(self), (0, 2), "not longer");
+        assert_eq!(layouts(&self.after(1)), []);
+        assert_eq!(told(self), (0, 0), "withdrawn");
+        assert_eq!(layouts(&self.after(1)), [], "not longer");
+        let orders = layouts(&self.after(1));
         let [order] = orders.as_slice() else {
             panic!("{orders:?}");
         };
