@@ -2,9 +2,8 @@
 //!
 //! `GpuNode.spec.gpus[].migLayout` says which. A card gets them once nothing uses it: first schedulers
 //! are told that its slices go, then the kubelet, and after a pause each NVML. A pod that comes in
-//! between keeps its slice, and the card its layout until that pod has ended. The kubelet refuses for
-//! good a pod that needs an ID which is gone, so the order and the pauses are what makes a refusal
-//! unlikely.
+//! between keeps its slice, and the card its layout until that pod has ended. The kubelet permanently
+//! rejects a pod that needs an ID which is gone; the order and the pauses make that unlikely.
 
 use super::core::{Core, Effect};
 use crate::inventory::{Card, GpuUuid, Health, MigLayout, MigStrategy, Profile, layout_of};
@@ -13,25 +12,28 @@ use proto::names::gpu_node::LAYOUT_CHANGES as GOES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// From telling schedulers until the kubelet is told: a binding that was on its way has come.
+/// Time between the report to schedulers and that to the kubelet. Bindings that were sent before the
+/// report reach this node within it.
 const ANNOUNCED: Duration = Duration::from_secs(2);
-/// From telling the kubelet until NVML is: a pod that the kubelet was admitting has its slice.
+/// Time between the report to the kubelet and the order to NVML. A pod that the kubelet was admitting
+/// has its slice by then.
 const WITHDRAWN: Duration = Duration::from_secs(2);
 /// From the driver's word that a layout was made until a look at the card must show it.
 const SHOWN: Duration = Duration::from_secs(10);
 /// Pause after a failure, doubled after each further one, up to the second: what was in the way may
 /// have ended, and each try destroys idle slices.
 const AGAIN: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
+
 /// How far a card is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     /// It waits for this.
     Waits(String),
-    /// Schedulers are told, since then.
+    /// Reported to schedulers at this time.
     Announced(Instant),
-    /// The kubelet is told, since then.
+    /// Reported to the kubelet at this time.
     Withdrawn(Instant),
-    /// NVML is told.
+    /// Ordered: NVML carries it out, whatever the policy says meanwhile.
     Making,
     /// It was made at this time, and is not seen yet.
     Made(Instant),
@@ -140,30 +142,50 @@ fn parsed(layout: &BTreeMap<String, u32>) -> Result<MigLayout, String> {
 impl Core {
     /// Brings each card one step nearer to its layout.
     pub(super) fn arrange(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let mut changes = BTreeMap::new();
+        // What was ordered is finished first: its slices must not be allocated, even if the policy
+        // no longer wants it.
+        let ordered = self
+            .layouts
+            .0
+            .iter()
+            .filter(|(card, change)| match change.step {
+                Step::Making => true,
+                Step::Made(since) => {
+                    let is_shown =
+                        parsed(&change.layout).ok() == layout_of(&self.inventory.cards, card);
+                    !is_shown && now.saturating_duration_since(since) < SHOWN
+                }
+                _ => false,
+            });
+        let ordered = ordered.map(|(card, change)| (card.clone(), change.clone()));
+        let mut changes: BTreeMap<GpuUuid, Change> = ordered.collect();
         let policies = self.policy.iter().flat_map(|policy| &policy.spec.gpus);
         for policy in policies {
             let card = GpuUuid::from(policy.uuid.as_str());
+            if changes.contains_key(&card) {
+                continue;
+            }
             let Some(layout) = &policy.mig_layout else {
                 continue;
             };
             let before = self.layouts.0.get(&card);
             let before = before.filter(|change| change.layout == *layout);
-            let step = before.map(|change| &change.step);
             let failures = before.map_or(0, |change| change.failures);
             let parsed = parsed(layout);
             let has = layout_of(&self.inventory.cards, &card);
-            if step != Some(&Step::Making) && parsed.as_ref().ok() == has.as_ref() {
+            if parsed.as_ref().ok() == has.as_ref() {
                 continue;
             }
             let step = match parsed {
                 Ok(layout) => self.step(&card, before, layout, now, effects),
                 Err(why) => Step::Waits(why),
             };
+            let had_failed = before.is_some_and(|change| matches!(change.step, Step::Failed(..)));
+            let fails = matches!(step, Step::Failed(..)) && !had_failed;
             let change = Change {
                 layout: layout.clone(),
                 step,
-                failures,
+                failures: failures + u32::from(fails),
             };
             changes.insert(card, change);
         }
@@ -185,11 +207,9 @@ impl Core {
         let step = before.map(|change| &change.step);
         let is_over = |since: &Instant, pause| now.saturating_duration_since(*since) >= pause;
         match (step, before) {
-            (Some(Step::Making), _) => return Step::Making,
-            (Some(Step::Made(since)), _) if is_over(since, SHOWN) => {
+            (Some(Step::Made(_)), _) => {
                 return Step::Failed(now, "the driver shows other slices".to_owned());
             }
-            (Some(step @ Step::Made(_)), _) => return step.clone(),
             (Some(step @ Step::Failed(since, _)), Some(change)) => {
                 let doubled = 1_u32.checked_shl(change.failures.saturating_sub(1));
                 let pause = AGAIN.0.saturating_mul(doubled.unwrap_or(u32::MAX));

@@ -55,6 +55,10 @@ pub(super) fn make(nvml: &Nvml, order: &LayoutOrder) -> Result<(), String> {
                 known.join(", ")
             ));
         };
+        let most = profiles.get(at).map_or(0, |profile| profile.most);
+        if *count > most {
+            return Err(format!("the card can have at most {most} slices {name}"));
+        }
         wanted.extend(std::iter::repeat_n(at, *count as usize));
     }
     wanted.sort_unstable();

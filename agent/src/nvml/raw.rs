@@ -92,6 +92,8 @@ pub(super) struct GpuInstanceProfile {
     pub(super) name: String,
     /// GPU slices.
     pub(super) slices: u32,
+    /// How many of them a card can have.
+    pub(super) most: u32,
     /// MiB.
     pub(super) memory: u64,
 }
@@ -147,6 +149,7 @@ pub(super) fn gpu_instance_profiles(
             id: info.id,
             name: name.to_string_lossy().into_owned(),
             slices: info.sliceCount,
+            most: info.instanceCount,
             memory: info.memorySizeMB,
         });
     }

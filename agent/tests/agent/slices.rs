@@ -168,8 +168,19 @@ async fn a_layout_that_the_card_cannot_have_leaves_it_as_it_was() {
             json!({ "3g.40gb": 1 }),
             "the card has no MIG profile 3g.40gb: use 7g.40gb, 4g.20gb",
         ),
-        // Larger than the card: the third is not created, and the first two go again.
-        (json!({ "3g.20gb": 3 }), "a slice 3g.20gb cannot be created"),
+        // Larger than the card: the last is not created, and the first two go again.
+        (
+            json!({ "3g.20gb": 2, "1g.5gb": 1 }),
+            "a slice 1g.5gb cannot be created: the card has no room left for it",
+        ),
+        (
+            json!({ "3g.20gb": 3 }),
+            "the card can have at most 2 slices 3g.20gb",
+        ),
+        (
+            json!({ "1g.5gb": 4_000_000_000_u32 }),
+            "the card can have at most 7 slices 1g.5gb",
+        ),
         (json!({ "small": 1 }), "small is no MIG profile"),
     ] {
         wants(&machine, layout).await;

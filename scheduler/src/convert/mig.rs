@@ -157,6 +157,10 @@ fn card(node: &str, policy: &Policy, state: &NodeState) -> Option<MigCard> {
     if !row.mig_enabled || row.cordoned || row.health != "Healthy" {
         return None;
     }
+    // Strategy `single`: its slices are GPUs, which no pod asks for by their profile.
+    if state.gpus.iter().any(|row| row.parent_uuid == *uuid) {
+        return None;
+    }
     let own = || state.slices.iter().filter(|row| row.parent_uuid == *uuid);
     let (mut has, mut offered) = (Slices::new(), Slices::new());
     for row in own() {
@@ -330,6 +334,26 @@ mod tests {
         assert_eq!(world.mig_cards(), []);
         agent(&mut world, 2, &["GPU-other"]);
         assert_eq!(world.mig_cards(), std::slice::from_ref(&idle));
+        // One whose slices are offered as GPUs, for their number alone, stays.
+        let single = NodeState {
+            gpus: [("GPU-a", ""), ("MIG-0", "GPU-a")]
+                .map(|(uuid, parent)| Gpu {
+                    uuid: uuid.to_owned(),
+                    parent_uuid: parent.to_owned(),
+                    health: "Healthy".to_owned(),
+                    mig_enabled: parent.is_empty(),
+                    ..Gpu::default()
+                })
+                .into(),
+            ..NodeState::default()
+        };
+        let node = "n1".to_owned();
+        world.hear(AgentEvent::State {
+            node,
+            state: single,
+        });
+        assert_eq!(world.mig_cards(), []);
+        agent(&mut world, 2, &[]);
         // One that is being given slices counts as having them.
         gpu_node(&mut world, json!({"3g.40gb": 2}), LAYOUT_CHANGES);
         agent(&mut world, 0, &[]);

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::events::Event;
+use super::instances::Made;
 use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
@@ -161,17 +162,6 @@ impl Card {
             made: Made::Whole,
         }
     }
-}
-
-/// How much of a MIG instance is there. A card is whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// With its compute instance: a MIG device.
-    Whole,
-    /// The GPU instance alone.
-    GpuInstance,
-    /// It was destroyed. The next one of its number takes its place in [`State::cards`].
-    Nothing,
 }
 
 /// What NVML may answer instead of the truth: return codes for the lists of processes (0: the

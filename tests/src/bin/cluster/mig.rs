@@ -315,7 +315,7 @@ async fn layouts(cluster: &Cluster, ns: &str) -> Result<()> {
     cluster.delete_pod(ns, "medium").await?;
 
     // What the card cannot have leaves it as it was.
-    write(json!({ "migLayout": { "3g.20gb": 3 } })).await?;
+    write(json!({ "migLayout": { "3g.20gb": 2, "1g.5gb": 1 } })).await?;
     says(cluster, "cannot be created").await?;
     allocatable(cluster, &[(MEDIUM, "3"), (SMALL, "1")]).await?;
 

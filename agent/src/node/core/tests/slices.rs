@@ -390,11 +390,16 @@ fn a_layout_that_fails_is_told_and_tried_again_later_and_later() {
 fn a_layout_that_is_made_and_not_shown_is_not_made_again_and_again() {
     let mut node = Node::new();
     node.wants("2g.20gb", 1);
-    let order = node.ordered();
-    let made = Event::LayoutMade(order, Ok(()));
-    node.world.tell(&mut node.core, made);
-    assert_eq!(layouts(&node.after(10)), []);
-    assert_eq!(node.says(), "the driver shows other slices");
+    for pause in [60, 120] {
+        let order = node.ordered();
+        node.world
+            .tell(&mut node.core, Event::LayoutMade(order, Ok(())));
+        assert_eq!(layouts(&node.after(10)), []);
+        assert_eq!(node.says(), "the driver shows other slices");
+        assert_eq!(layouts(&node.after(pause - 1)), []);
+        assert_eq!(node.says(), "the driver shows other slices");
+        node.after(1);
+    }
 }
 
 #[test]
@@ -425,4 +430,26 @@ fn no_layout_changes_while_it_cannot_be_read_who_has_what() {
     node.world
         .tell(&mut node.core, Event::Local(node.world.local()));
     node.ordered();
+}
+
+#[test]
+fn slices_that_are_being_destroyed_stay_withdrawn_whatever_the_policy_says_meanwhile() {
+    let mut node = Node::new();
+    node.wants("2g.20gb", 1);
+    let order = node.ordered();
+    let is_withdrawn = |node: &Node| (node.reported(), node.offered().len()) == (0, 0);
+    // The admin wants another layout, then what was there, then none.
+    node.wants("7g.80gb", 1);
+    assert!(is_withdrawn(&node));
+    node.wants("1g.10gb", 2);
+    assert!(is_withdrawn(&node));
+    node.world.tell(&mut node.core, Event::Policy(None));
+    assert_eq!(layouts(&node.after(60)), []);
+    assert!(is_withdrawn(&node));
+    let made = Event::LayoutMade(order, Ok(()));
+    node.world.tell(&mut node.core, made);
+    assert!(is_withdrawn(&node), "the old slices are still shown");
+    let seen = Arc::new(look_with(&BTreeMap::new(), &["2g.20gb"]));
+    node.world.tell(&mut node.core, Event::Observed(seen));
+    assert_eq!((node.reported(), node.says()), (1, String::new()));
 }
