@@ -11,15 +11,33 @@ use serde_json::{Map, Value};
 /// Products that one queue may name.
 pub const MOST: usize = 64;
 
-/// What a queue and the queues below it get of one product, in GPUs, fractions allowed.
+/// What a queue and the queues below it get of one product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductQuota {
     /// As the node label `nvidia.com/gpu.product` spells it.
     pub product: String,
-    /// Guaranteed; -1 unlimited. `None`: nothing is said.
-    pub quota: Option<f64>,
-    /// Never more than; -1 unlimited. `None`: unlimited.
-    pub limit: Option<f64>,
+    /// In which unit.
+    pub bounds: ProductBounds,
+}
+
+/// The bounds of one product. -1 is unlimited. A quota of `None` says nothing of it; a limit of
+/// `None` is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ProductBounds {
+    /// Fields `quota` and `limit`: GPUs, fractions allowed.
+    Gpus {
+        /// Guaranteed.
+        quota: Option<f64>,
+        /// Never more than.
+        limit: Option<f64>,
+    },
+    /// Fields `quotaMib` and `limitMib`: MiB of GPU memory.
+    Memory {
+        /// Guaranteed.
+        quota: Option<i64>,
+        /// Never more than.
+        limit: Option<i64>,
+    },
 }
 
 /// Why a row, or the whole annotation, is not used.
@@ -53,18 +71,20 @@ pub enum QuotaError {
     Amount {
         /// Whose row.
         product: String,
-        /// `quota` or `limit`.
+        /// Such as `quota`.
         field: &'static str,
         /// Its value.
-        amount: f64,
+        amount: String,
     },
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Row {
     quota: Option<f64>,
     limit: Option<f64>,
+    quota_mib: Option<i64>,
+    limit_mib: Option<i64>,
 }
 
 /// Reads the annotation: rows that can be used, in order of product, and what is wrong with the
@@ -93,17 +113,24 @@ fn row(product: String, value: Value) -> Result<ProductQuota, QuotaError> {
     if !is_label_value(&product) {
         return Err(QuotaError::Product(product));
     }
-    let Row { quota, limit } = match serde_json::from_value(value) {
+    let read: Row = match serde_json::from_value(value) {
         Ok(row) => row,
         Err(error) => {
             let what = error.to_string();
             return Err(QuotaError::Row { product, what });
         }
     };
-    for (field, amount) in [("quota", quota), ("limit", limit)] {
-        if let Some(amount) =
-            amount.filter(|amount| *amount < 0.0 && amount.total_cmp(&-1.0).is_ne())
-        {
+    let is_bad = |amount: &f64| *amount < 0.0 && amount.total_cmp(&-1.0).is_ne();
+    let gpus = |amount: Option<f64>| amount.filter(is_bad).map(|amount| amount.to_string());
+    let mib = |amount: Option<i64>| amount.filter(|mib| *mib < -1).map(|mib| mib.to_string());
+    let bad = [
+        ("quota", gpus(read.quota)),
+        ("limit", gpus(read.limit)),
+        ("quotaMib", mib(read.quota_mib)),
+        ("limitMib", mib(read.limit_mib)),
+    ];
+    for (field, bad) in bad {
+        if let Some(amount) = bad {
             return Err(QuotaError::Amount {
                 product,
                 field,
@@ -111,15 +138,28 @@ fn row(product: String, value: Value) -> Result<ProductQuota, QuotaError> {
             });
         }
     }
-    if quota.is_none() && limit.is_none() {
-        let what = "it has neither a quota nor a limit".to_owned();
-        return Err(QuotaError::Row { product, what });
-    }
-    Ok(ProductQuota {
-        product,
-        quota,
-        limit,
-    })
+    let in_gpus = read.quota.is_some() || read.limit.is_some();
+    let in_memory = read.quota_mib.is_some() || read.limit_mib.is_some();
+    let bounds = match (in_gpus, in_memory) {
+        (true, false) => ProductBounds::Gpus {
+            quota: read.quota,
+            limit: read.limit,
+        },
+        (false, true) => ProductBounds::Memory {
+            quota: read.quota_mib,
+            limit: read.limit_mib,
+        },
+        (false, false) => {
+            let what = "it has neither a quota nor a limit".to_owned();
+            return Err(QuotaError::Row { product, what });
+        }
+        (true, true) => {
+            let what = "it has bounds in GPUs and in MiB, and a product is counted in one of them";
+            let what = what.to_owned();
+            return Err(QuotaError::Row { product, what });
+        }
+    };
+    Ok(ProductQuota { product, bounds })
 }
 
 /// Kubernetes' rule, and not empty.
@@ -137,16 +177,18 @@ mod tests {
 
     #[test]
     fn rows_come_in_order_of_product() {
-        let text =
-            r#"{"NVIDIA-L4": {"limit": 0.5}, "NVIDIA-A100-SXM4-40GB": {"quota": 2, "limit": -1}}"#;
-        let row = |product: &str, quota, limit| ProductQuota {
+        let text = r#"{"NVIDIA-L4": {"limit": 0.5}, "NVIDIA-A100-SXM4-40GB": {"quota": 2, "limit": -1},
+            "NVIDIA-H200": {"quotaMib": 143771, "limitMib": -1}}"#;
+        let row = |product: &str, bounds| ProductQuota {
             product: product.to_owned(),
-            quota,
-            limit,
+            bounds,
         };
+        let gpus = |quota, limit| ProductBounds::Gpus { quota, limit };
+        let (quota, limit) = (Some(143_771), Some(-1));
         let rows = vec![
-            row("NVIDIA-A100-SXM4-40GB", Some(2.0), Some(-1.0)),
-            row("NVIDIA-L4", None, Some(0.5)),
+            row("NVIDIA-A100-SXM4-40GB", gpus(Some(2.0), Some(-1.0))),
+            row("NVIDIA-H200", ProductBounds::Memory { quota, limit }),
+            row("NVIDIA-L4", gpus(None, Some(0.5))),
         ];
         assert_eq!(read(text), (rows, Vec::new()));
         assert_eq!(read("{}"), (Vec::new(), Vec::new()));
@@ -174,8 +216,20 @@ mod tests {
             ),
             (r#""L4": {}"#, "it, L4: it has neither a quota nor a limit"),
             (
+                r#""L4": {"quota": 1, "limitMib": 23034}"#,
+                "it, L4: it has bounds in GPUs and in MiB, and a product is counted in one of them",
+            ),
+            (
+                r#""L4": {"limitMib": -2}"#,
+                "it, L4: limitMib is -2, and must be 0 or more, or -1 for unlimited",
+            ),
+            (
+                r#""L4": {"quotaMib": 0.5}"#,
+                "it, L4: invalid type: floating point `0.5`, expected i64",
+            ),
+            (
                 r#""L4": {"deserved": 1}"#,
-                "it, L4: unknown field `deserved`, expected `quota` or `limit`",
+                "it, L4: unknown field `deserved`, expected one of `quota`, `limit`, `quotaMib`, `limitMib`",
             ),
             (
                 r#""L4": 4"#,

@@ -6,6 +6,7 @@ use crate::connect::block_on;
 use crate::failure::Outcome;
 use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
 use crate::shadow::Source;
+use scheduler_core::model::ProductUnit;
 use scheduler_core::units::Bound;
 use scheduler_core::{ProductView, QueueView};
 use serde_json::Value;
@@ -34,6 +35,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 const COLUMNS: &[Column] = &[
     Column::text("queue", "QUEUE"),
     Column::text("product", "PRODUCT").wide(),
+    // Of the quota, the limit and what is used.
+    Column::text("unit", "UNIT").wide(),
     Column::number("gpuQuota", "QUOTA"),
     Column::number("gpuLimit", "LIMIT"),
     Column::number("gpuFairShare", "FAIR SHARE"),
@@ -123,13 +126,23 @@ fn product_row(queue: &QueueView, product: &ProductView, depth: usize) -> Vec<Ce
     let row = &product.row;
     let name = queue.queue.as_str();
     let nothing = || Cell::from(None::<&str>);
-    let over = match row.quota {
-        Some(Bound::Exactly(quota)) => product.held > u128::from(quota),
-        _ => false,
+    let quota = row.quota.and_then(|quota| row.unit.billionths(quota));
+    let over = quota.is_some_and(|quota| product.held > quota);
+    let bound = |bound| match row.unit.billionths(bound) {
+        Some(billionths) => gpus(billionths),
+        None => self::bound(bound),
+    };
+    let (unit, suffix) = match row.unit {
+        ProductUnit::Gpus => ("GPUs", ""),
+        ProductUnit::Memory => ("MiB", " MiB"),
     };
     let mut cells = vec![
-        Cell::shown(name, format!("{}{}", "  ".repeat(depth), row.product)),
+        Cell::shown(
+            name,
+            format!("{}{}{suffix}", "  ".repeat(depth), row.product),
+        ),
         Cell::from(&*row.product),
+        Cell::from(unit),
         row.quota.map_or_else(nothing, bound),
         bound(row.limit),
         nothing(),

@@ -88,10 +88,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             match fit::node(state, spec, *key, config, false) {
                 Ok(assignment) => {
                     let nano = state.charge(task, &assignment.holds)[0];
-                    let there = (*key, nano);
-                    let over = row
-                        .job
-                        .and_then(|job| product_quota::over(state, &held, job, there));
+                    let over = product_quota::over(state, &held, task, (*key, nano));
                     if let Some(over) = over {
                         let line = Arc::clone(&over.line);
                         beyond = Some(over);

@@ -1,7 +1,8 @@
 //! What queues may have of single GPU products, beside their GPUs in all.
 //!
 //! Nothing of KAI's rules for a queue's GPUs changes; these rules are checked beside them, for the
-//! queue and for every queue above it that names the product of the node:
+//! queue and for every queue above it that names the product of the node, each in the unit in which
+//! that queue counts it:
 //! - limit: no pod is placed that would bring the queue above it, and no non-preemptible pod that
 //!   would bring the non-preemptible ones above the quota;
 //! - quota: reclaim takes GPUs of the product only from queues above it, whatever they hold in all;
@@ -11,16 +12,17 @@
 
 use crate::action::ReasonKind;
 use crate::capacity::{gpus, name};
+use crate::model::{Node, ProductQuota, ProductUnit};
 use crate::reason::{ReasonKey, WaitReason};
 use crate::state::State;
-use crate::state::products::{ProductUse, ProductUses};
-use crate::state::rows::{JobKey, NodeKey, QueueKey};
+use crate::state::products::{ProductAmount, ProductUse, ProductUses};
+use crate::state::rows::{NodeKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Nano-GPU by product.
-pub(crate) type ProductAmounts = BTreeMap<Arc<str>, u128>;
+/// By product.
+pub(crate) type ProductAmounts = BTreeMap<Arc<str>, ProductAmount>;
 
 /// The quota and the limit of a queue that names the product, and what it holds by these sums.
 fn row<'a>(
@@ -28,66 +30,104 @@ fn row<'a>(
     held: &ProductUses,
     queue: QueueKey,
     product: &str,
-) -> Option<(&'a crate::model::ProductQuota, ProductUse)> {
-    let at = state.product_at(queue, product)?;
+) -> Option<(&'a ProductQuota, ProductUse)> {
+    let (at, _) = state.product_at(queue, product)?;
     let row = state.queues.get(queue)?.queue.as_ref()?.products.get(at)?;
     let held = held.get(queue).and_then(|all| all.get(at));
     Some((row, held.copied().unwrap_or_default()))
 }
 
-fn exceeds(amount: u128, bound: Bound) -> bool {
-    match bound {
-        Bound::Unlimited => false,
-        Bound::Exactly(most) => amount > u128::from(most),
+/// Billionths of the row's unit against one of its bounds.
+fn exceeds(amount: u128, row: &ProductQuota, bound: Bound) -> bool {
+    (row.unit.billionths(bound)).is_some_and(|most| amount > most)
+}
+
+/// A queue that says nothing of the product holds no more of it than it deserves.
+fn exceeds_quota(amount: u128, row: &ProductQuota) -> bool {
+    exceeds(amount, row, row.quota.unwrap_or(Bound::Unlimited))
+}
+
+/// Billionths of the unit as messages write them, with the unit.
+fn amount(billionths: u128, unit: ProductUnit) -> String {
+    match unit {
+        ProductUnit::Gpus => format!("{} GPUs", gpus(billionths)),
+        ProductUnit::Memory => format!("{} MiB", gpus(billionths)),
     }
 }
 
-/// Why a pod of the job that takes so much of the node's GPUs may not be placed there. `None`: it
-/// may.
+/// The same with the product.
+fn amount_of(billionths: u128, unit: ProductUnit, product: &str) -> String {
+    match unit {
+        ProductUnit::Gpus => format!("{} {product} GPUs", gpus(billionths)),
+        ProductUnit::Memory => format!("{} MiB of {product} GPUs", gpus(billionths)),
+    }
+}
+
+/// What the unit counts of the product, as messages call it.
+fn counted(product: &str, unit: ProductUnit) -> String {
+    match unit {
+        ProductUnit::Gpus => format!("{product} GPUs"),
+        ProductUnit::Memory => format!("{product} GPU memory"),
+    }
+}
+
+/// Why a pod that takes so much of the node's GPUs may not be placed there. `None`: it may.
 pub(crate) fn over(
     state: &State,
     held: &ProductUses,
-    job: JobKey,
+    task: TaskKey,
     (node, nano): (NodeKey, u128),
 ) -> Option<Arc<WaitReason>> {
     let product = state.product_of(node).filter(|_| nano > 0)?;
-    let job = state.jobs.get(job)?;
+    let wanted = state.product_amount(task, product, nano);
+    let job = state.jobs.get(state.tasks.get(task)?.job?)?;
     let chain = &state.queues.get(job.queue?)?.chain;
     let preemptible = job.is_preemptible(state);
     let rows = chain.iter().filter_map(|queue| {
-        let (row, held) = row(state, held, *queue, product)?;
+        let (row, held) = row(state, held, *queue, &product.name)?;
         Some((*queue, row, held))
     });
     let why = |kind, queue, line: String| {
         Some(Arc::new(WaitReason {
             kind,
             line: Arc::from(line),
-            about: ReasonKey::Product(queue, Arc::clone(product)),
+            about: ReasonKey::Product(queue, Arc::clone(&product.name)),
         }))
     };
     for (queue, row, held) in rows {
-        if let Bound::Exactly(limit) = row.limit
-            && exceeds(held.allocated + nano, row.limit)
-        {
+        let unit = row.unit;
+        let limit = unit.billionths(row.limit);
+        let quota = row.quota.and_then(|quota| unit.billionths(quota));
+        let quota = quota.filter(|_| !preemptible);
+        if unit == ProductUnit::Memory && product.memory.0 == 0 && (limit, quota) != (None, None) {
             let line = format!(
-                "{} quota has reached the allowable limit of {product} GPUs. Limit is {} GPUs, currently {} GPUs allocated and workload requested {} GPUs",
+                "{} counts {} in MiB, and the memory of the GPUs of node {} is not known: it has neither an agent nor the label {}",
                 name(state, queue),
-                gpus(u128::from(limit)),
-                gpus(held.allocated),
-                gpus(nano),
+                product.name,
+                state.nodes.get(node)?.name,
+                Node::GPU_MEMORY_LABEL,
             );
             return why(ReasonKind::OverLimit, queue, line);
         }
-        if let Some(Bound::Exactly(quota)) = row.quota
-            && !preemptible
-            && exceeds(held.non_preemptible + nano, Bound::Exactly(quota))
-        {
+        let wanted = wanted.billionths(unit);
+        if let Some(limit) = limit.filter(|limit| held.allocated + wanted > *limit) {
             let line = format!(
-                "Non-preemptible workload is over quota. Workload requested {} {product} GPUs, but {} quota is {} GPUs, while {} GPUs are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.",
-                gpus(nano),
+                "{} quota has reached the allowable limit of {}. Limit is {}, currently {} allocated and workload requested {}",
                 name(state, queue),
-                gpus(u128::from(quota)),
-                gpus(held.non_preemptible),
+                counted(&product.name, unit),
+                amount(limit, unit),
+                amount(held.allocated, unit),
+                amount(wanted, unit),
+            );
+            return why(ReasonKind::OverLimit, queue, line);
+        }
+        if let Some(quota) = quota.filter(|quota| held.non_preemptible + wanted > *quota) {
+            let line = format!(
+                "Non-preemptible workload is over quota. Workload requested {}, but {} quota is {}, while {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.",
+                amount_of(wanted, unit, &product.name),
+                name(state, queue),
+                amount(quota, unit),
+                amount(held.non_preemptible, unit),
             );
             return why(ReasonKind::NonPreemptibleOverQuota, queue, line);
         }
@@ -95,19 +135,17 @@ pub(crate) fn over(
     None
 }
 
-/// A pod of the job that takes so much of the node's GPUs brings a queue above its quota of their
-/// product.
-pub(crate) fn borrows(state: &State, job: JobKey, node: NodeKey, nano: u128) -> bool {
+/// A pod that takes so much of the node's GPUs brings a queue above its quota of their product.
+pub(crate) fn borrows(state: &State, task: TaskKey, node: NodeKey, nano: u128) -> bool {
     let Some(product) = state.product_of(node).filter(|_| nano > 0) else {
         return false;
     };
-    let queue = state.jobs.get(job).and_then(|job| job.queue);
-    let chain = queue.and_then(|queue| Some(&state.queues.get(queue)?.chain));
-    chain.into_iter().flatten().any(|queue| {
-        let row = row(state, &state.products.of, *queue, product);
+    let wanted = state.product_amount(task, product, nano);
+    state.queues_of(task).iter().any(|queue| {
+        let row = row(state, &state.products.of, *queue, &product.name);
         row.is_some_and(|(row, held)| {
-            let quota = row.quota.unwrap_or(Bound::Unlimited);
-            exceeds(held.allocated + nano, quota)
+            let with = held.allocated + wanted.billionths(row.unit);
+            exceeds_quota(with, row)
         })
     })
 }
@@ -119,15 +157,16 @@ pub(crate) fn standing(
     queue: QueueKey,
     node: NodeKey,
 ) -> Option<String> {
-    let product = state.product_of(node)?;
+    let product = &state.product_of(node)?.name;
     let (row, held) = row(state, held, queue, product)?;
-    let quota = match row.quota? {
-        Bound::Unlimited => "unlimited".to_owned(),
-        Bound::Exactly(quota) => gpus(u128::from(quota)),
+    let quota = match row.unit.billionths(row.quota?) {
+        None => "unlimited".to_owned(),
+        Some(quota) => gpus(quota),
     };
-    let (name, held) = (name(state, queue), gpus(held.allocated));
+    let held = amount_of(held.allocated, row.unit, product);
     Some(format!(
-        "{name} uses {held} {product} GPUs with a quota of {quota}"
+        "{} uses {held} with a quota of {quota}",
+        name(state, queue)
     ))
 }
 
@@ -136,10 +175,7 @@ pub(crate) fn is_above_some(state: &State, queue: QueueKey) -> bool {
     let named = state.queues.get(queue).and_then(|row| row.queue.as_ref());
     let named = named.map_or(&[][..], |queue| &queue.products);
     let held = state.products.of.get(queue).into_iter().flatten();
-    (named.iter().zip(held)).any(|(row, held)| {
-        let quota = row.quota.unwrap_or(Bound::Unlimited);
-        exceeds(held.allocated, quota)
-    })
+    (named.iter().zip(held)).any(|(row, held)| exceeds_quota(held.allocated, row))
 }
 
 /// Of some product, one queue holds less than its quota and the other more.
@@ -151,11 +187,11 @@ pub(crate) fn is_owed(state: &State, ours: QueueKey, theirs: QueueKey) -> bool {
         let (Some((own, has)), Some((their, have))) = (held(ours), held(theirs)) else {
             return false;
         };
-        let is_below = own.quota.is_some_and(|quota| match quota {
-            Bound::Unlimited => true,
-            Bound::Exactly(quota) => has.allocated < u128::from(quota),
+        let is_below = own.quota.is_some_and(|quota| {
+            let quota = own.unit.billionths(quota);
+            quota.is_none_or(|quota| has.allocated < quota)
         });
-        is_below && exceeds(have.allocated, their.quota.unwrap_or(Bound::Unlimited))
+        is_below && exceeds_quota(have.allocated, their)
     })
 }
 
@@ -189,25 +225,24 @@ impl<'a> Reclaimed<'a> {
         chain: &[QueueKey],
         theirs: QueueKey,
     ) -> bool {
-        let within = |queue: &QueueKey, product: &str, gain: u128| {
+        let within = |queue: &QueueKey, product: &str, gain: ProductAmount| {
             let row = row(self.state, self.before, *queue, product);
             row.map(|(row, held)| {
-                let with = held.allocated + gain;
-                row.quota.map(|quota| !exceeds(with, quota))
+                let with = held.allocated + gain.billionths(row.unit);
+                row.quota.map(|quota| !exceeds(with, row, quota))
             })
         };
         let is_owed = |product: &Arc<str>| {
-            let gain = self.gains.get(product).copied().unwrap_or(0);
+            let gain = self.gains.get(product).copied().unwrap_or_default();
             let stays =
                 (chain.iter()).all(|queue| within(queue, product, gain) != Some(Some(false)));
             let names = chain.last().and_then(|ours| within(ours, product, gain));
             let their = row(self.state, &self.held, theirs, product);
-            let above = their.is_some_and(|(row, held)| {
-                exceeds(held.allocated, row.quota.unwrap_or(Bound::Unlimited))
-            });
-            gain > 0 && stays && names == Some(Some(true)) && above
+            let above = their.is_some_and(|(row, held)| exceeds_quota(held.allocated, row));
+            gain.nano > 0 && stays && names == Some(Some(true)) && above
         };
-        gpus > 0 && lost.values().sum::<u128>() == gpus && lost.keys().all(is_owed)
+        let all: u128 = lost.values().map(|lost| lost.nano).sum();
+        gpus > 0 && all == gpus && lost.keys().all(is_owed)
     }
 
     /// Each of the queues that names one of these products is above its quota of it.
@@ -216,7 +251,7 @@ impl<'a> Reclaimed<'a> {
             chain.iter().all(|queue| {
                 let row = row(self.state, &self.held, *queue, product);
                 row.is_none_or(|(row, held)| {
-                    let is_above = |quota| exceeds(held.allocated, quota);
+                    let is_above = |quota| exceeds(held.allocated, row, quota);
                     row.quota.is_none_or(is_above)
                 })
             })
@@ -225,14 +260,14 @@ impl<'a> Reclaimed<'a> {
 
     /// The queues have lost it.
     pub(crate) fn take(&mut self, lost: &ProductAmounts, chain: &[QueueKey]) {
-        for (product, nano) in lost {
+        for (product, lost) in lost {
             for queue in chain {
-                let Some(at) = self.state.product_at(*queue, product) else {
+                let Some((at, unit)) = self.state.product_at(*queue, product) else {
                     continue;
                 };
                 let held = self.held.get_mut(*queue).and_then(|all| all.get_mut(at));
                 if let Some(held) = held {
-                    held.allocated = held.allocated.saturating_sub(*nano);
+                    held.allocated = held.allocated.saturating_sub(lost.billionths(unit));
                 }
             }
         }

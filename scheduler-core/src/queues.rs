@@ -47,7 +47,7 @@ pub struct QueueView {
     pub waiting: u32,
 }
 
-/// One GPU product that a queue names, in nano-GPU.
+/// One GPU product that a queue names; what is held is in billionths of the row's unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductView {
     /// What the queue says.
@@ -84,7 +84,7 @@ fn nodes(state: &State) -> Nodes<'_> {
     let mut nodes = Nodes::new();
     if state.has_product_quotas() {
         for product in state.nodes.values().filter_map(|row| row.product.as_ref()) {
-            *nodes.entry(product).or_default() += 1;
+            *nodes.entry(&product.name).or_default() += 1;
         }
     }
     nodes

@@ -408,7 +408,9 @@ fn queue_of(quota: i32, limit: i32, priority: i32) -> Value {
     let products = match (quota, limit) {
         (1, _) => json!({QUOTA_BY_PRODUCT: r#"{"L4": {"quota": 1, "limit": 2}}"#}),
         (2, _) => json!({QUOTA_BY_PRODUCT: r#"{"T4": {"limit": 1}, "L4": {"quota": 0.5}}"#}),
-        (0, -1) => json!({QUOTA_BY_PRODUCT: r#"{"L4": {"quota": -7}, "T4": {"quota": 0}}"#}),
+        (0, -1) => {
+            json!({QUOTA_BY_PRODUCT: r#"{"L4": {"quota": -7}, "T4": {"quotaMib": 0, "limitMib": 20000}}"#})
+        }
         _ => json!({}),
     };
     json!({"metadata": {"annotations": products}, "spec": {

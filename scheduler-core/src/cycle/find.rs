@@ -14,6 +14,7 @@ use crate::fit::{self, Assignment};
 use crate::model::{Amount, Ask};
 use crate::reason::WaitReason;
 use crate::state::node_set::NodeSet;
+use crate::state::products::Product;
 use crate::state::room::Room;
 use crate::state::rows::{NodeKey, SpecKey, SpecRow, TaskKey};
 use crate::units::NanoGpu;
@@ -132,7 +133,7 @@ struct NodeSearch<'a, 'b> {
     later: Option<(NodeKey, Assignment)>,
     refused: &'a mut SecondaryMap<NodeKey, u64>,
     /// Products of which the pod's queues may have no more.
-    refused_products: Vec<Arc<str>>,
+    refused_products: Vec<Product>,
 }
 
 impl NodeSearch<'_, '_> {
@@ -180,7 +181,7 @@ impl NodeSearch<'_, '_> {
         }
         if let Some(why) = cycle.over_capacity_there(self.task, key, &assignment) {
             *self.over = Some(why);
-            self.refused_products.extend(product.map(Arc::clone));
+            self.refused_products.extend(product.cloned());
             return None;
         }
         if assignment.allocatable {

@@ -356,11 +356,11 @@ impl Cycle<'_> {
         if self.state.has_product_quotas() {
             let nano = self.state.charge(task, &assignment.holds)[0];
             let held = &self.state.products.of;
-            let over = product_quota::over(self.state, held, row.job?, (node, nano));
+            let over = product_quota::over(self.state, held, task, (node, nano));
             if over.is_some() {
                 return over;
             }
-            if !self.borrows && product_quota::borrows(self.state, row.job?, node, nano) {
+            if !self.borrows && product_quota::borrows(self.state, task, node, nano) {
                 self.deferred.set(true);
                 return Some(WaitReason::of(ReasonKind::Unschedulable, ""));
             }

@@ -19,7 +19,7 @@ use crate::job_queue::JobQueue;
 use crate::product_quota::{self, ProductAmounts, Reclaimed};
 use crate::shares::{QueueAmounts, Share, less, plus, within};
 use crate::state::cell::QueueUse;
-use crate::state::products::ProductUses;
+use crate::state::products::{ProductAmount, ProductUses};
 use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use slotmap::SecondaryMap;
@@ -124,8 +124,8 @@ struct Chunk {
 impl Chunk {
     fn add(&mut self, other: Self) {
         self.lost = plus(self.lost, other.lost);
-        for (product, nano) in other.products {
-            *self.products.entry(product).or_default() += nano;
+        for (product, lost) in other.products {
+            *self.products.entry(product).or_default() += lost;
         }
     }
 }
@@ -309,12 +309,14 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                 let holds = leaving.map_or(&[][..], |leaving| leaving.holds());
                 let lost = cycle.state.charge(*task, holds);
                 let had = leaving.map(|leaving| leaving.node);
-                let had = had.and_then(|node| product_at(cycle, node, lost[0]));
+                let had = had.and_then(|node| product_at(cycle, *task, node, lost[0]));
                 // A pod with another place does not count as lost.
                 if cell.status.is_allocated() {
-                    let has = cell.node.and_then(|node| product_at(cycle, node, lost[0]));
-                    if let Some((product, nano)) = had.filter(|had| Some(had) != has.as_ref()) {
-                        *exchanged.entry(product).or_default() += nano;
+                    let has = cell
+                        .node
+                        .and_then(|node| product_at(cycle, *task, node, lost[0]));
+                    if let Some((product, lost)) = had.filter(|had| Some(had) != has.as_ref()) {
+                        *exchanged.entry(product).or_default() += lost;
                     }
                     continue;
                 }
@@ -338,18 +340,24 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
         });
         let losses = &mut by_queue[at].1;
         losses.chunks.extend(single);
-        for (product, nano) in exchanged {
-            *losses.exchanged.entry(product).or_default() += nano;
+        for (product, lost) in exchanged {
+            *losses.exchanged.entry(product).or_default() += lost;
         }
     }
     by_queue
 }
 
 /// So much of the node's product. `None`: no queue names any, or it is not known.
-fn product_at(cycle: &Cycle, node: NodeKey, nano: u128) -> Option<(Arc<str>, u128)> {
+fn product_at(
+    cycle: &Cycle,
+    task: TaskKey,
+    node: NodeKey,
+    nano: u128,
+) -> Option<(Arc<str>, ProductAmount)> {
     let counts = nano > 0 && cycle.state.has_product_quotas();
     let product = cycle.state.product_of(node).filter(|_| counts)?;
-    Some((Arc::clone(product), nano))
+    let amount = cycle.state.product_amount(task, product, nano);
+    Some((Arc::clone(&product.name), amount))
 }
 
 /// What a job gets of each product with the places that these pods have.
@@ -359,8 +367,8 @@ fn gains(cycle: &Cycle, tasks: &[TaskKey]) -> ProductAmounts {
         let cell = cycle.state.cell(*task);
         let node = cell.node.filter(|_| cell.status.is_allocated());
         let nano = cycle.state.charge(*task, cell.holds())[0];
-        if let Some((product, nano)) = node.and_then(|node| product_at(cycle, node, nano)) {
-            *gains.entry(product).or_default() += nano;
+        if let Some((product, gain)) = node.and_then(|node| product_at(cycle, *task, node, nano)) {
+            *gains.entry(product).or_default() += gain;
         }
     }
     gains

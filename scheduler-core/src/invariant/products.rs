@@ -3,7 +3,6 @@
 
 use crate::action::{Action, Decision};
 use crate::state::State;
-use crate::units::Bound;
 
 pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     // They are rebuilt before they are read.
@@ -31,19 +30,21 @@ pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<
             continue;
         };
         let node = state.cell(task).node;
-        let Some(product) = node.and_then(|node| state.product_of(node)) else {
+        let Some(product) = node.and_then(|node| Some(&state.product_of(node)?.name)) else {
             continue;
         };
         for queue in state.queues_of(task) {
             let Some(row) = state.queues.get(*queue) else {
                 continue;
             };
-            let named = row.queue.as_ref().zip(state.product_at(*queue, product));
-            let limit = named.and_then(|(queue, at)| Some(queue.products.get(at)?.limit));
+            let named = state.product_at(*queue, product);
+            let named = row.queue.as_ref().zip(named);
+            let named = named.and_then(|(queue, (at, _))| Some((queue.products.get(at)?, at)));
             let held = state.products.of.get(*queue);
             let held = held.zip(named).and_then(|(all, (_, at))| all.get(at));
-            if let (Some(Bound::Exactly(limit)), Some(held)) = (limit, held)
-                && held.allocated > u128::from(limit)
+            let limit = named.and_then(|(row, _)| row.unit.billionths(row.limit));
+            if let (Some(limit), Some(held)) = (limit, held)
+                && held.allocated > limit
                 && state.charge(task, state.cell(task).holds())[0] > 0
             {
                 wrong.push(format!(

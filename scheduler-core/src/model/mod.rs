@@ -32,7 +32,7 @@ pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
-pub use queue::{ProductQuota, Queue, QueueResource, Weight};
+pub use queue::{ProductQuota, ProductUnit, Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};
 pub use topology_manager::{
     AlignedContainer, NumaUse, NumaZone, TopologyManager, TopologyPolicy, TopologyScope,

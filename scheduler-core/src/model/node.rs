@@ -2,7 +2,7 @@
 
 use super::Labels;
 use crate::ids::{NodeName, NodeUid, ResourceName};
-use crate::units::{Bytes, CpuMilli};
+use crate::units::{Bytes, CpuMilli, Mib};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -48,6 +48,9 @@ impl Node {
     /// The label by which GPU feature discovery names the GPUs of a node.
     pub const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 
+    /// The label by which GPU feature discovery gives the memory of one GPU, in MiB.
+    pub const GPU_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+
     /// The product of its GPUs by its label, without what feature discovery adds for slices
     /// (`-MIG-1g.5gb`) and replicas (`-SHARED`). `None`: it has no such label.
     pub(crate) fn labelled_product(&self) -> Option<&str> {
@@ -55,6 +58,15 @@ impl Node {
         let model = label.strip_suffix("-SHARED").unwrap_or(label);
         let model = model.split_once("-MIG-").map_or(model, |(model, _)| model);
         (!model.is_empty()).then_some(model)
+    }
+
+    /// The memory of one of its GPUs by its label. `None`: it has no such label.
+    pub(crate) fn labelled_memory(&self) -> Option<Mib> {
+        self.labels
+            .get(Self::GPU_MEMORY_LABEL)?
+            .parse()
+            .ok()
+            .map(Mib)
     }
 
     /// A ready node of that name with nothing on offer.

@@ -1,7 +1,7 @@
 //! Queues and their resources.
 
 use crate::ids::QueueName;
-use crate::units::{Bound, Duration, Time};
+use crate::units::{Bound, Duration, NanoGpu, Time};
 use std::sync::Arc;
 
 /// A queue.
@@ -74,10 +74,11 @@ impl Queue {
         }
     }
 
-    /// Where a product is among [`Self::products`]. `None`: it is not named.
-    pub(crate) fn product_at(&self, product: &str) -> Option<usize> {
-        let mut products = self.products.iter();
-        products.position(|row| *row.product == *product)
+    /// Where a product is among [`Self::products`], and its unit. `None`: it is not named.
+    pub(crate) fn product_at(&self, product: &str) -> Option<(usize, ProductUnit)> {
+        let mut products = self.products.iter().enumerate();
+        let (at, row) = products.find(|(_, row)| *row.product == *product)?;
+        Some((at, row.unit))
     }
 
     /// One bound of each resource.
@@ -86,12 +87,38 @@ impl Queue {
     }
 }
 
-/// What a queue and the queues below it get of one GPU product, in nano-GPU.
+/// In what the quota and the limit of a product are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ProductUnit {
+    /// Nano-GPU.
+    #[default]
+    Gpus,
+    /// MiB. A whole GPU counts with all of its memory, a part of one with that part of it.
+    Memory,
+}
+
+impl ProductUnit {
+    /// A bound in billionths of a GPU or of a MiB, as what queues hold is counted. `None`:
+    /// unlimited.
+    pub fn billionths(self, bound: Bound) -> Option<u128> {
+        match (self, bound) {
+            (_, Bound::Unlimited) => None,
+            (Self::Gpus, Bound::Exactly(nano)) => Some(u128::from(nano)),
+            (Self::Memory, Bound::Exactly(mib)) => {
+                Some(u128::from(mib) * u128::from(NanoGpu::ONE.0))
+            }
+        }
+    }
+}
+
+/// What a queue and the queues below it get of one GPU product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductQuota {
     /// The product of nodes: their label [`super::Node::PRODUCT_LABEL`], else the name of their
     /// cards with `-` for spaces.
     pub product: Arc<str>,
+    /// Of both bounds.
+    pub unit: ProductUnit,
     /// Guaranteed. `None`: nothing is said, so that its GPUs are guaranteed by the queue's
     /// [`Queue::gpu`] alone.
     pub quota: Option<Bound>,

@@ -3,17 +3,53 @@
 //!
 //! A node has one product. Whole GPUs of a node are only counted during a decision, so that what a
 //! pod holds there counts for the node's product: whole GPUs, shares, slices and devices of claims
-//! alike. Where no queue names a product, nothing is kept and nothing is asked.
+//! alike. Each queue counts a product in its own unit, GPUs or MiB of the GPUs of the node. Where no
+//! queue names a product, nothing is kept and nothing is asked.
 
 use super::State;
 use super::cell::Cell;
 use super::rows::{NodeKey, QueueKey, TaskKey};
 use super::transition::Way;
-use crate::model::Queue;
+use crate::model::{ProductUnit, Queue};
+use crate::units::{Mib, NanoGpu};
 use slotmap::SecondaryMap;
+use std::ops::AddAssign;
 use std::sync::Arc;
 
-/// What a queue and the queues below it hold of one product: nano-GPU.
+/// The GPUs of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Product {
+    pub name: Arc<str>,
+    /// Memory of one of them; 0: not known.
+    pub memory: Mib,
+}
+
+/// An amount of one product in both units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProductAmount {
+    /// Billionths of a GPU.
+    pub nano: u128,
+    /// Billionths of a MiB.
+    pub nano_mib: u128,
+}
+
+impl ProductAmount {
+    pub(crate) fn billionths(self, unit: ProductUnit) -> u128 {
+        match unit {
+            ProductUnit::Gpus => self.nano,
+            ProductUnit::Memory => self.nano_mib,
+        }
+    }
+}
+
+impl AddAssign for ProductAmount {
+    fn add_assign(&mut self, other: Self) {
+        self.nano += other.nano;
+        self.nano_mib += other.nano_mib;
+    }
+}
+
+/// What a queue and the queues below it hold of one product: billionths of its unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProductUse {
     pub allocated: u128,
@@ -41,12 +77,16 @@ impl State {
     }
 
     /// The product of a node's GPUs. `None`: it is not known, or there are none.
-    pub(crate) fn product_of(&self, node: NodeKey) -> Option<&Arc<str>> {
+    pub(crate) fn product_of(&self, node: NodeKey) -> Option<&Product> {
         self.nodes.get(node)?.product.as_ref()
     }
 
-    /// Where a node's product is among those that a queue names.
-    pub(crate) fn product_at(&self, queue: QueueKey, product: &str) -> Option<usize> {
+    /// Where a node's product is among those that a queue names, and in what the queue counts it.
+    pub(crate) fn product_at(
+        &self,
+        queue: QueueKey,
+        product: &str,
+    ) -> Option<(usize, ProductUnit)> {
         self.queues.get(queue)?.queue.as_ref()?.product_at(product)
     }
 
@@ -61,14 +101,17 @@ impl State {
     pub(crate) fn refresh_product(&mut self, key: NodeKey) {
         let product = self.nodes.get(key).and_then(|row| {
             let node = row.node.as_ref()?;
-            if let Some(product) = node.labelled_product() {
-                return Some(Arc::from(product));
-            }
             let cards = row.cards.iter().filter_map(|card| self.cards.get(*card));
             let mut cards = cards.filter_map(|row| row.card.as_ref());
-            let card = cards.find(|card| !card.product.is_empty());
-            card.filter(|_| node.managed)
-                .map(|card| Arc::from(card.product.replace(' ', "-")))
+            let card = cards.find(|card| node.managed && !card.product.is_empty());
+            let name = match node.labelled_product() {
+                Some(product) => Arc::from(product),
+                None => Arc::from(card?.product.replace(' ', "-")),
+            };
+            let memory = card.map(|card| card.total);
+            let memory = memory.or_else(|| node.labelled_memory());
+            let memory = memory.unwrap_or_default();
+            Some(Product { name, memory })
         });
         let Some(row) = self.nodes.get_mut(key) else {
             return;
@@ -83,9 +126,30 @@ impl State {
         }
     }
 
+    /// What a pod holds that counts for so much of the product. Its memory is that part of the GPU,
+    /// and of slices what their profiles say.
+    pub(crate) fn product_amount(
+        &self,
+        task: TaskKey,
+        product: &Product,
+        nano: u128,
+    ) -> ProductAmount {
+        let spec = self
+            .tasks
+            .get(task)
+            .and_then(|row| self.specs.get(row.spec));
+        let (mig_nano, mig_mib) = spec.map_or((0, 0), |spec| (spec.mig_nano, spec.mig_mib));
+        ProductAmount {
+            nano,
+            nano_mib: nano.saturating_sub(mig_nano) * u128::from(product.memory.0)
+                + mig_mib * u128::from(NanoGpu::ONE.0),
+        }
+    }
+
     /// Moves what a pod holds on that node, in those queues.
     pub(super) fn move_products(
         &mut self,
+        task: TaskKey,
         node: NodeKey,
         (nano, preemptible): (u128, bool),
         chain: &[QueueKey],
@@ -94,20 +158,22 @@ impl State {
         if nano == 0 || self.products.dirty {
             return;
         }
-        let Some(product) = self.product_of(node).map(Arc::clone) else {
+        let Some(product) = self.product_of(node).cloned() else {
             return;
         };
+        let amount = self.product_amount(task, &product, nano);
         for queue in chain {
-            let Some(at) = self.product_at(*queue, &product) else {
+            let Some((at, unit)) = self.product_at(*queue, &product.name) else {
                 continue;
             };
+            let amount = amount.billionths(unit);
             let used = self.products.of.get(*queue).and_then(|all| all.get(at));
             let Some(mut used) = used.copied() else {
                 continue;
             };
-            way.add(&mut used.allocated, nano);
+            way.add(&mut used.allocated, amount);
             if !preemptible {
-                way.add(&mut used.non_preemptible, nano);
+                way.add(&mut used.non_preemptible, amount);
             }
             self.set(Cell::Product(*queue, at, used));
         }
@@ -134,16 +200,19 @@ impl State {
                 continue;
             };
             let nano = self.charge(key, cell.holds())[0];
+            let amount = self.product_amount(key, product, nano);
             let Some(row) = self.tasks.get(key) else {
                 continue;
             };
             for queue in self.queues_of(key) {
-                let at = self.product_at(*queue, product);
-                let used = of.get_mut(*queue).zip(at);
-                if let Some(used) = used.and_then(|(all, at)| all.get_mut(at)) {
-                    used.allocated += nano;
+                let Some((at, unit)) = self.product_at(*queue, &product.name) else {
+                    continue;
+                };
+                if let Some(used) = of.get_mut(*queue).and_then(|all| all.get_mut(at)) {
+                    let amount = amount.billionths(unit);
+                    used.allocated += amount;
                     if !self.preemptible(row) {
-                        used.non_preemptible += nano;
+                        used.non_preemptible += amount;
                     }
                 }
             }

@@ -19,6 +19,7 @@ use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
+use crate::state::products::Product;
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -55,7 +56,7 @@ pub(crate) struct NodeRow {
     /// Of the labels of [`crate::config::Workers`], those that it lacks.
     pub lacks: MissingLabels,
     /// Of its GPUs, by its label or its cards. `None`: it is not known, or there are none.
-    pub product: Option<Arc<str>>,
+    pub product: Option<Product>,
     /// All cards that are known of it, by index, then UUID.
     pub cards: Vec<CardKey>,
     /// Changes with every fact or sum that a placement here may depend on.
@@ -479,6 +480,8 @@ pub(crate) struct SpecRow {
     pub share_mib: u128,
     /// What its MIG profiles count for.
     pub mig_nano: u128,
+    /// Memory of its MIG profiles, by their names.
+    pub mig_mib: u128,
     /// What its claims on devices count for, and [`Self::either`].
     pub device_nano: u128,
     /// Of each volume that is attached where it goes, what it is counted as.

@@ -6,7 +6,7 @@ use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
 use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::{DecisionId, ResourceName};
 use crate::model::{Amount, Ask, Attachment, DeviceRequest, Front, HostPort, Mode};
-use crate::units::NanoGpu;
+use crate::units::{Mib, NanoGpu};
 use std::sync::Arc;
 
 /// Whether a task's amounts come or go.
@@ -95,6 +95,15 @@ pub(crate) fn mig_slices(name: &str) -> u64 {
         .and_then(|profile| profile.split_once("g."))
         .and_then(|(slices, _)| slices.parse().ok())
         .unwrap_or(0)
+}
+
+/// Memory of a MIG profile by its name: its m, which is in GiB, rounded up by a few percent.
+fn mig_memory(name: &str) -> Mib {
+    let profile = name.strip_prefix("nvidia.com/mig-");
+    let memory = profile.and_then(|profile| profile.split_once("g."));
+    let memory = memory.and_then(|(_, memory)| memory.split_once("gb"));
+    let gib: u32 = memory.and_then(|(gib, _)| gib.parse().ok()).unwrap_or(0);
+    Mib(u64::from(gib) * 1024)
 }
 
 pub(crate) fn mode_index(mode: Mode) -> usize {
@@ -318,7 +327,7 @@ impl State {
         let preemptible = self.tasks.get(key).is_none_or(|row| self.preemptible(row));
         let chain = self.chain_of(job);
         if self.has_product_quotas() {
-            self.move_products(node, (amounts[0], preemptible), &chain, way);
+            self.move_products(key, node, (amounts[0], preemptible), &chain, way);
         }
         for queue in chain {
             let Some(mut used) = self.queue_use.get(queue).copied() else {
@@ -376,15 +385,12 @@ impl SpecRow {
                 }
             }
         }
-        let mig_nano = spec
-            .extended
-            .iter()
-            .map(|(name, count)| {
-                u128::from(mig_slices(name.as_str()))
-                    * u128::from(*count)
-                    * u128::from(NanoGpu::ONE.0)
-            })
-            .sum();
+        let (mut mig_nano, mut mig_mib) = (0_u128, 0_u128);
+        for (name, count) in &spec.extended {
+            let (slices, memory) = (mig_slices(name.as_str()), mig_memory(name.as_str()));
+            mig_nano += u128::from(slices) * u128::from(*count) * u128::from(NanoGpu::ONE.0);
+            mig_mib += u128::from(memory.0) * u128::from(*count);
+        }
         let gpus = whole_gpus(&spec);
         let (whole, either) = if spec.stands_in() {
             (0, gpus)
@@ -398,6 +404,7 @@ impl SpecRow {
             share_nano,
             share_mib,
             mig_nano,
+            mig_mib,
             device_nano: spec
                 .devices
                 .iter()

@@ -3,7 +3,7 @@
 use super::line::Line;
 use super::read::{Read, parsed};
 use crate::ids::QueueName;
-use crate::model::{ProductQuota, Queue, QueueResource, Weight};
+use crate::model::{ProductQuota, ProductUnit, Queue, QueueResource, Weight};
 use crate::units::{Bound, Duration, Time};
 use std::sync::Arc;
 
@@ -33,20 +33,26 @@ fn resource(line: &Line, key: &str) -> Read<Option<QueueResource>> {
     }))
 }
 
-/// `product.<product>=[quota]/limit`; without a quota nothing is said of it.
+/// `product.<product>=[quota]/limit`, or `product-mib.` for bounds in MiB; without a quota nothing
+/// is said of it.
 fn products(line: &Line) -> Read<Vec<ProductQuota>> {
-    let row = |(product, text): (&str, &str)| {
+    let row = |unit, (product, text): (&str, &str)| {
         let Some((quota, limit)) = text.split_once('/') else {
-            return Err(line.error(format!("product.{product} wants [quota]/limit")));
+            return Err(line.error(format!("product {product} wants [quota]/limit")));
         };
         let quota = (!quota.is_empty()).then(|| bound(line, quota));
         Ok(ProductQuota {
             product: Arc::from(product),
+            unit,
             quota: quota.transpose()?,
             limit: bound(line, limit)?,
         })
     };
-    let mut products: Vec<ProductQuota> = line.prefixed("product").map(row).collect::<Read<_>>()?;
+    let gpus = line.prefixed("product");
+    let gpus = gpus.map(|one| row(ProductUnit::Gpus, one));
+    let memory = line.prefixed("product-mib");
+    let memory = memory.map(|one| row(ProductUnit::Memory, one));
+    let mut products: Vec<ProductQuota> = gpus.chain(memory).collect::<Read<_>>()?;
     products.sort_by(|one, other| one.product.cmp(&other.product));
     if let Some([one, ..]) = products
         .windows(2)

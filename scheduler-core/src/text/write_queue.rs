@@ -1,7 +1,7 @@
 //! A queue → its line.
 
 use super::write::Text;
-use crate::model::{Queue, QueueResource};
+use crate::model::{ProductUnit, Queue, QueueResource};
 use crate::units::Bound;
 use std::fmt::Write as _;
 
@@ -31,7 +31,10 @@ impl Text {
         }
         for row in &queue.products {
             let quota = row.quota.map(bound).unwrap_or_default();
-            let key = format!("product.{}", row.product);
+            let key = match row.unit {
+                ProductUnit::Gpus => format!("product.{}", row.product),
+                ProductUnit::Memory => format!("product-mib.{}", row.product),
+            };
             self.pair(&key, format!("{quota}/{}", bound(row.limit)));
         }
         self.some("bad-products", queue.bad_products.as_ref());

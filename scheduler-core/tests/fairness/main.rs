@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use scheduler_core::ids::{NodeName, PodUid, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
-    Queue, QueueResource, Share, Weight,
+    ProductUnit, Queue, QueueResource, Share, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, NanoGpu, Time};
 use scheduler_core::{
@@ -172,12 +172,16 @@ fn resource(quota: Bound, limit: Bound, weight: u64) -> QueueResource {
     }
 }
 
-/// What a queue says of the product.
-fn rows((quota, over): Product) -> Vec<ProductQuota> {
-    let exactly = |quarters: u64| Bound::Exactly(quarters * QUARTER);
+/// What a queue says of the product, whose cards have 1000 MiB.
+fn rows((quota, over): Product, unit: ProductUnit) -> Vec<ProductQuota> {
+    let exactly = |quarters: u64| match unit {
+        ProductUnit::Gpus => Bound::Exactly(quarters * QUARTER),
+        ProductUnit::Memory => Bound::Exactly(quarters * 250),
+    };
     let limit = limit((quota, over)).map_or(Bound::Unlimited, exactly);
     let row = ProductQuota {
         product: "U".into(),
+        unit,
         quota: quota.map(exactly),
         limit,
     };
@@ -223,7 +227,7 @@ impl<'a> World<'a> {
             let mut queue = Queue::unlimited(&format!("d{parent}"));
             let quota = Bound::Exactly(case.quota(parent) * QUARTER);
             queue.gpu = resource(quota, Bound::Unlimited, 1_000_000);
-            queue.products = rows(case.products[parent]);
+            queue.products = rows(case.products[parent], ProductUnit::Gpus);
             world.tell(Event::Queue(queue));
         }
         for (index, leaf) in case.leaves.iter().enumerate() {
@@ -235,7 +239,8 @@ impl<'a> World<'a> {
                 Bound::Exactly((leaf.quota + over) * QUARTER)
             });
             queue.gpu = resource(Bound::Exactly(leaf.quota * QUARTER), limit, 1_000_000);
-            queue.products = rows(leaf.product);
+            let unit = [ProductUnit::Gpus, ProductUnit::Memory][index % 2];
+            queue.products = rows(leaf.product, unit);
             world.tell(Event::Queue(queue));
         }
         world.groups = (0..case.jobs.len()).map(|job| world.group(job)).collect();

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use scheduler_core::ids::{GpuUuid, GroupName, PodUid, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Card, ContainerAsk, ContainerGrant, Mode, Node, NodeCards, Phase, Placement, Pod,
-    PodGroup, ProductQuota, Queue, Share,
+    PodGroup, ProductQuota, ProductUnit, Queue, Share,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Mib, NanoGpu, Time};
 use scheduler_core::{Action, Bind, Config, Core, Event, Evict, Outcome, OutcomeResult, text};
@@ -152,9 +152,14 @@ impl World {
             self.tell(core, Event::Cards(cards));
         }
         let products = |at: usize| -> Vec<ProductQuota> {
-            let exactly = |gpus: u64| Bound::Exactly(gpus * NanoGpu::ONE.0);
+            let unit = [ProductUnit::Gpus, ProductUnit::Memory][at % 2];
+            let exactly = |gpus: u64| match unit {
+                ProductUnit::Gpus => Bound::Exactly(gpus * NanoGpu::ONE.0),
+                ProductUnit::Memory => Bound::Exactly(gpus * CARD),
+            };
             let row = |(quota, limit): (Option<u64>, Option<u64>)| ProductQuota {
                 product: "U".into(),
+                unit,
                 quota: quota.map(exactly),
                 limit: limit.map_or(Bound::Unlimited, exactly),
             };

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
     Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase,
-    Pod, ProductQuota, Queue, Share,
+    Pod, ProductQuota, ProductUnit, Queue, Share,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -185,6 +185,7 @@ impl World {
         // Of the nodes without another label.
         queue.products = vec![ProductQuota {
             product: "T".into(),
+            unit: ProductUnit::Gpus,
             quota: Some(Bound::Exactly(1_000_000_000)),
             limit: Bound::Exactly(3_500_000_000),
         }];

@@ -3,13 +3,14 @@
 //! Units: GPUs → nano-GPU, millicores stay, MB of 10^6 bytes → bytes; -1 is unlimited.
 
 use crate::limits::Limits;
+use api::gpu_quota::ProductBounds;
 use api::kai;
 use kube::ResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
-    Grace, PodGroup, PodSet, ProductQuota, Queue, QueueResource, SubGroup, Topology, TopologyRule,
-    Weight,
+    Grace, PodGroup, PodSet, ProductQuota, ProductUnit, Queue, QueueResource, SubGroup, Topology,
+    TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,12 +70,24 @@ fn products(queue: &kai::Queue) -> (Vec<ProductQuota>, Option<Arc<str>>) {
         return (Vec::new(), None);
     };
     let (rows, wrong) = api::gpu_quota::read(text);
-    let rows = rows.into_iter().map(|row| ProductQuota {
-        product: Arc::from(row.product),
-        quota: row.quota.map(|quota| bound(quota, 1e9)),
-        limit: row
-            .limit
-            .map_or(Bound::Unlimited, |limit| bound(limit, 1e9)),
+    let rows = rows.into_iter().map(|row| {
+        let gpus = |gpus| bound(gpus, 1e9);
+        // -1 is unlimited, and other negative values are not read.
+        let memory = |mib| u64::try_from(mib).map_or(Bound::Unlimited, Bound::Exactly);
+        let (unit, quota, limit) = match row.bounds {
+            ProductBounds::Gpus { quota, limit } => {
+                (ProductUnit::Gpus, quota.map(gpus), limit.map(gpus))
+            }
+            ProductBounds::Memory { quota, limit } => {
+                (ProductUnit::Memory, quota.map(memory), limit.map(memory))
+            }
+        };
+        ProductQuota {
+            product: Arc::from(row.product),
+            unit,
+            quota,
+            limit: limit.unwrap_or(Bound::Unlimited),
+        }
     });
     let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
     let wrong = (!wrong.is_empty()).then(|| Arc::from(wrong.join("; ").replace('\n', " ")));
@@ -374,16 +387,22 @@ mod tests {
                 queue.bad_products.map(|bad| bad.to_string()),
             )
         };
-        let row = |product: &str, quota, limit| ProductQuota {
+        let row = |product: &str, unit, quota, limit| ProductQuota {
             product: Arc::from(product),
+            unit,
             quota,
             limit,
         };
-        let (rows, bad) =
-            of(r#"{"L4": {"limit": 2.5}, "H100": {"quota": -1}, "T4": {"quota": -3}}"#);
+        let (rows, bad) = of(
+            r#"{"L4": {"limit": 2.5}, "H100": {"quota": -1}, "A30": {"quotaMib": -1, "limitMib": 24576},
+                "T4": {"quota": -3}}"#,
+        );
+        let (gpus, memory) = (ProductUnit::Gpus, ProductUnit::Memory);
+        let (mib, without) = (Bound::Exactly(24_576), Bound::Unlimited);
         let expected = [
-            row("H100", Some(Bound::Unlimited), Bound::Unlimited),
-            row("L4", None, Bound::Exactly(2_500_000_000)),
+            row("A30", memory, Some(without), mib),
+            row("H100", gpus, Some(without), without),
+            row("L4", gpus, None, Bound::Exactly(2_500_000_000)),
         ];
         assert_eq!(rows, expected);
         let said = "annotation aliquot.dev/gpu-quota-by-product, T4: quota is -3, and must be 0 or more, or -1 for unlimited";

@@ -5,7 +5,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use scheduler_core::QueueView;
-use scheduler_core::units::Bound;
+use scheduler_core::model::ProductUnit;
 use std::sync::atomic::AtomicU64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -16,12 +16,19 @@ struct Labels {
 
 type Series = Family<Labels, Gauge<f64, AtomicU64>>;
 
-/// Quota, limit and allocation in GPUs.
+/// Quota, limit and allocation.
 #[derive(Debug, Default)]
-pub(super) struct ProductMeters {
+struct UnitMeters {
     quota: Series,
     limit: Series,
     held: Series,
+}
+
+/// In the unit in which a queue counts the product.
+#[derive(Debug, Default)]
+pub(super) struct ProductMeters {
+    gpus: UnitMeters,
+    memory: UnitMeters,
 }
 
 impl ProductMeters {
@@ -30,17 +37,32 @@ impl ProductMeters {
             (
                 "queue_product_quota_gpus",
                 "Quota of the queue of that GPU product; -1: unlimited; absent where the queue says none",
-                &self.quota,
+                &self.gpus.quota,
             ),
             (
                 "queue_product_limit_gpus",
                 "Limit of the queue of that GPU product; -1: unlimited",
-                &self.limit,
+                &self.gpus.limit,
             ),
             (
                 "queue_product_allocated_gpus",
                 "GPUs of that product that are allocated to the queue's pods",
-                &self.held,
+                &self.gpus.held,
+            ),
+            (
+                "queue_product_memory_quota_bytes",
+                "Quota of the queue of memory of that GPU product, where the queue counts it in MiB; -1: unlimited; absent where the queue says none",
+                &self.memory.quota,
+            ),
+            (
+                "queue_product_memory_limit_bytes",
+                "Limit of the queue of memory of that GPU product, where the queue counts it in MiB; -1: unlimited",
+                &self.memory.limit,
+            ),
+            (
+                "queue_product_memory_allocated_bytes",
+                "Memory of GPUs of that product that is allocated to the queue's pods, where the queue counts it in MiB",
+                &self.memory.held,
             ),
         ] {
             registry.register(name, help, series.clone());
@@ -49,8 +71,10 @@ impl ProductMeters {
 
     /// Sets all of them again: they are few.
     pub(super) fn set(&self, views: &[QueueView]) {
-        for series in [&self.quota, &self.limit, &self.held] {
-            series.clear();
+        for of in [&self.gpus, &self.memory] {
+            for series in [&of.quota, &of.limit, &of.held] {
+                series.clear();
+            }
         }
         for view in views {
             for one in &view.products {
@@ -58,25 +82,27 @@ impl ProductMeters {
                     queue_name: view.queue.to_string(),
                     product: one.row.product.to_string(),
                 };
+                let unit = one.row.unit;
+                let (meters, scale) = match unit {
+                    ProductUnit::Gpus => (&self.gpus, 1.0),
+                    ProductUnit::Memory => (&self.memory, BYTES_PER_MIB),
+                };
+                let amount = |billionths| whole(billionths) * scale;
+                // A bound without end is -1, as in KAI's specs.
+                let bound = |bound| unit.billionths(bound).map_or(-1.0, amount);
                 if let Some(quota) = one.row.quota {
-                    self.quota.get_or_create(&of).set(bound(quota));
+                    meters.quota.get_or_create(&of).set(bound(quota));
                 }
-                self.limit.get_or_create(&of).set(bound(one.row.limit));
-                self.held.get_or_create(&of).set(gpus(one.held));
+                meters.limit.get_or_create(&of).set(bound(one.row.limit));
+                meters.held.get_or_create(&of).set(amount(one.held));
             }
         }
     }
 }
 
-/// A bound without end is -1, as in KAI's specs.
-fn bound(bound: Bound) -> f64 {
-    match bound {
-        Bound::Unlimited => -1.0,
-        Bound::Exactly(nano) => gpus(u128::from(nano)),
-    }
-}
+const BYTES_PER_MIB: f64 = 1_048_576.0;
 
 #[allow(clippy::cast_precision_loss)] // A gauge is a float.
-fn gpus(nano: u128) -> f64 {
-    nano as f64 / 1e9
+fn whole(billionths: u128) -> f64 {
+    billionths as f64 / 1e9
 }

@@ -4,7 +4,7 @@ use super::*;
 use kube::CustomResourceExt as _;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use scheduler_core::model::ProductQuota;
+use scheduler_core::model::{ProductQuota, ProductUnit};
 use scheduler_core::units::Bound;
 use scheduler_core::{GroupView, ProductView, QueueView, ReasonKind};
 use serde_json::json;
@@ -185,6 +185,7 @@ async fn a_condition_says_what_became_of_the_quotas_of_products() {
     let row = |product: &str, nodes| ProductView {
         row: ProductQuota {
             product: product.into(),
+            unit: ProductUnit::Gpus,
             quota: Some(Bound::Exactly(500_000_000)),
             limit: Bound::Unlimited,
         },

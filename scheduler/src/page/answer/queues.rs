@@ -1,5 +1,6 @@
 //! Queues: the whole tree.
 
+use scheduler_core::model::ProductUnit;
 use scheduler_core::units::Bound;
 use scheduler_core::{ProductView, QueueView};
 use serde_json::{Value, json};
@@ -26,9 +27,13 @@ fn gpus(nano: u128) -> f64 {
 
 /// Its quota is null where the queue says none, and where it is unlimited.
 fn product(view: &ProductView) -> Value {
+    let unit = view.row.unit;
+    let amount = |bound| unit.billionths(bound).map(gpus);
     json!({
-        "product": &*view.row.product, "held": gpus(view.held),
-        "quota": view.row.quota.map_or(Value::Null, amount), "limit": amount(view.row.limit),
+        "product": &*view.row.product,
+        "unit": match unit { ProductUnit::Gpus => "GPUs", ProductUnit::Memory => "MiB" },
+        "held": gpus(view.held),
+        "quota": view.row.quota.and_then(amount), "limit": amount(view.row.limit),
     })
 }
 

@@ -73,7 +73,7 @@ export function queue(data, { parameters, more, name }) {
   const bound = (value) => (value === null ? 'no limit' : number(value));
   const facts = row && h('dl', {}, [['Parent', row.parent ?? 'none'], ['Held', number(row.held)], ['Fair share', row.fair === null ? 'its parent is missing' : number(row.fair)], ['Quota', bound(row.quota)], ['Limit', bound(row.limit)],
     ['Wanted', number(row.wanted)], ['Pods', `${number(row.holding)} holding, ${number(row.waiting)} waiting`], ['Priority', String(row.priority)], ['Past use', row.past ? `${(row.past * 100).toFixed(1)} % of the cluster` : ''],
-    ...row.products.map((one) => [one.product, `${number(one.held)} held, quota ${one.quota === null ? 'none' : number(one.quota)}, limit ${one.limit === null ? 'none' : number(one.limit)}`])]
+    ...row.products.map((one) => [one.product, `${number(one.held)} ${one.unit} held, quota ${one.quota === null ? 'none' : number(one.quota)}, limit ${one.limit === null ? 'none' : number(one.limit)}`])]
     .filter(([, value]) => value !== '').flatMap(([key, value]) => [h('dt', {}, key), h('dd', {}, value)]));
   return [`Queue ${row?.display || name}`, [row ? facts : h('p', {}, 'There is no such queue.'),
     h('p', {}, h('a', { href: `#/pods?${query({ queue: name })}` }, 'Its pods that do not run yet'), ' · ', h('a', { id: 'ask-for-more', href: `#/whatif?${query({ queue: name })}` }, 'Who would give way if it asked for more?')),

@@ -91,7 +91,20 @@ async fn claim(cluster: &mut Cluster, ns: &str) -> Result<()> {
             r#"{"Tesla-T4": {"limit": 1}, "NVIDIA-L4": {"limit": 1}}"#,
         ))
         .await?;
-    cluster.pod_phase(ns, "second", "Running").await.map(drop)
+    cluster.pod_phase(ns, "second", "Running").await?;
+    // The same in MiB: the halves hold one T4 of 15360 MiB.
+    cluster
+        .apply_one(&queue(r#"{"Tesla-T4": {"limitMib": 20000}}"#))
+        .await?;
+    let memory = queued(pod(ns, "memory", &[("gpu-memory", "6000")], "report hold"));
+    cluster.apply_one(&memory).await?;
+    let reason = cluster.reason(ns, "memory").await?;
+    let said = "by-product quota has reached the allowable limit of Tesla-T4 GPU memory. Limit is 20000 MiB, currently 15360 MiB allocated and workload requested 6000 MiB";
+    ensure!(reason.contains(said), "{reason}");
+    cluster
+        .apply_one(&queue(r#"{"Tesla-T4": {"limitMib": 21360}}"#))
+        .await?;
+    cluster.pod_phase(ns, "memory", "Running").await.map(drop)
 }
 
 async fn condition(cluster: &Cluster, wanted: &str) -> Result<()> {
