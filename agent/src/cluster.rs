@@ -11,12 +11,13 @@ use crate::node::{Event, Owner, Policy, State, Stopped};
 use crate::pods::PodView;
 use api::gpu_node::{GpuNode, GpuNodeSpec};
 use api::grant::Verifier;
+use api::node_topology::NodeResourceTopology;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event as Watched, watcher};
 use kube::{Api, Client, Resource};
@@ -47,6 +48,7 @@ pub async fn run(
             pods(&config, client.clone(), &owner),
             nodes(&config, client.clone(), &owner, told),
             policy(&config, client.clone(), &owner, gpu_told),
+            topology(&config, client.clone(), &owner),
             trust(&config, client.clone(), &owner),
             capacities(&config, client.clone(), state, node.clone()),
             presence(&config, client.clone(), node, gpu_node),
@@ -116,6 +118,31 @@ where
             };
             std::future::ready(event)
         })
+}
+
+/// One object, each time that it is read: `None` where there is none.
+fn watched_one<K>(api: Api<K>, name: &str) -> impl Stream<Item = Option<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K::DynamicType: Default,
+{
+    let mut listed = None;
+    watched(api, one(name)).filter_map(move |event| {
+        let seen = match event {
+            Watched::Init => {
+                listed = None;
+                None
+            }
+            Watched::InitApply(object) => {
+                listed = Some(object);
+                None
+            }
+            Watched::InitDone => Some(listed.take()),
+            Watched::Apply(object) => Some(Some(object)),
+            Watched::Delete(_) => Some(None),
+        };
+        std::future::ready(seen)
+    })
 }
 
 pub(crate) fn one(name: &str) -> watcher::Config {
@@ -188,27 +215,35 @@ async fn policy(
     told: watch::Sender<Option<bool>>,
 ) -> Result<(), Stopped> {
     let api = Api::<GpuNode>::all(client);
-    let mut events = std::pin::pin!(watched(api, one(&config.node_name)));
-    let mut listed = None;
-    while let Some(event) = events.next().await {
-        let found = match event {
-            Watched::Init => {
-                listed = None;
-                continue;
-            }
-            Watched::InitApply(object) => {
-                listed = Some(object);
-                continue;
-            }
-            Watched::InitDone => listed.take(),
-            Watched::Apply(object) => Some(object),
-            Watched::Delete(_) => None,
-        };
+    let mut seen = std::pin::pin!(watched_one(api, &config.node_name));
+    while let Some(found) = seen.next().await {
         told.send_replace(Some(found.is_some()));
         owner.tell(Event::Policy(found.map(|object| Policy {
             spec: object.spec,
             generation: object.metadata.generation.unwrap_or_default(),
         })))?;
+    }
+    Ok(())
+}
+
+/// Between two looks for a resource that the API server does not have, or does not let be read.
+const ABSENT: Duration = Duration::from_secs(60);
+
+/// The policy of the kubelet's topology manager, where something writes it into a
+/// `NodeResourceTopology`.
+async fn topology(config: &Config, client: Client, owner: &Owner) -> Result<(), Stopped> {
+    let api = Api::<NodeResourceTopology>::all(client);
+    // Most clusters do not have the resource, and a watch would be tried again every few seconds.
+    let none = ListParams::default().limit(1);
+    while let Err(kube::Error::Api(status)) = api.list_metadata(&none).await
+        && [403, 404].contains(&status.code)
+    {
+        tokio::time::sleep(ABSENT).await;
+    }
+    let mut seen = std::pin::pin!(watched_one(api, &config.node_name));
+    while let Some(found) = seen.next().await {
+        let manager = found.and_then(|object| object.topology_manager());
+        owner.tell(Event::TopologyManager(manager))?;
     }
     Ok(())
 }

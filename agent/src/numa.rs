@@ -7,7 +7,6 @@
 
 use crate::kubelet::pod_resources::Lister;
 use crate::node::{Event, Owner, State};
-use api::gpu_node::TopologyManager;
 use api::grant::PodIdentity;
 use proto::podresources::{AllocatableResourcesResponse, ContainerMemory, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,14 +209,8 @@ pub async fn follow(
 
 /// Pods that the kubelet has admitted; `None`: it refuses none for its NUMA alignment.
 fn admitted(state: &State) -> Option<BTreeSet<PodIdentity>> {
-    topology_manager(state).map(|_| state.admitted.clone())
-}
-
-/// The admin's word on the kubelet's topology manager, if it refuses pods.
-pub fn topology_manager(state: &State) -> Option<&TopologyManager> {
-    let policy = state.policy.as_ref()?;
-    let manager = policy.spec.topology_manager.as_ref();
-    manager.filter(|manager| manager.policy.refuses())
+    let manager = state.topology_manager.as_ref();
+    manager.map(|_| state.admitted.clone())
 }
 
 impl Follower {

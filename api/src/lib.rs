@@ -6,6 +6,8 @@
 //! - [`gpu_quota`]: what a queue gets of single GPU products.
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
 //!   CRDs define them.
+//! - [`node_topology`]: the policy of a kubelet's topology manager, as a `NodeResourceTopology` says
+//!   it.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
 //! - [`share_config`]: a claim's other requests, besides cards and memory.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
@@ -18,6 +20,7 @@ pub mod gpu_quota;
 pub mod grant;
 pub mod isolation;
 pub mod kai;
+pub mod node_topology;
 pub mod quantity;
 pub mod request;
 pub mod share_config;

@@ -22,6 +22,7 @@ use crate::reconcile::{
     self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
 };
 use crate::termination::Termination;
+use api::gpu_node::TopologyManager;
 use api::grant::{PodIdentity, Verifier};
 use api::units::Fence;
 use api::{Mib, Mode};
@@ -68,6 +69,9 @@ pub enum Event {
     Trust(Verifier, String),
     /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
     Policy(Option<Policy>),
+    /// The node's `NodeResourceTopology` was read: the kubelet's topology manager. `None`: it says
+    /// nothing of it.
+    TopologyManager(Option<TopologyManager>),
     /// The MPS supervisor accepted a plan, and reported its observation after that.
     Mps(mps::Plan, mps::Observation),
     /// Something changed there since.
@@ -142,6 +146,8 @@ pub struct Core {
     pub(super) verifier: Option<Verifier>,
     ca: String,
     pub(super) policy: Option<Policy>,
+    /// What the node's `NodeResourceTopology` says of the kubelet's topology manager.
+    topology_seen: Option<TopologyManager>,
     /// By the UIDs of prepared claims: the pods that they were reserved for, when that was read.
     pub(super) reserved: BTreeMap<String, BTreeSet<String>>,
     /// By the UIDs of prepared claims, their pods on this node.
@@ -207,6 +213,7 @@ impl Core {
             verifier: None,
             ca: String::new(),
             policy: None,
+            topology_seen: None,
             reserved: BTreeMap::new(),
             claimants: BTreeMap::new(),
             listed: BTreeMap::new(),
@@ -287,6 +294,7 @@ impl Core {
                 }
             }
             Event::Policy(policy) => self.policy = policy,
+            Event::TopologyManager(seen) => self.topology_seen = seen,
             Event::Mps(plan, seen) => {
                 self.take_seen(seen, now, &mut effects);
                 self.mps.holding.clone_from(&plan);
@@ -622,6 +630,7 @@ impl Core {
             mps: self.mps.clone(),
             layouts: self.layouts.view(),
             kubelet_pools: self.kubelet_pools(),
+            topology_manager: self.topology_manager().cloned(),
             admitted: self.admitted(),
             numa: self.numa.clone(),
             not_offering: self.not_offering(),
@@ -642,16 +651,21 @@ impl Core {
 
     /// Pods that may have CPUs or memory of a zone, where that is to be known.
     fn admitted(&self) -> BTreeSet<PodIdentity> {
-        let manager = self
-            .policy
-            .as_ref()
-            .and_then(|policy| policy.spec.topology_manager.as_ref());
-        if !manager.is_some_and(|manager| manager.policy.refuses()) {
+        if self.topology_manager().is_none() {
             return BTreeSet::new();
         }
         let pods = self.pods.iter();
         let admitted = pods.filter(|pod| pod.admitted && !pod.finished);
         admitted.map(|pod| pod.identity.clone()).collect()
+    }
+
+    /// The kubelet's topology manager, if it refuses pods: the admin's word on it, or else that of
+    /// the node's `NodeResourceTopology`.
+    fn topology_manager(&self) -> Option<&TopologyManager> {
+        let policy = self.policy.as_ref();
+        let said = policy.and_then(|policy| policy.spec.topology_manager.as_ref());
+        let manager = said.or(self.topology_seen.as_ref());
+        manager.filter(|manager| manager.policy.refuses())
     }
 
     /// The admin's weakest fence, where one is set.

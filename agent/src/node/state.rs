@@ -7,7 +7,7 @@ use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
 use crate::numa::Numa;
 use crate::reconcile::LocalSource;
-use api::gpu_node::GpuNodeSpec;
+use api::gpu_node::{GpuNodeSpec, TopologyManager};
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,9 @@ pub struct State {
     pub layouts: LayoutsView,
     /// By card: seen in the kubelet's `GetAllocatableResources`.
     pub kubelet_pools: BTreeMap<GpuUuid, Pool>,
-    /// Where the kubelet's topology manager refuses pods: the pods that it has admitted and that
+    /// The kubelet's topology manager, if it refuses pods.
+    pub topology_manager: Option<TopologyManager>,
+    /// Where it does: the pods that it has admitted and that
     /// have not finished.
     pub admitted: BTreeSet<PodIdentity>,
     /// What is aligned there; `None` until it is read.

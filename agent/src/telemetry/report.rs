@@ -40,7 +40,7 @@ pub fn node_state(state: &State) -> NodeState {
 
 /// Where the kubelet refuses pods. Without zones until they are read.
 fn topology_manager(state: &State) -> Option<TopologyManager> {
-    let said = numa::topology_manager(state)?;
+    let said = state.topology_manager.as_ref()?;
     let scope = match said.scope {
         Some(TopologyScope::Pod) => "pod",
         Some(TopologyScope::Container) | None => "container",

@@ -122,6 +122,7 @@ pub(crate) fn state() -> State {
         },
         admitted: std::collections::BTreeSet::default(),
         numa: None,
+        topology_manager: None,
         layouts: agent::node::LayoutsView::default(),
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
         restored: true,

@@ -451,6 +451,38 @@ fn a_policy_that_asks_for_a_stronger_fence_refuses_shares() {
 }
 
 #[test]
+fn the_admins_word_on_the_topology_manager_goes_before_that_of_the_topology_object() {
+    use api::gpu_node::{TopologyManager, TopologyPolicy};
+    let manager = |policy| TopologyManager {
+        policy,
+        scope: None,
+    };
+    let mut world = World::new();
+    let mut core = world.started();
+    let policy = |core: &Core| core.state().topology_manager.map(|manager| manager.policy);
+    let seen = |policy| Event::TopologyManager(Some(manager(policy)));
+    let said = |said: Option<TopologyPolicy>| {
+        let mut policy = Policy::default();
+        policy.spec.topology_manager = said.map(manager);
+        Event::Policy(Some(policy))
+    };
+    assert_eq!(policy(&core), None);
+    world.tell(&mut core, seen(TopologyPolicy::BestEffort));
+    assert_eq!(policy(&core), None, "it refuses no pod");
+    world.tell(&mut core, seen(TopologyPolicy::Restricted));
+    assert_eq!(policy(&core), Some(TopologyPolicy::Restricted));
+    let single = TopologyPolicy::SingleNumaNode;
+    world.tell(&mut core, said(Some(single)));
+    assert_eq!(policy(&core), Some(single));
+    world.tell(&mut core, said(Some(TopologyPolicy::None)));
+    assert_eq!(policy(&core), None, "the admin says that it refuses none");
+    world.tell(&mut core, said(None));
+    assert_eq!(policy(&core), Some(TopologyPolicy::Restricted));
+    world.tell(&mut core, Event::TopologyManager(None));
+    assert_eq!(policy(&core), None);
+}
+
+#[test]
 fn another_plugin_closes_the_node_but_for_cards_that_are_hidden_from_it() {
     let mut world = World::new();
     let mut core = world.started();

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::node;
 use aliquot_tests::pod::{describe, phase_of};
 use aliquot_tests::random::SplitMix64;
 use aliquot_tests::share::{container, pod};
 use aliquot_tests::two_sockets::{self, RUNTIME_CLASS};
 use aliquot_tests::wait::{Seen, until};
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -21,6 +22,8 @@ use crate::modes::policy;
 
 /// The kubelet's reason.
 const REFUSED: &str = "TopologyAffinityError";
+/// Name of the definition of `NodeResourceTopology`.
+const TOPOLOGIES: &str = "noderesourcetopologies.topology.node.k8s.io";
 /// Two of them fill more than one socket of 32 CPUs, one of which is reserved.
 const MOST_OF_A_SOCKET: u64 = 20;
 
@@ -79,10 +82,16 @@ pub(crate) async fn what_a_topology_manager_would_refuse_waits_and_none_of_many_
         let said = json!({ "policy": "single-numa-node", "scope": "container" });
         policy(cluster, json!({ "topologyManager": said })).await?;
         third_waits(cluster).await?;
-        many(cluster, pod_count(24)).await
+        many(cluster, pod_count(24)).await?;
+        policy(cluster, json!({ "topologyManager": null })).await?;
+        cluster.clean().await?;
+        topology_object(cluster).await?;
+        third_waits(cluster).await
     }
     .await;
     let cleaned = cluster.clean().await;
+    let args = ["delete", "crd", TOPOLOGIES, "--ignore-not-found"];
+    cluster.kubectl.run(&args).await?;
     two_sockets::leave(cluster).await?;
     policy(cluster, json!({ "topologyManager": null })).await?;
     outcome.and(cleaned)
@@ -92,6 +101,49 @@ pub(crate) async fn what_a_topology_manager_would_refuse_waits_and_none_of_many_
 fn pod_count(usual: usize) -> usize {
     let asked = std::env::var("ALIQUOT_POD_COUNT").ok();
     asked.and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// What node feature discovery's topology updater writes of the node, as far as it is read. Its
+/// definition of the resource is shortened to a name: neither is to be had as a module.
+async fn topology_object(cluster: &mut Cluster) -> Result<()> {
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": TOPOLOGIES,
+            // The API server wants to know who has approved of a name below k8s.io.
+            "annotations": { "api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/1870" },
+        },
+        "spec": {
+            "group": "topology.node.k8s.io", "scope": "Cluster",
+            "names": { "kind": "NodeResourceTopology", "plural": "noderesourcetopologies" },
+            "versions": [{
+                "name": "v1alpha2", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": {
+                    "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+                } },
+            }],
+        },
+    });
+    cluster.apply_one(&definition).await?;
+    let established = format!("crd/{TOPOLOGIES}");
+    let args = ["wait", "--for=condition=Established", &established];
+    cluster.kubectl.run(&args).await?;
+    let attribute = |name: &str, value: &str| json!({ "name": name, "value": value });
+    let object = json!({
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": { "name": node::NAME },
+        "topologyPolicies": ["SingleNUMANodeContainerLevel"],
+        "attributes": [
+            attribute("topologyManagerPolicy", "single-numa-node"),
+            attribute("topologyManagerScope", "container"),
+        ],
+        "zones": [],
+    });
+    cluster.apply_one(&object).await?;
+    // An agent that found no such resource at its start looks again after a minute.
+    let gpus = cluster.gpus.as_mut().context("no GPUs")?;
+    gpus.agent.kill().await?;
+    gpus.agent.start_again()
 }
 
 /// A scheduler that knows nothing of zones binds a pod that fits in sum.
