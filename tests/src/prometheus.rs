@@ -63,6 +63,11 @@ impl Prometheus {
         .await
     }
 
+    /// Where it answers.
+    pub fn url(&self) -> String {
+        format!("http://{ADDRESS}")
+    }
+
     /// The values of a query's series, now.
     pub async fn query(&self, query: &str) -> Result<Vec<f64>> {
         let answer = self.ask(&format!("query?query={}", encoded(query))).await?;

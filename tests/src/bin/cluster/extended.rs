@@ -52,6 +52,12 @@ pub(crate) async fn extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prom
     crate::dashboards::kais_panels_are_not_empty(cluster).await
 }
 
+pub(crate) async fn extended_a_real_prometheus_knows_who_used_much(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::usage::a_real_prometheus_knows_who_used_much(cluster).await
+}
+
 pub(crate) async fn extended_karpenter_brings_the_nodes_that_shares_need_and_no_more(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -282,6 +282,7 @@ async fn test(
             seed_sets::seed_sets_a_job_set_is_one_group_with_a_part_for_each_replica,
             extended::extended_the_cluster_of_a_ray_job_is_a_gang_without_who_submits_it,
             extended::extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus,
+            extended::extended_a_real_prometheus_knows_who_used_much,
             extended::extended_each_pod_of_a_workflow_has_its_share_and_its_own_group,
             extended::extended_karpenter_brings_the_nodes_that_shares_need_and_no_more,
             extended::extended_a_train_job_is_the_group_of_its_job_set,

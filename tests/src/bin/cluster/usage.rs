@@ -4,9 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::prometheus::Prometheus as Recorder;
+use aliquot_tests::scheduler::METRICS;
 use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use sim_cluster::prometheus::{Answer, Prometheus};
 
@@ -21,6 +23,21 @@ pub(crate) async fn a_queue_that_used_much_waits_behind_the_one_that_used_little
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let outcome = waits(cluster).await;
+    forget_shard(cluster, outcome).await
+}
+
+/// The same of what a real Prometheus has read from the scheduler's own page, also by a scheduler
+/// that has just started.
+pub(crate) async fn a_real_prometheus_knows_who_used_much(cluster: &mut Cluster) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 1)).await?;
+    let labels = json!({ "namespace": "aliquot-system", "pod": "aliquot-scheduler-0" });
+    let server = Recorder::start(cluster, &[(METRICS, labels)]).await?;
+    let outcome = recorded(cluster, &server).await;
+    let stopped = server.stop().await;
+    forget_shard(cluster, outcome.and(stopped)).await
+}
+
+async fn forget_shard(cluster: &Cluster, outcome: Result<()>) -> Result<()> {
     let args = ["delete", SHARD, "--ignore-not-found"];
     let deleted = cluster.kubectl.run(&args).await;
     outcome?;
@@ -92,6 +109,42 @@ async fn next(cluster: &Cluster, ns: &str, blocker: &str, round: &str) -> Result
     .await
 }
 
+/// The older queue comes first if nothing else decides, and has the card then.
+async fn without_past_use(cluster: &mut Cluster) -> Result<String> {
+    let ns = cluster.namespace().await?;
+    cluster.apply_one(&queue("much")).await?;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    cluster.apply_one(&queue("little")).await?;
+    cluster.run_share(&large(&ns, "before", "much")).await?;
+    let first = next(cluster, &ns, "before", "without").await?;
+    ensure!(first == "much", "without past use {first} is next");
+    cluster.delete_pod(&ns, "little-without").await?;
+    Ok(ns)
+}
+
+async fn recorded(cluster: &mut Cluster, server: &Recorder) -> Result<()> {
+    let ns = without_past_use(cluster).await?;
+    cluster.apply_one(&shard(&server.url())).await?;
+    until("the use of the older queue", SOON, || async {
+        let query = "kai_queue_gpu_usage{queue_name=\"much\"}";
+        let values = server.query(query).await?;
+        let some = values.iter().any(|value| *value > 0.0);
+        Ok(Seen::when(some, format!("{values:?}")))
+    })
+    .await?;
+    says(cluster, ["False", "current", "sliding, 10m"]).await?;
+    let second = next(cluster, &ns, "much-without", "with").await?;
+    ensure!(second == "little", "with past use {second} is next");
+    cluster.delete_pod(&ns, "much-with").await?;
+    let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
+    scheduler.daemon.kill().await?;
+    scheduler.daemon.start_again()?;
+    // `little` has held the card for some seconds now, and `much` for longer before it.
+    let third = next(cluster, &ns, "little-with", "again").await?;
+    ensure!(third == "little", "after a restart {third} is next");
+    cluster.limits_hold().await
+}
+
 async fn waits(cluster: &mut Cluster) -> Result<()> {
     let server = Prometheus::start().await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
@@ -105,20 +158,7 @@ async fn waits(cluster: &mut Cluster) -> Result<()> {
             server.put("kai_queue_allocated_gpus", &labels, at, held);
         }
     }
-    let ns = cluster.namespace().await?;
-    // The older queue comes first if nothing else decides.
-    cluster.apply_one(&queue("much")).await?;
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    cluster.apply_one(&queue("little")).await?;
-    cluster
-        .run_share(&large(&ns, "before", "much"))
-        .await
-        .map(drop)?;
-    let first = next(cluster, &ns, "before", "without").await?;
-    ensure!(first == "much", "without past use {first} is next");
-    let args = ["-n", &ns, "delete", "pod", "little-without", "--wait=true"];
-    cluster.kubectl.run(&args).await?;
-
+    let ns = without_past_use(cluster).await?;
     cluster.apply_one(&shard(&server.url())).await?;
     says(cluster, ["False", "current", "sliding, 10m"]).await?;
     let second = next(cluster, &ns, "much-without", "with").await?;
