@@ -85,7 +85,8 @@ fn scheduler_registry() -> Registry {
     let mut registry = Registry::default();
     let meters = scheduler::status::Meters::registered(&mut registry);
     let mut core = scheduler_core::Core::new(scheduler_core::Config::default());
-    for event in scheduler_core::text::read("queue q product.L4=0/0\n").unwrap() {
+    for event in scheduler_core::text::read("queue q product.L4=0/0 product-mib.T4=0/0\n").unwrap()
+    {
         core.apply(event);
     }
     let queues = scheduler::report::QueueMeters::registered(&mut registry);

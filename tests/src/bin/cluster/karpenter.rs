@@ -40,6 +40,8 @@ const TYPES: [InstanceType; 3] = [
 const COMES: Duration = Duration::from_mins(1);
 /// Two batches of Karpenter at least.
 const QUIET: Duration = Duration::from_secs(12);
+/// Seconds after which shares are moved off an underused node.
+const DELAY: u64 = 5;
 /// From an agent's first word to a binding.
 const PLACEABLE: Duration = Duration::from_secs(5);
 /// Nodes that a gang needs, and that the pool may not have beside three.
@@ -82,7 +84,7 @@ pub(crate) async fn shares_bring_nodes(cluster: &mut Cluster) -> Result<()> {
         "--cluster-autoscaling".to_owned(),
         format!("--node-templates={}", file.display()),
     ]);
-    cluster.replace_scheduler(replica).await?;
+    cluster.replace_scheduler(replica.clone()).await?;
     let mut site = Site {
         karpenter: Karpenter::start(cluster, &TYPES).await?,
         agents: Vec::new(),
@@ -90,6 +92,9 @@ pub(crate) async fn shares_bring_nodes(cluster: &mut Cluster) -> Result<()> {
     };
     site.pool(cluster, &docs).await?;
     site.claims(cluster).await?;
+    replica.args.push(format!("--scale-down-delay-s={DELAY}"));
+    cluster.replace_scheduler(replica).await?;
+    site.an_underused_node_is_emptied(cluster).await?;
     site.leave(cluster).await?;
     cluster.replace_scheduler(Replica::only()).await?;
     let args = ["delete", "namespace", names::NAMESPACE, "--timeout=60s"];
@@ -170,7 +175,7 @@ impl Site {
             "-n",
             &self.ns,
             "delete",
-            "pods,podgroups",
+            "deployments,pods,podgroups",
             "--all",
             "--wait=true",
         ];
@@ -301,6 +306,41 @@ impl Site {
         self.bound(cluster, 3, COMES).await?;
         asked(cluster, 0).await?;
         self.stay(cluster, 2).await
+    }
+
+    /// The share of a server moves beside another one, and Karpenter removes the node that it left.
+    async fn an_underused_node_is_emptied(&mut self, cluster: &mut Cluster) -> Result<()> {
+        self.halves(cluster, &["stays", "ends"]).await?;
+        self.come(cluster, 1).await?;
+        self.bound(cluster, 2, COMES).await?;
+        let half = self.share("web", "scale", &[("gpu-fraction", "0.5")]);
+        let (labels, metadata) = (json!({ "app": "web" }), &half["metadata"]);
+        let mut server = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "namespace": self.ns, "name": "web", "labels": {
+                "priorityClassName": "train", "kai.scheduler/queue": "scale",
+            } },
+            "spec": {
+                "selector": { "matchLabels": labels },
+                "template": {
+                    "metadata": { "labels": labels, "annotations": metadata["annotations"] },
+                    "spec": half["spec"],
+                },
+            },
+        });
+        // A Deployment's pods always restart.
+        server["spec"]["template"]["spec"]["restartPolicy"] = json!("Always");
+        cluster.apply_one(&server).await?;
+        self.come(cluster, 2).await?;
+        self.bound(cluster, 3, COMES).await?;
+        self.empty_for(cluster, "5s").await?;
+        self.stay(cluster, 2).await?;
+        cluster.delete_pod(&self.ns, "ends").await?;
+        self.karpenter.nodes(cluster, L4, 1, COMES).await?;
+        self.bound(cluster, 2, PLACEABLE).await?;
+        self.stay(cluster, 1).await?;
+        asked(cluster, 0).await?;
+        self.all_go(cluster).await
     }
 
     /// Its pods end, and Karpenter removes the nodes, which have been empty then.
