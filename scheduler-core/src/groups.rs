@@ -47,7 +47,7 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
                 requested: [0; 3],
                 reason: None,
             };
-            for key in &job.tasks {
+            for key in job.tasks.iter() {
                 let Some(row) = state.tasks.get(*key) else {
                     continue;
                 };

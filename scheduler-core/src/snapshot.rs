@@ -7,6 +7,7 @@ use crate::event::{
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
+use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use crate::state::{Progress, State};
 use std::sync::Arc;
@@ -162,18 +163,19 @@ fn picked(state: &State) -> Vec<Event> {
 /// What a job's group does not say of it.
 fn life(state: &State, key: JobKey) -> Option<Event> {
     let row = state.jobs.get(key)?;
-    let group = row.group.as_deref();
+    let group = row.group.as_ref();
     let said = (
-        group.and_then(|group| group.last_start),
-        group.and_then(|group| group.stale_since),
+        group.and_then(|group| group.last_start.get()),
+        group.and_then(GroupRow::stale_since),
     );
+    let known = (row.last_start.get(), row.stale_since.get());
     let unreported_starts = state.unreported_starts.contains(&row.name);
-    let same = said == (row.last_start, row.stale_since);
+    let same = said == known;
     (!same || unreported_starts).then(|| {
         Event::Life(Life {
             of: row.name.clone(),
-            last_start: row.last_start,
-            stale_since: row.stale_since,
+            last_start: known.0,
+            stale_since: known.1,
             unreported_starts,
         })
     })
@@ -213,7 +215,7 @@ fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
     let open = state.open.get(&decision);
     Some(Event::Evicting(Evicting {
         decision,
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         cause: open
             .and_then(|open| open.evicts)
             .unwrap_or(crate::action::EvictCause::GrantRefused),
@@ -233,7 +235,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
     }
     let pause = row.rare.pause.as_ref();
     Some(Event::Backoff(Backoff {
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         refusals: pause.map_or(0, |pause| pause.refusals),
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
@@ -245,7 +247,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
 /// A pod as in its last event.
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
-    let key = state.task_of(&row.uid)?;
+    let key = state.task_of(row.uid.clone())?;
     let placement = || {
         let (node, grants) = match &row.rare.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
@@ -268,7 +270,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         Seen::Failed => Phase::Failed,
     };
     Some(Pod {
-        uid: row.uid.clone(),
+        uid: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
         name: Arc::clone(&row.name),
         ours: row.facts.ours,

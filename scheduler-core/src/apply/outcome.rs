@@ -8,6 +8,7 @@ use crate::ids::GroupName;
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
+use crate::state::uid::Uid;
 use crate::state::{OpenDecision, Progress, State};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
@@ -178,7 +179,7 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
-        state.to_evict.insert((request.pod.clone(), task));
+        state.to_evict.insert((Uid::from(&request.pod), task));
         row.rare.noted().evict_request = Some(Box::new(request));
     }
     state.wake();
@@ -345,7 +346,7 @@ fn stop_holding(
     cell: &TaskCell,
     refusal: Refusal,
 ) {
-    let uid = refusal.pod.clone();
+    let uid = Uid::from(&refusal.pod);
     let grants = crate::cycle::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
         row.rare.noted().refused = Some(Box::new(Refused {

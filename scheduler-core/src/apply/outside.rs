@@ -61,7 +61,7 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
         .job_of(&group.name)
-        .and_then(|key| state.jobs.get(key)?.group.as_deref());
+        .and_then(|key| state.jobs.get(key)?.group.as_ref());
     known.is_none_or(|known| {
         let mut same = known.to_group(&group.name);
         same.last_start = group.last_start;

@@ -12,6 +12,7 @@ use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{
     ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
 };
+use crate::state::uid::Uid;
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     state.transition(key, TaskCell::of(Status::Detached));
     state.open.forget(key);
-    state.to_evict.remove(&(uid.clone(), key));
+    state.to_evict.remove(&(Uid::from(uid), key));
     state.end_pause(key);
     let job = state.tasks.get(key).and_then(|row| row.job);
     state.leave_job(key);
@@ -80,7 +81,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
             .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(uid.as_str(), key);
+    state.task_names.remove(&Uid::from(uid), key);
     state.task_cells.remove(key);
     for hold in before.holds() {
         state.release_card(hold.card);
@@ -114,8 +115,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         lacks: Vec::new(),
         bad: None,
     });
-    let key = state.tasks.insert(Box::new(TaskRow {
-        uid: pod.uid.clone(),
+    let key = state.tasks.insert(TaskRow {
+        uid: Uid::from(&pod.uid),
         name: Arc::clone(&pod.name),
         facts: PodFacts::of(pod, &mut state.interner),
         spec: nothing,
@@ -129,7 +130,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         seen: Seen::Pending,
         rare: Rare::default(),
         said: None,
-    }));
+    });
     if let Some(row) = state.tasks.get(key) {
         state
             .pod_counts
@@ -137,8 +138,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
             .join(&row.facts.namespace, &row.labels, key);
     }
     state.task_cells.insert(key, TaskCell::default());
-    let uid = pod.uid.as_str();
-    state.task_names.insert(uid, key, &state.tasks);
+    state.task_names.insert(key, &state.tasks);
     key
 }
 
@@ -146,8 +146,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
 /// pod, and the group of a pod without an owner is created while the pod is being bound.
 fn started_alone(state: &State, key: TaskKey, before: &TaskCell) -> Option<Time> {
     let job = state.jobs.get(state.tasks.get(key)?.job?)?;
-    job.last_start
-        .filter(|_| job.single && before.node.is_some())
+    let start = job.last_start.get();
+    start.filter(|_| job.single && before.node.is_some())
 }
 
 /// A pod came into a job and had started before.
@@ -161,7 +161,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
     }
     let (single, name) = (row.single, row.name.clone());
     if let Some(row) = state.jobs.get_mut(job) {
-        row.last_start = row.last_start.max(Some(at));
+        row.last_start = row.last_start.get().max(Some(at)).into();
     }
     if !single {
         state.unreported_starts.insert(name);
@@ -433,11 +433,16 @@ fn placed(
     let by_plugin = placement.front == Front::Plugin;
     if placement.grants.is_empty() && !spec.gpus.is_empty() && managed && by_plugin {
         problems.push(Problem::NoGrant {
-            pod: uid.clone(),
+            pod: uid.of_pod(),
             node: placement.node.clone(),
         });
     }
-    let holds = holds(state, config, &uid, node, &placement.grants, problems);
+    let holds = if placement.grants.is_empty() {
+        Vec::new()
+    } else {
+        let uid = uid.of_pod();
+        holds(state, config, &uid, node, &placement.grants, problems)
+    };
     TaskCell {
         status,
         node: Some(node),

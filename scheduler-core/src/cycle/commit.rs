@@ -33,7 +33,7 @@ impl Cycle<'_> {
                 continue;
             };
             if !stands {
-                row.last_start = before;
+                row.last_start = before.into();
             } else if row.group.is_some() {
                 self.decision.started.push((row.name.clone(), now));
             }
@@ -88,7 +88,7 @@ impl Cycle<'_> {
         };
         row.rare.noted().evicting = Some(id);
         let (pod, namespace, name) = (
-            row.uid.clone(),
+            row.uid.of_pod(),
             Arc::clone(&row.facts.namespace),
             Arc::clone(&row.name),
         );
@@ -131,7 +131,7 @@ impl Cycle<'_> {
                 (self.state.tasks.get(task), self.state.nodes.get(node))
             {
                 self.decision.promises.push(Promise {
-                    pod: row.uid.clone(),
+                    pod: row.uid.of_pod(),
                     namespace: Arc::clone(&row.facts.namespace),
                     name: Arc::clone(&row.name),
                     node: node.name.clone(),
@@ -199,7 +199,7 @@ pub(crate) fn bind(
     });
     Some(Bind {
         decision,
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
         name: Arc::clone(&row.name),
         node: on.name.clone(),

@@ -249,7 +249,7 @@ impl Cycle<'_> {
     pub(super) fn started(&mut self, job: JobKey) {
         let now = self.state.now;
         if let Some(row) = self.state.jobs.get_mut(job) {
-            let before = row.last_start.replace(now);
+            let before = std::mem::replace(&mut row.last_start, now.into()).get();
             let turn = self.plan.turn();
             let starts = &mut self.plan.starts;
             let before = starts.get(&job).map_or(before, |(_, before)| *before);

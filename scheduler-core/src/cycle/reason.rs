@@ -10,6 +10,7 @@ use crate::ids::NodeName;
 use crate::reason::{self, Line, NodeReason, ReasonKey, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -96,7 +97,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<WaitReason>>
             format!("Queue '{name}' is not a leaf queue"),
         );
     }
-    if let Some(parked) = job.group.as_ref().and_then(|group| group.parked.as_ref()) {
+    if let Some(parked) = job.group.as_ref().and_then(GroupRow::parked) {
         return said(ReasonKind::Parked, parked.to_string());
     }
     if let Some(pause) = &row.rare.pause
@@ -294,7 +295,7 @@ impl Cycle<'_> {
             .group_of(row)
             .is_none_or(|group| group.spec.mark_unschedulable);
         self.decision.reasons.push(PodReason {
-            pod: row.uid.clone(),
+            pod: row.uid.of_pod(),
             namespace: Arc::clone(&row.facts.namespace),
             name: Arc::clone(&row.name),
             mark,

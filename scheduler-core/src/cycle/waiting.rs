@@ -15,6 +15,7 @@ use crate::shares::QueueAmounts;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
+use crate::state::uid::Uid;
 use crate::units::Time;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
@@ -421,12 +422,12 @@ impl Cycle<'_> {
 
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
         let row = self.state.jobs.get(job);
-        let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
+        let (created, uid) = row.map_or((Time(0), Uid::from("")), |row| match &row.group {
             Some(group) => (group.created, group.tie_breaker(&row.name)),
             None => row
                 .only(self.state)
-                .map_or((Time(0), Arc::from("")), |task| {
-                    (task.created, task.uid.shared())
+                .map_or((Time(0), Uid::from("")), |task| {
+                    (task.created, task.uid.clone())
                 }),
         });
         JobRank {
@@ -467,7 +468,7 @@ impl Cycle<'_> {
     /// The same from the state alone.
     fn recomputed(&self) -> Seen {
         let mut seen = Seen::default();
-        for (job, row) in &self.state.jobs {
+        for (job, row) in self.state.jobs.iter() {
             if !waits(self.state, job) {
                 continue;
             }

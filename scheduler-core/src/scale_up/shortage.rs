@@ -195,7 +195,7 @@ fn idle(card: &Card) -> Card {
 
 /// One of the job's pods asks for slices of cards in MIG mode.
 fn asks_for_slices(state: &State, job: JobKey) -> bool {
-    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let tasks = state.jobs.get(job).map(|row| &*row.tasks);
     let mut tasks = tasks.unwrap_or_default().iter();
     tasks.any(|task| {
         let row = state.tasks.get(*task);
@@ -236,7 +236,7 @@ fn within_quota(
     if tasks.is_empty() || !ask(state, job, wanted(state, &tasks, card), asked) {
         return Vec::new();
     }
-    let all = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let all = state.jobs.get(job).map(|row| &*row.tasks);
     for task in all.unwrap_or_default() {
         let is_pending = state.cell(*task).status == Status::Pending;
         if !is_pending || !may_be_placed(state, *task) || tasks.contains(task) {
@@ -326,7 +326,7 @@ fn spare(state: &State) -> BTreeSet<NodeKey> {
 
 /// Where pods of the job are.
 fn stands_on(state: &State, job: JobKey) -> impl Iterator<Item = NodeKey> {
-    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let tasks = state.jobs.get(job).map(|row| &*row.tasks);
     let tasks = tasks.unwrap_or_default().iter();
     tasks.filter_map(|task| state.cell(*task).node)
 }
@@ -388,7 +388,7 @@ fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: 
     let Some(row) = state.jobs.get(job) else {
         return;
     };
-    if let Some(group) = row.group.as_deref() {
+    if let Some(group) = row.group.as_ref() {
         events.push(Event::Group(PodGroup {
             queue: QueueName::new(QUEUE),
             priority: 0,

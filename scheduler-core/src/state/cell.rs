@@ -516,8 +516,8 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         let state = core.state_for_tests();
         state.deciding = true;
         let (a, b) = (
-            state.task_of(&"a".into()).unwrap(),
-            state.task_of(&"b".into()).unwrap(),
+            state.task_of("a").unwrap(),
+            state.task_of("b").unwrap(),
         );
         let before = fields(state);
         let outer = state.mark();
@@ -560,7 +560,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         }
         let state = core.state_for_tests();
         let node = state.node_names["n1"];
-        let b = state.task_of(&"b".into()).unwrap();
+        let b = state.task_of("b").unwrap();
         let mark = state.mark();
         state.transition(b, TaskCell::of(Status::Pending));
         let during = state.nodes[node].generation;
@@ -578,7 +578,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             }
             let state = core.state_for_tests();
             state.deciding = true;
-            let tasks = [state.task_of(&"a".into()).unwrap(), state.task_of(&"b".into()).unwrap()];
+            let tasks = [state.task_of("a").unwrap(), state.task_of("b").unwrap()];
             let placed = state.cell(tasks[1]);
             let start = fields(state);
             let mut open: Vec<(Mark, String)> = vec![(state.mark(), start)];

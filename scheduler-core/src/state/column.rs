@@ -4,7 +4,7 @@ use slotmap::{Key, KeyData};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Values beside the rows of a [`slotmap::SlotMap`], by the same keys.
+/// Values beside the rows of a [`slotmap::SlotMap`] or a [`super::table::Table`], by the same keys.
 ///
 /// It grows by whole chunks. One vector, as [`slotmap::SecondaryMap`] has it, keeps up to twice
 /// the room that it needs, and copies all values when it grows.
@@ -18,7 +18,8 @@ pub(crate) struct Column<K, V> {
 const CHUNK: usize = 1024;
 
 struct Chunk<V> {
-    /// Of the keys that have a value; 0: none. A slot is used again under another version.
+    /// Of the keys that have a value, or had one last; 0: there was none. A slot is used again
+    /// under another version.
     versions: Box<[u32]>,
     values: Box<[Option<V>]>,
 }
@@ -80,14 +81,18 @@ impl<K: Key, V> Column<K, V> {
     pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let had = chunk
-            .versions
-            .get_mut(place)
-            .filter(|had| **had == version)?;
-        *had = 0;
-        let value = chunk.values.get_mut(place)?.take();
+        let is_its = chunk.versions.get(place) == Some(&version);
+        let value = chunk.values.get_mut(place).filter(|_| is_its)?.take();
         self.len -= usize::from(value.is_some());
         value
+    }
+
+    /// The version of the key that has the slot, or had it last; 0: none had it.
+    pub(super) fn last_version(&self, slot: u32) -> u32 {
+        let slot = slot as usize;
+        let chunk = self.chunks.get(slot / CHUNK);
+        let version = chunk.and_then(|chunk| chunk.versions.get(slot % CHUNK));
+        version.copied().unwrap_or_default()
     }
 
     pub(crate) fn contains_key(&self, key: K) -> bool {

@@ -1,7 +1,8 @@
 //! The state of one core: rows of facts, cells of sums, indexes over both.
 //!
 //! - [`rows`], [`job_row`]: what is known of each object; changed by events alone.
-//! - [`names`]: rows by their names; [`column`]: values beside rows.
+//! - [`table`]: rows of which there are many; [`names`]: rows by their names; [`column`]: values
+//!   beside rows.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
@@ -13,7 +14,7 @@
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`products`]: what queues hold of single GPU products.
-//! - [`interner`]: what many objects have alike, kept once.
+//! - [`interner`]: what many objects have alike, kept once; [`uid`]: UIDs.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
@@ -25,6 +26,7 @@ pub(crate) mod devices;
 mod extra_use;
 mod interner;
 pub(crate) mod job_row;
+pub(crate) mod key_list;
 pub(crate) mod names;
 pub(crate) mod node_set;
 mod open;
@@ -37,13 +39,15 @@ mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod spreading;
+pub(crate) mod table;
 pub(crate) mod transition;
+pub(crate) mod uid;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
 
 use crate::action::EvictCause;
 use crate::ids::{
-    ClaimUid, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
+    ClaimUid, GpuUuid, GroupName, NodeName, QueueName, ResourceName, TopologyName,
 };
 use crate::model::TaskOrder;
 use crate::model::Topology;
@@ -62,13 +66,15 @@ use slotmap::{SecondaryMap, SlotMap};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use table::Table;
+use uid::Uid;
 
 /// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
 /// inside a job the task order, then the older pod, then the smaller uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    job: (Reverse<i32>, Time, Arc<str>),
-    task: (TaskOrder, Time, PodUid),
+    job: (Reverse<i32>, Time, Uid),
+    task: (TaskOrder, Time, Uid),
 }
 
 /// Everything that one core knows.
@@ -80,9 +86,8 @@ pub(crate) struct State {
 
     pub nodes: SlotMap<NodeKey, NodeRow>,
     pub cards: SlotMap<CardKey, CardRow>,
-    // Boxed: a slot map keeps up to twice the room that it needs.
-    pub tasks: SlotMap<TaskKey, Box<TaskRow>>,
-    pub jobs: SlotMap<JobKey, Box<JobRow>>,
+    pub tasks: Table<TaskKey, TaskRow>,
+    pub jobs: Table<JobKey, JobRow>,
     pub queues: SlotMap<QueueKey, QueueRow>,
     pub specs: SlotMap<SpecKey, SpecRow>,
 
@@ -134,7 +139,7 @@ pub(crate) struct State {
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
-    pub to_evict: BTreeSet<(PodUid, TaskKey)>,
+    pub to_evict: BTreeSet<(Uid, TaskKey)>,
     /// The last sequence number given.
     pub sequence: u64,
     /// Task pauses that end, and when.
@@ -202,9 +207,11 @@ impl ChangedJobs {
     }
 }
 
-impl NamedRow<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
-    fn name_of(&self, key: TaskKey) -> Option<&str> {
-        Some(self.get(key)?.uid.as_str())
+impl NamedRow<TaskKey> for Table<TaskKey, TaskRow> {
+    type Name = Uid;
+
+    fn name_of(&self, key: TaskKey) -> Option<&Uid> {
+        Some(&self.get(key)?.uid)
     }
 }
 
@@ -273,8 +280,8 @@ impl State {
     }
 
     /// The pod with that UID.
-    pub(crate) fn task_of(&self, uid: &PodUid) -> Option<TaskKey> {
-        self.task_names.get(uid.as_str(), &self.tasks)
+    pub(crate) fn task_of(&self, uid: impl Into<Uid>) -> Option<TaskKey> {
+        self.task_names.get(&uid.into(), &self.tasks)
     }
 
     /// The job with that name.
@@ -299,7 +306,7 @@ impl State {
 
     /// The group of a task, where it has one that is there.
     pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&GroupRow> {
-        self.jobs.get(row.job?)?.group.as_deref()
+        self.jobs.get(row.job?)?.group.as_ref()
     }
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
@@ -316,7 +323,7 @@ impl State {
                 group.created,
                 group.tie_breaker(&job.name),
             ),
-            None => (row.facts.priority, row.created, row.uid.shared()),
+            None => (row.facts.priority, row.created, row.uid.clone()),
         };
         let priority = if self.by_priority { priority } else { 0 };
         let job = (Reverse(priority), created, uid);

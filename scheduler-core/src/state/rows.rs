@@ -6,7 +6,7 @@
 use crate::config::Workers;
 use crate::event::EvictRequest;
 use crate::ids::{
-    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName,
+    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, QueueName,
     ResourceName, SetName,
 };
 use crate::model::{
@@ -19,6 +19,7 @@ use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
+use crate::state::uid::Uid;
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -167,7 +168,7 @@ pub(crate) struct Pause {
 /// A pod: what is its own. What many pods have alike is its [`Spec`].
 #[derive(Debug)]
 pub(crate) struct TaskRow {
-    pub uid: PodUid,
+    pub uid: Uid,
     pub name: Arc<str>,
     pub facts: Arc<PodFacts>,
     pub spec: SpecKey,
@@ -190,7 +191,7 @@ pub(crate) struct TaskRow {
 
 impl TaskRow {
     /// What orders the pods of a job.
-    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &PodUid) {
+    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &Uid) {
         (self.in_order, self.created, &self.uid)
     }
 }
