@@ -74,9 +74,9 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .values()
             .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
     );
-    events.extend(state.job_names.values().filter_map(|key| {
+    events.extend(state.jobs_by_name.iter().filter_map(|key| {
         let row = state.jobs.get(*key)?;
-        Some(Event::Group(row.group.as_ref()?.to_group(&row.name)))
+        Some(Event::Group(row.group.as_ref()?.to_group(row.group_name())))
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let pools = state.devices.pools();
@@ -119,7 +119,12 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     // Pauses after refusals are overwritten with their current state.
     events.extend(pauses);
     events.extend(lost);
-    events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
+    events.extend(
+        state
+            .jobs_by_name
+            .iter()
+            .filter_map(|key| life(state, *key)),
+    );
     // Last: everything else ends them.
     events.extend(state.evicted.iter().map(|((by, of), evicted)| {
         Event::Evicted(Evicted {
@@ -169,11 +174,12 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         group.and_then(GroupRow::stale_since),
     );
     let known = (row.last_start.get(), row.stale_since.get());
-    let unreported_starts = state.unreported_starts.contains(&row.name);
+    let unreported_starts =
+        !state.unreported_starts.is_empty() && state.unreported_starts.contains(&row.group_name());
     let same = said == known;
     (!same || unreported_starts).then(|| {
         Event::Life(Life {
-            of: row.name.clone(),
+            of: row.group_name(),
             last_start: known.0,
             stale_since: known.1,
             unreported_starts,
@@ -189,7 +195,7 @@ fn assumed(
     cell: &TaskCell,
 ) -> Option<impl Iterator<Item = Event>> {
     let decision = match cell.status {
-        Status::Assumed => cell.decision?,
+        Status::Assumed => *cell.decision.clone()?,
         // Evicted before it was seen bound: it holds its place until its deletion is seen. The
         // event for that comes after; if its binding is over, it takes the decision over.
         Status::Releasing if row.seen == Seen::Pending && row.rare.refused.is_none() => {
@@ -272,16 +278,16 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
     Some(Pod {
         uid: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: Arc::clone(&row.name),
+        name: row.name.shared(),
         ours: row.facts.ours,
         queue: row.facts.queue.clone(),
-        group: state.group_name(row).cloned(),
+        group: state.group_name(row),
         sub_group: row.facts.set.clone(),
         priority: row.facts.priority,
         preemptible: row.facts.preemptible,
         safe_to_evict: row.facts.safe_to_evict,
         created: row.created,
-        task_order: row.task_order,
+        task_order: row.facts.task_order,
         labels: row.labels.to_labels(),
         cpu: spec.cpu,
         memory: spec.memory,

@@ -18,7 +18,7 @@ pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Prob
     }
     let key = state.job(&group.name, false);
     let known = state.jobs.get(key).and_then(|row| row.group.as_ref());
-    if known.is_some_and(|known| known.to_group(&group.name) == group) {
+    if known.is_some_and(|known| known.to_group(group.name.clone()) == group) {
         return;
     }
     change(state, key, Some(group));

@@ -48,7 +48,8 @@ pub(super) fn outcome(
                 return state.wake();
             }
             let cell = state.task_cells.get(task).cloned().unwrap_or_default();
-            if cell.status == Status::Assumed && cell.decision == Some(outcome.decision) {
+            if cell.status == Status::Assumed && cell.decision.as_deref() == Some(&outcome.decision)
+            {
                 take_back(state, config, task, &cell, reason, retryable);
             }
         }
@@ -217,7 +218,7 @@ fn evict_again(state: &mut State, task: TaskKey) {
     if cell.status == Status::Releasing {
         let to = TaskCell {
             status,
-            decision,
+            decision: decision.map(Box::new),
             ..cell
         };
         state.transition(task, to);
@@ -416,7 +417,7 @@ pub(super) fn assumed(
             node: Some(node),
             front: bind.front,
             holds: (!holds.is_empty()).then(|| Arc::from(holds)),
-            decision: Some(bind.decision),
+            decision: Some(Box::new(bind.decision)),
             leaving: None,
         },
     );

@@ -9,6 +9,7 @@ use crate::model::{
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
+use crate::state::packed_text::PackedText;
 use crate::state::rows::{
     ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
 };
@@ -83,6 +84,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     }
     state.task_names.remove(&Uid::from(uid), key);
     state.task_cells.remove(key);
+    state.said.remove(&key);
     for hold in before.holds() {
         state.release_card(hold.card);
     }
@@ -117,19 +119,16 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     });
     let key = state.tasks.insert(TaskRow {
         uid: Uid::from(&pod.uid),
-        name: Arc::clone(&pod.name),
-        facts: PodFacts::of(pod, &mut state.interner),
+        name: PackedText::of(&pod.name),
+        facts: PodFacts::of(pod, pod.task_order, &mut state.interner),
         spec: nothing,
         labels: state.interner.labels(&pod.labels),
         counted_in: None,
         job: None,
         created: pod.created,
-        task_order: pod.task_order,
-        in_order: pod.task_order,
         gated: pod.gated,
         seen: Seen::Pending,
         rare: Rare::default(),
-        said: None,
     });
     if let Some(row) = state.tasks.get(key) {
         state
@@ -159,7 +158,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
     if others.any(|task| state.cell(*task).node.is_some()) {
         return;
     }
-    let (single, name) = (row.single, row.name.clone());
+    let (single, name) = (row.single, row.group_name());
     if let Some(row) = state.jobs.get_mut(job) {
         row.last_start = row.last_start.get().max(Some(at)).into();
     }
@@ -211,13 +210,12 @@ fn take_row(
     let same = before.status != Status::Detached
         && same_spec
         && state.devices.of(key) == pod.devices
-        && state.group_name(row) == pod.group.as_ref()
+        && state.is_of_group(row, pod.group.as_ref())
         && row.facts.are(pod)
         && row.created == pod.created
-        && row.task_order == pod.task_order
         && row.gated == pod.gated
         && row.labels.are(&pod.labels)
-        && row.name == pod.name;
+        && row.name.is(&pod.name);
     if same {
         return false;
     }
@@ -227,7 +225,7 @@ fn take_row(
     state.set_device_claims(key, &pod.devices);
     let spec_key = state.spec(spec);
     let labels = state.interner.labels(&pod.labels);
-    let facts = PodFacts::of(pod, &mut state.interner);
+    let facts = PodFacts::of(pod, in_order(pod.task_order, config), &mut state.interner);
     let job = pod.ours.then(|| match &pod.group {
         Some(name) => state.job(name, false),
         None => state.job(&GroupName::of_pod_alone(&pod.uid), true),
@@ -241,11 +239,9 @@ fn take_row(
             .leave(&row.facts.namespace, &row.labels, key);
         state.pod_counts.index.join(&facts.namespace, &labels, key);
         row.facts = facts;
-        row.name = Arc::clone(&pod.name);
+        row.name = PackedText::of(&pod.name);
         row.labels = labels;
         row.created = pod.created;
-        row.task_order = pod.task_order;
-        row.in_order = in_order(pod.task_order, config);
         row.gated = pod.gated;
     }
     if let Some(old) = old_spec {
@@ -304,13 +300,14 @@ fn target(
         Phase::Pending => {
             let open = before
                 .decision
-                .and_then(|decision| state.open.get(&decision));
+                .as_deref()
+                .and_then(|decision| state.open.get(decision));
             // Older than the binding, whatever came of that.
             if before.status == Status::Assumed && open.is_some() {
                 return before.clone();
             }
-            if let Some(decision) = before.decision {
-                state.open.remove(&decision);
+            if let Some(decision) = &before.decision {
+                state.open.remove(decision);
             }
             // Not bound after all: a refusal of its grant is of the past, and so is an
             // agent's wish that was followed.

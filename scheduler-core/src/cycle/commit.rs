@@ -35,7 +35,7 @@ impl Cycle<'_> {
             if !stands {
                 row.last_start = before.into();
             } else if row.group.is_some() {
-                self.decision.started.push((row.name.clone(), now));
+                self.decision.started.push((row.group_name(), now));
             }
         }
     }
@@ -70,13 +70,13 @@ impl Cycle<'_> {
                 progress: Progress::Sent,
             },
         );
-        if let Some(row) = self.state.tasks.get_mut(task) {
-            row.said = None;
-            if let Some(rare) = row.rare.if_any() {
-                // Another node has no say of it any more.
-                let wish = &mut rare.evict_request;
-                wish.take_if(|wish| wish.node != bind.node);
-            }
+        self.state.said.remove(&task);
+        if let Some(row) = self.state.tasks.get_mut(task)
+            && let Some(rare) = row.rare.if_any()
+        {
+            // Another node has no say of it any more.
+            let wish = &mut rare.evict_request;
+            wish.take_if(|wish| wish.node != bind.node);
         }
         self.decision.actions.push(Action::Bind(bind));
     }
@@ -90,10 +90,10 @@ impl Cycle<'_> {
         let (pod, namespace, name) = (
             row.uid.of_pod(),
             Arc::clone(&row.facts.namespace),
-            Arc::clone(&row.name),
+            row.name.shared(),
         );
         let row = self.state.tasks.get(task);
-        let group = row.and_then(|row| self.state.group_name(row)).cloned();
+        let group = row.and_then(|row| self.state.group_name(row));
         self.state.open.insert(
             id,
             OpenDecision {
@@ -133,7 +133,7 @@ impl Cycle<'_> {
                 self.decision.promises.push(Promise {
                     pod: row.uid.of_pod(),
                     namespace: Arc::clone(&row.facts.namespace),
-                    name: Arc::clone(&row.name),
+                    name: row.name.shared(),
                     node: node.name.clone(),
                     cards: cell
                         .holds()
@@ -201,7 +201,7 @@ pub(crate) fn bind(
         decision,
         pod: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: Arc::clone(&row.name),
+        name: row.name.shared(),
         node: on.name.clone(),
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
@@ -210,7 +210,7 @@ pub(crate) fn bind(
         received,
         front: cell.front,
         queue,
-        group: state.group_name(row).cloned(),
+        group: state.group_name(row),
     })
 }
 

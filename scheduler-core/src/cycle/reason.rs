@@ -287,7 +287,8 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };
-        if row.said.as_ref().is_some_and(|said| said.is_as(&why)) {
+        let said = self.state.said.get(&task);
+        if said.is_some_and(|said| said.is_as(&why)) {
             return;
         }
         let mark = self
@@ -297,13 +298,11 @@ impl Cycle<'_> {
         self.decision.reasons.push(PodReason {
             pod: row.uid.of_pod(),
             namespace: Arc::clone(&row.facts.namespace),
-            name: Arc::clone(&row.name),
+            name: row.name.shared(),
             mark,
             kind: why.kind,
             line: Arc::clone(&why.line),
         });
-        if let Some(row) = self.state.tasks.get_mut(task) {
-            row.said = Some(why);
-        }
+        self.state.said.insert(task, why);
     }
 }

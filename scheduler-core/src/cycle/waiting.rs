@@ -95,7 +95,8 @@ pub(crate) struct Waiting {
     at: Option<(u64, u128)>,
     /// [`State::settled`] at the last check.
     settled: Option<u64>,
-    known: FxHashMap<JobKey, JobProgress>,
+    // Boxed: a hash map has room for up to twice as many.
+    known: FxHashMap<JobKey, Box<JobProgress>>,
     listed: FxHashMap<JobKey, WaitingJob>,
     /// By queue, the best last.
     lines: FxHashMap<QueueKey, Arc<QueueLine>>,
@@ -201,7 +202,7 @@ impl Cycle<'_> {
             drop(self.state.moved.take(self.state.touched));
             let waits = self.state.pending.iter();
             let jobs: BTreeSet<JobKey> = waits
-                .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+                .filter_map(|task| self.state.tasks.get(*task)?.job)
                 .collect();
             self.list(jobs);
         } else if self.waiting.settled != Some(self.state.settled) {
@@ -353,7 +354,7 @@ impl Cycle<'_> {
         let known = self.waiting.known.get(&job);
         if known.is_none_or(|known| known.stamp != stamp) {
             let known = self.insert(job, stamp);
-            self.waiting.known.insert(job, known);
+            self.waiting.known.insert(job, Box::new(known));
         }
         &self.waiting.known[&job]
     }

@@ -3,6 +3,7 @@
 use super::State;
 use super::interner::Interner;
 use super::key_list::KeyList;
+use super::packed_text::PackedText;
 use super::rows::{JobKey, QueueKey, TaskKey};
 use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
@@ -118,7 +119,7 @@ impl GroupRow {
     }
 
     /// What decides between groups that are alike in all else. `name`: the group's.
-    pub(crate) fn tie_breaker(&self, name: &GroupName) -> Uid {
+    pub(crate) fn tie_breaker(&self, name: &PackedText) -> Uid {
         if self.uid.is_empty() {
             Uid::of(&name.shared())
         } else {
@@ -127,10 +128,10 @@ impl GroupRow {
     }
 
     /// The group as its event had it.
-    pub(crate) fn to_group(&self, name: &GroupName) -> PodGroup {
+    pub(crate) fn to_group(&self, name: GroupName) -> PodGroup {
         let spec = &self.spec;
         PodGroup {
-            name: name.clone(),
+            name,
             uid: self.uid.shared(),
             queue: spec.queue.clone(),
             priority: spec.priority,
@@ -150,7 +151,8 @@ impl GroupRow {
 /// A job: pods that are placed together.
 #[derive(Debug)]
 pub(crate) struct JobRow {
-    pub name: GroupName,
+    /// Its group's.
+    pub name: PackedText,
     /// `None` for a pod of its own, or while the group is not there.
     pub group: Option<GroupRow>,
     /// True for a pod of its own.
@@ -169,6 +171,10 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
+    pub(crate) fn group_name(&self) -> GroupName {
+        GroupName::of(self.name.shared())
+    }
+
     /// The group's tree, where it has sub-groups.
     pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
         let root = &self.group.as_ref()?.spec.root;
@@ -182,8 +188,9 @@ impl State {
         if let Some(key) = self.job_of(name) {
             return key;
         }
+        let packed = PackedText::of(name.as_str());
         let key = self.jobs.insert(JobRow {
-            name: name.clone(),
+            name: packed.clone(),
             group: None,
             single,
             tasks: KeyList::default(),
@@ -193,7 +200,11 @@ impl State {
             stamp: 0,
             maybe_stale: false,
         });
-        self.job_names.insert(name.clone(), key);
+        let jobs = &self.jobs;
+        self.job_names.insert(key, jobs);
+        let name_of = |known: &JobKey| jobs.get(*known).map(|row| &row.name);
+        self.jobs_by_name
+            .insert_by(key, |known| name_of(known).cmp(&Some(&packed)));
         key
     }
 
@@ -263,7 +274,13 @@ impl State {
         if unused {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
-                self.job_names.remove(&row.name);
+                let jobs = &self.jobs;
+                // Its own row is gone.
+                self.jobs_by_name.remove_by(|known| {
+                    let name = jobs.get(*known).map_or(&row.name, |row| &row.name);
+                    name.cmp(&row.name)
+                });
+                self.job_names.remove(row.name.bytes(), key);
             }
         }
     }

@@ -9,7 +9,10 @@ pub(crate) enum KeyList<K> {
     Empty,
     One(K),
     /// Boxed: most rows have no vector, and should not have room for one.
-    #[expect(clippy::box_collection, reason = "a vector is three words, and this is one")]
+    #[expect(
+        clippy::box_collection,
+        reason = "a vector is three words, and this is one"
+    )]
     Many(Box<Vec<K>>),
 }
 

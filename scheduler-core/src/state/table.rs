@@ -17,6 +17,21 @@ pub(crate) struct Table<K, V> {
     slots: u32,
 }
 
+fn key_of<K: Key>(slot: u32, version: u32) -> K {
+    K::from(KeyData::from_ffi(
+        (u64::from(version) << 32) | u64::from(slot),
+    ))
+}
+
+/// Which of the slots of a table the key's row is, or was, in.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lower half is the slot"
+)]
+pub(super) fn slot_of<K: Key>(key: K) -> u32 {
+    key.data().as_ffi() as u32
+}
+
 impl<K: Key, V> Table<K, V> {
     /// A new key for that row.
     pub(crate) fn insert(&mut self, row: V) -> K {
@@ -29,18 +44,22 @@ impl<K: Key, V> Table<K, V> {
             // Odd ones only, as a slot map has them. It never comes to 0.
             last => last.wrapping_add(2),
         };
-        let key = K::from(KeyData::from_ffi(
-            (u64::from(version) << 32) | u64::from(slot),
-        ));
+        let key = key_of(slot, version);
         self.rows.insert(key, row);
         key
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half is the slot")]
     pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let row = self.rows.remove(key)?;
-        self.free.push(key.data().as_ffi() as u32);
+        self.free.push(slot_of(key));
         Some(row)
+    }
+
+    /// The key of the row in that slot. `None`: there was never one. Where the row is gone, it was
+    /// that one's.
+    pub(crate) fn key_at(&self, slot: u32) -> Option<K> {
+        let version = self.rows.last_version(slot);
+        (version != 0).then(|| key_of(slot, version))
     }
 
     pub(crate) fn get(&self, key: K) -> Option<&V> {

@@ -21,14 +21,7 @@ pub(crate) enum Uid {
 impl Uid {
     /// From its text, which is shared where it has to be kept.
     pub(crate) fn of(text: &Arc<str>) -> Self {
-        Self::uuid(text).unwrap_or_else(|| Self::Text(Arc::clone(text)))
-    }
-
-    fn uuid(text: &str) -> Option<Self> {
-        let is_usual = text.len() == Hyphenated::LENGTH
-            && !text.bytes().any(|byte| byte.is_ascii_uppercase());
-        let uuid = is_usual.then(|| Uuid::try_parse(text).ok())?;
-        uuid.map(Self::Uuid)
+        uuid(text).map_or_else(|| Self::Text(Arc::clone(text)), Self::Uuid)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -59,16 +52,25 @@ impl Uid {
     }
 }
 
+/// `None`: it is none, or another text that means one.
+pub(super) fn uuid(text: &str) -> Option<Uuid> {
+    let has_upper = |text: &str| {
+        text.bytes()
+            .fold(false, |any, byte| any | byte.is_ascii_uppercase())
+    };
+    let is_usual = text.len() == Hyphenated::LENGTH && !has_upper(text);
+    is_usual.then(|| Uuid::try_parse(text).ok())?
+}
+
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
-        Self::uuid(text).unwrap_or_else(|| Self::Text(Arc::from(text)))
+        uuid(text).map_or_else(|| Self::Text(Arc::from(text)), Self::Uuid)
     }
 }
 
 impl From<&PodUid> for Uid {
     fn from(uid: &PodUid) -> Self {
-        let text = uid.as_str();
-        Self::uuid(text).unwrap_or_else(|| Self::Text(uid.shared()))
+        uuid(uid.as_str()).map_or_else(|| Self::Text(uid.shared()), Self::Uuid)
     }
 }
 
