@@ -20,16 +20,25 @@ const CHUNK: usize = 1024;
 struct Chunk<V> {
     /// Of the keys that have a value, or had one last; 0: there was none. A slot is used again
     /// under another version.
-    versions: Box<[u32]>,
-    values: Box<[Option<V>]>,
+    versions: Box<[u32; CHUNK]>,
+    /// Arrays, so that a place in the chunk needs no check.
+    values: Box<[Option<V>; CHUNK]>,
 }
 
 impl<V> Chunk<V> {
     fn empty() -> Self {
         Self {
-            versions: vec![0; CHUNK].into_boxed_slice(),
-            values: (0..CHUNK).map(|_| None).collect(),
+            versions: Box::new([0; CHUNK]),
+            values: Box::new([const { None }; CHUNK]),
         }
+    }
+
+    /// The value that a key of this version has there.
+    fn get(&self, place: usize, version: u32) -> Option<&V> {
+        let place = place % CHUNK;
+        self.values[place]
+            .as_ref()
+            .filter(|_| self.versions[place] == version)
     }
 }
 
@@ -57,32 +66,31 @@ impl<K: Key, V> Column<K, V> {
         let Some(chunk) = self.chunks.get_mut(chunk) else {
             return;
         };
-        let slots = chunk.versions.get_mut(place);
-        if let Some((had, slot)) = slots.zip(chunk.values.get_mut(place)) {
-            self.len += usize::from(slot.is_none());
-            (*had, *slot) = (version, Some(value));
-        }
+        let place = place % CHUNK;
+        self.len += usize::from(chunk.values[place].is_none());
+        chunk.versions[place] = version;
+        chunk.values[place] = Some(value);
     }
 
     pub(crate) fn get(&self, key: K) -> Option<&V> {
         let (chunk, place, version) = at(key);
-        let chunk = self.chunks.get(chunk)?;
-        let is_its = chunk.versions.get(place) == Some(&version);
-        chunk.values.get(place).filter(|_| is_its)?.as_ref()
+        self.chunks.get(chunk)?.get(place, version)
     }
 
     pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let is_its = chunk.versions.get(place) == Some(&version);
-        chunk.values.get_mut(place).filter(|_| is_its)?.as_mut()
+        let place = place % CHUNK;
+        chunk.values[place]
+            .as_mut()
+            .filter(|_| chunk.versions[place] == version)
     }
 
     pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let is_its = chunk.versions.get(place) == Some(&version);
-        let value = chunk.values.get_mut(place).filter(|_| is_its)?.take();
+        chunk.get(place, version)?;
+        let value = chunk.values[place % CHUNK].take();
         self.len -= usize::from(value.is_some());
         value
     }
@@ -91,8 +99,7 @@ impl<K: Key, V> Column<K, V> {
     pub(super) fn last_version(&self, slot: u32) -> u32 {
         let slot = slot as usize;
         let chunk = self.chunks.get(slot / CHUNK);
-        let version = chunk.and_then(|chunk| chunk.versions.get(slot % CHUNK));
-        version.copied().unwrap_or_default()
+        chunk.map_or(0, |chunk| chunk.versions[slot % CHUNK])
     }
 
     pub(crate) fn contains_key(&self, key: K) -> bool {
@@ -107,7 +114,7 @@ impl<K: Key, V> Column<K, V> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(index, chunk)| {
-            let slots = chunk.versions.iter().zip(&chunk.values).enumerate();
+            let slots = chunk.versions.iter().zip(chunk.values.iter()).enumerate();
             slots.filter_map(move |(place, (version, value))| {
                 let slot = (index * CHUNK + place) as u64;
                 let bits = (u64::from(*version) << 32) | slot;

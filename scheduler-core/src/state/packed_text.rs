@@ -1,46 +1,42 @@
-//! Names as they are kept: without what an `Arc` has beside the text, and UUIDs in 16 bytes.
+//! Names as they are kept: without what an `Arc` has beside the text, and a UUID at the end in 16
+//! bytes.
 
 use super::uid::uuid;
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-/// A text, ordered as such. Controllers give groups, and some pods, names with a UUID in them.
+/// A text, ordered as such. KAI's names of groups have their owner's UUID at the end, and so have
+/// ours of pods without a group.
 ///
 /// It is kept once for each pod and each group, and read where one of them is decided about:
 /// an action or a reason makes a text of it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PackedText(Box<[u8]>);
 
-/// The next 16 bytes are those of a UUID. No text in UTF-8 has this byte.
+/// Before the last 16 bytes, which are those of a UUID. No text in UTF-8 has this byte.
 const UUID: u8 = 0xff;
 
 /// The bytes of a text: the same for the same text.
 pub(super) fn pack(text: &str) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, uuid, after)) = next_uuid(rest) {
-        packed.extend_from_slice(before.as_bytes());
-        packed.push(UUID);
-        packed.extend_from_slice(uuid.as_bytes());
-        rest = after;
-    }
-    packed.extend_from_slice(rest.as_bytes());
+    let Some((before, uuid)) = at_end(text) else {
+        return text.into();
+    };
+    let mut packed = Vec::with_capacity(before.len() + 17);
+    packed.extend_from_slice(before.as_bytes());
+    packed.push(UUID);
+    packed.extend_from_slice(uuid.as_bytes());
     packed
 }
 
-/// The text before the first UUID, the UUID, and the text behind it.
-fn next_uuid(text: &str) -> Option<(&str, Uuid, &str)> {
-    let windows = text.as_bytes().windows(Hyphenated::LENGTH).enumerate();
-    // Most names are looked through and have none.
-    let mut likely = windows.filter(|(_, bytes)| bytes[8] == b'-' && bytes[13] == b'-');
-    likely.find_map(|(at, _)| {
-        let (before, rest) = text.split_at_checked(at)?;
-        let (own, after) = rest.split_at_checked(Hyphenated::LENGTH)?;
-        Some((before, uuid(own)?, after))
-    })
+/// The UUID at the end, and the text before it.
+fn at_end(text: &str) -> Option<(&str, Uuid)> {
+    let at = text.len().checked_sub(Hyphenated::LENGTH)?;
+    let (before, last) = text.split_at_checked(at)?;
+    Some((before, uuid(last)?))
 }
 
 impl PackedText {
@@ -52,45 +48,36 @@ impl PackedText {
         &self.0
     }
 
-    /// It is the packed one of this text.
-    pub(crate) fn is(&self, text: &str) -> bool {
-        let mut rest = Some(text);
-        self.each_part(|part| rest = rest.and_then(|rest| rest.strip_prefix(part)));
-        rest == Some("")
+    /// What is before the UUID, and that, where there is one.
+    fn parts(&self) -> (&str, Option<Uuid>) {
+        let (text, uuid) = match self.0.split_last_chunk() {
+            Some(([before @ .., UUID], uuid)) => (before, Some(Uuid::from_bytes(*uuid))),
+            _ => (&*self.0, None),
+        };
+        (str::from_utf8(text).unwrap_or_default(), uuid)
     }
 
-    fn text(&self) -> String {
-        let mut text = String::with_capacity(self.0.len() + Hyphenated::LENGTH);
-        self.each_part(|part| text.push_str(part));
-        text
+    /// It is the packed one of this text.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        match self.parts() {
+            (own, None) => own == text,
+            (own, Some(uuid)) => at_end(text) == Some((own, uuid)),
+        }
+    }
+
+    fn text(&self) -> Cow<'_, str> {
+        match self.parts() {
+            (text, None) => Cow::Borrowed(text),
+            (before, Some(uuid)) => {
+                let mut buffer = Uuid::encode_buffer();
+                Cow::Owned([before, uuid.hyphenated().encode_lower(&mut buffer)].concat())
+            }
+        }
     }
 
     /// Its text.
     pub(crate) fn shared(&self) -> Arc<str> {
-        match str::from_utf8(&self.0) {
-            Ok(text) => Arc::from(text),
-            // There is a UUID in it.
-            Err(_) => Arc::from(self.text()),
-        }
-    }
-
-    /// What its text is made of, in order.
-    fn each_part(&self, mut take: impl FnMut(&str)) {
-        let mut rest = &*self.0;
-        while !rest.is_empty() {
-            if let Some((&UUID, behind)) = rest.split_first()
-                && let Some((uuid, behind)) = behind.split_first_chunk()
-            {
-                rest = behind;
-                let uuid = Uuid::from_bytes(*uuid).hyphenated();
-                take(uuid.encode_lower(&mut Uuid::encode_buffer()));
-                continue;
-            }
-            let behind = rest.iter().skip(1).position(|byte| *byte == UUID);
-            let (text, behind) = rest.split_at(behind.map_or(rest.len(), |at| at + 1));
-            rest = behind;
-            take(str::from_utf8(text).unwrap_or_default());
-        }
+        Arc::from(self.text())
     }
 }
 
@@ -98,7 +85,7 @@ impl Ord for PackedText {
     fn cmp(&self, other: &Self) -> Ordering {
         let at = alike(&self.0, &other.0);
         match (self.0.get(at), other.0.get(at)) {
-            // A UUID begins in one of them.
+            // A UUID begins in one of them, or has this byte.
             (Some(&UUID), Some(_)) | (Some(_), Some(&UUID)) => self.text().cmp(&other.text()),
             // Bytes of UTF-8, and those of two UUIDs, are in the order of the texts.
             (one, other) => one.cmp(&other),
@@ -129,7 +116,7 @@ impl fmt::Display for PackedText {
 
 impl fmt::Debug for PackedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.text(), f)
+        fmt::Debug::fmt(&*self.text(), f)
     }
 }
 
@@ -139,7 +126,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_uuid_in_a_name_takes_17_bytes() {
+    fn the_uuid_at_the_end_of_a_name_takes_17_bytes() {
         let name = "team-a/pg-train-8e5f1a2b-0c3d-4e5f-8a7b-9c0d1e2f3a4b";
         assert_eq!(PackedText::of(name).0.len(), "team-a/pg-train-".len() + 17);
         assert_eq!(PackedText::of("train-x7k2p").0.len(), 11);
