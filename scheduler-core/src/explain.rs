@@ -4,7 +4,7 @@ use crate::action::ReasonKind;
 use crate::config::Config;
 use crate::cycle;
 use crate::fit;
-use crate::ids::{NodeName, PodUid};
+use crate::ids::{GroupName, NodeName, PodUid};
 use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::state::State;
@@ -218,7 +218,8 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
         let pause = row.rare.pause.as_ref()?;
-        if pause.in_favour_of.as_ref() != Some(&job.name) {
+        let is_it = |name: &GroupName| job.name.is(name.as_str());
+        if !pause.in_favour_of.as_ref().is_some_and(is_it) {
             return None;
         }
         let why = &pause.reason;

@@ -504,7 +504,7 @@ impl JobRow {
             Some(group) => group.spec.needs_one(),
             None => true,
         };
-        needs_one && self.stale_since.is_none()
+        needs_one && self.stale_since.get().is_none()
     }
 
     /// What orders jobs of one queue, growth aside.
@@ -517,7 +517,7 @@ impl JobRow {
 
     pub(crate) fn only<'a>(&self, state: &'a State) -> Option<&'a crate::state::rows::TaskRow> {
         let first = self.tasks.first()?;
-        state.tasks.get(*first).map(AsRef::as_ref)
+        state.tasks.get(*first)
     }
 
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {

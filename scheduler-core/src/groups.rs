@@ -39,7 +39,7 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
         })
         .map(|job| {
             let mut view = GroupView {
-                group: job.name.clone(),
+                group: job.group_name(),
                 running: 0,
                 pending: 0,
                 held: [0; 3],
@@ -47,7 +47,7 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
                 requested: [0; 3],
                 reason: None,
             };
-            for key in &job.tasks {
+            for key in job.tasks.iter() {
                 let Some(row) = state.tasks.get(*key) else {
                     continue;
                 };
@@ -78,7 +78,7 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
                             add(&mut view.requested, spec.request());
                         }
                         if view.reason.is_none() {
-                            let said = row.said.as_ref();
+                            let said = state.said.get(key);
                             view.reason = said.map(|why| (why.kind, Arc::clone(&why.line)));
                         }
                     }

@@ -8,7 +8,9 @@ mod sums;
 use crate::action::{Action, Decision};
 use crate::fit::card as fit;
 use crate::state::State;
-use crate::state::cell::Status;
+use crate::state::cell::{Status, TaskCell};
+use crate::state::rows::TaskKey;
+use crate::state::sorted::Sorted;
 use std::collections::BTreeMap;
 
 /// Every contradiction, one sentence each.
@@ -25,25 +27,19 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if state.tasks.len() != state.task_cells.len() || state.tasks.len() != state.task_names.len() {
         wrong.push("tasks, cells and names are not the same number".to_owned());
     }
-    let waiting = state
-        .task_cells
-        .iter()
-        .filter(|(_, cell)| cell.status == Status::Pending)
-        .count();
-    if waiting != state.pending.len() {
-        wrong.push(format!(
-            "{waiting} tasks wait, the index has {}",
-            state.pending.len()
-        ));
+    let order = state.jobs_by_name.iter();
+    let names: Vec<_> = order.map(|job| Some(&state.jobs.get(*job)?.name)).collect();
+    let are_all = names.len() == state.jobs.len() && state.jobs.len() == state.job_names.len();
+    if !are_all || !names.is_sorted() {
+        wrong.push("jobs and their names are not the same, or not in order".to_owned());
     }
-    for (order, task) in &state.pending {
-        if state
-            .tasks
-            .get(*task)
-            .is_none_or(|row| state.order(row) != *order)
-        {
-            wrong.push("a waiting task is indexed under another order".to_owned());
-        }
+    let waits = |cell: &TaskCell| cell.status == Status::Pending;
+    let waiting = state.task_cells.iter().filter(|(_, cell)| waits(cell));
+    let waiting = waiting.count();
+    let indexed = state.pending.len();
+    let is_waiting = |task: &TaskKey| state.task_cells.get(*task).is_some_and(waits);
+    if waiting != indexed || !state.pending.iter().all(is_waiting) {
+        wrong.push(format!("{waiting} tasks wait, the index has {indexed}"));
     }
     for (key, cell) in state.task_cells.iter() {
         if cell.status == Status::Detached {
@@ -53,7 +49,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             && !state
                 .on_node
                 .get(node)
-                .is_some_and(|tasks| tasks.contains(&key))
+                .is_some_and(|tasks| tasks.contains(key))
         {
             wrong.push("a task is missing on its node".to_owned());
         }
@@ -83,11 +79,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if stand != listed {
         wrong.push("jobs with standing pods are not those that are listed".to_owned());
     }
-    let standing: usize = state
-        .on_node
-        .values()
-        .map(std::collections::BTreeSet::len)
-        .sum();
+    let standing: usize = state.on_node.values().map(Sorted::len).sum();
     let placed = state
         .task_cells
         .iter()

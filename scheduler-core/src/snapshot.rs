@@ -7,6 +7,7 @@ use crate::event::{
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
+use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use crate::state::{Progress, State};
 use std::sync::Arc;
@@ -73,9 +74,9 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .values()
             .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
     );
-    events.extend(state.job_names.values().filter_map(|key| {
+    events.extend(state.jobs_by_name.iter().filter_map(|key| {
         let row = state.jobs.get(*key)?;
-        Some(Event::Group(row.group.as_ref()?.to_group(&row.name)))
+        Some(Event::Group(row.group.as_ref()?.to_group(row.group_name())))
     }));
     events.extend(state.volumes.rows().cloned().map(Event::Volume));
     let pools = state.devices.pools();
@@ -118,7 +119,12 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
     // Pauses after refusals are overwritten with their current state.
     events.extend(pauses);
     events.extend(lost);
-    events.extend(state.job_names.values().filter_map(|key| life(state, *key)));
+    events.extend(
+        state
+            .jobs_by_name
+            .iter()
+            .filter_map(|key| life(state, *key)),
+    );
     // Last: everything else ends them.
     events.extend(state.evicted.iter().map(|((by, of), evicted)| {
         Event::Evicted(Evicted {
@@ -162,18 +168,20 @@ fn picked(state: &State) -> Vec<Event> {
 /// What a job's group does not say of it.
 fn life(state: &State, key: JobKey) -> Option<Event> {
     let row = state.jobs.get(key)?;
-    let group = row.group.as_deref();
+    let group = row.group.as_ref();
     let said = (
-        group.and_then(|group| group.last_start),
-        group.and_then(|group| group.stale_since),
+        group.and_then(|group| group.last_start.get()),
+        group.and_then(GroupRow::stale_since),
     );
-    let unreported_starts = state.unreported_starts.contains(&row.name);
-    let same = said == (row.last_start, row.stale_since);
+    let known = (row.last_start.get(), row.stale_since.get());
+    let unreported_starts =
+        !state.unreported_starts.is_empty() && state.unreported_starts.contains(&row.group_name());
+    let same = said == known;
     (!same || unreported_starts).then(|| {
         Event::Life(Life {
-            of: row.name.clone(),
-            last_start: row.last_start,
-            stale_since: row.stale_since,
+            of: row.group_name(),
+            last_start: known.0,
+            stale_since: known.1,
             unreported_starts,
         })
     })
@@ -187,7 +195,7 @@ fn assumed(
     cell: &TaskCell,
 ) -> Option<impl Iterator<Item = Event>> {
     let decision = match cell.status {
-        Status::Assumed => cell.decision?,
+        Status::Assumed => *cell.decision.clone()?,
         // Evicted before it was seen bound: it holds its place until its deletion is seen. The
         // event for that comes after; if its binding is over, it takes the decision over.
         Status::Releasing if row.seen == Seen::Pending && row.rare.refused.is_none() => {
@@ -213,7 +221,7 @@ fn evicting(state: &State, row: &TaskRow) -> Option<Event> {
     let open = state.open.get(&decision);
     Some(Event::Evicting(Evicting {
         decision,
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         cause: open
             .and_then(|open| open.evicts)
             .unwrap_or(crate::action::EvictCause::GrantRefused),
@@ -233,7 +241,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
     }
     let pause = row.rare.pause.as_ref();
     Some(Event::Backoff(Backoff {
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         refusals: pause.map_or(0, |pause| pause.refusals),
         until: pause.and_then(|pause| pause.until),
         reason: pause.map_or_else(|| Arc::from(""), |pause| Arc::clone(&pause.reason)),
@@ -245,7 +253,7 @@ fn pause(row: &TaskRow) -> Option<Event> {
 /// A pod as in its last event.
 pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> {
     let spec = &state.specs.get(row.spec)?.spec;
-    let key = state.task_of(&row.uid)?;
+    let key = state.task_of(row.uid.clone())?;
     let placement = || {
         let (node, grants) = match &row.rare.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
@@ -268,18 +276,18 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         Seen::Failed => Phase::Failed,
     };
     Some(Pod {
-        uid: row.uid.clone(),
+        uid: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: Arc::clone(&row.name),
+        name: row.name.shared(),
         ours: row.facts.ours,
         queue: row.facts.queue.clone(),
-        group: state.group_name(row).cloned(),
+        group: state.group_name(row),
         sub_group: row.facts.set.clone(),
         priority: row.facts.priority,
         preemptible: row.facts.preemptible,
         safe_to_evict: row.facts.safe_to_evict,
         created: row.created,
-        task_order: row.task_order,
+        task_order: row.facts.task_order,
         labels: row.labels.to_labels(),
         cpu: spec.cpu,
         memory: spec.memory,

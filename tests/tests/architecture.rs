@@ -165,7 +165,7 @@ fn in_tree_edges_point_one_way() {
 
 #[test]
 fn the_core_depends_on_nothing_that_could_fail_wait_or_know_kubernetes() {
-    let allowed = BTreeSet::from(["hashbrown", "indexmap", "rustc-hash", "slotmap"]);
+    let allowed = BTreeSet::from(["hashbrown", "indexmap", "rustc-hash", "slotmap", "uuid"]);
     for need in &dependencies()["scheduler-core"] {
         assert!(
             allowed.contains(need.as_str()),

@@ -17,8 +17,8 @@ pub(super) fn upsert(state: &mut State, group: PodGroup, problems: &mut Vec<Prob
         problems.push(Problem::GroupTree(group.name.clone()));
     }
     let key = state.job(&group.name, false);
-    let known = state.jobs.get(key).and_then(|row| row.group.as_deref());
-    if known.is_some_and(|known| known.to_group(&group.name) == group) {
+    let known = state.jobs.get(key).and_then(|row| row.group.as_ref());
+    if known.is_some_and(|known| known.to_group(group.name.clone()) == group) {
         return;
     }
     change(state, key, Some(group));
@@ -42,8 +42,8 @@ pub(super) fn life(state: &mut State, life: &Life) {
         return;
     };
     if let Some(row) = state.jobs.get_mut(key) {
-        row.last_start = life.last_start;
-        row.stale_since = life.stale_since;
+        row.last_start = life.last_start.into();
+        row.stale_since = life.stale_since.into();
     }
     state.check_staleness(key);
     if life.unreported_starts {
@@ -78,16 +78,12 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         None => queue_of_pods(state, key),
     };
     if let Some(row) = state.jobs.get_mut(key) {
-        row.last_start = group
-            .as_ref()
-            .and_then(|group| group.last_start)
-            .max(row.last_start);
-        row.stale_since = group
-            .as_ref()
-            .and_then(|group| group.stale_since)
-            .or(row.stale_since);
+        let said = group.as_ref().and_then(|group| group.last_start);
+        row.last_start = said.max(row.last_start.get()).into();
+        let said = group.as_ref().and_then(|group| group.stale_since);
+        row.stale_since = said.or(row.stale_since.get()).into();
         let interner = &mut state.interner;
-        row.group = group.map(|group| Box::new(GroupRow::of(group, interner)));
+        row.group = group.map(|group| GroupRow::of(group, interner));
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
@@ -129,7 +125,7 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
 }
 
 fn detach(state: &mut State, key: JobKey) -> Vec<DetachedPod> {
-    let tasks = state.jobs.get(key).map(|row| row.tasks.clone());
+    let tasks = state.jobs.get(key).map(|row| row.tasks.to_vec());
     let tasks = tasks.unwrap_or_default().into_iter();
     tasks.map(|task| state.detach(task)).collect()
 }

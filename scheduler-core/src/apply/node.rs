@@ -196,7 +196,7 @@ fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Ve
             })
         })
         .filter_map(|task| state.tasks.get(*task))
-        .map(|task| task.uid.clone())
+        .map(|task| task.uid.of_pod())
         .collect();
     holders.sort();
     problems.extend(holders.into_iter().map(|pod| Problem::UnknownCard {

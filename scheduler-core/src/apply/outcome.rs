@@ -8,6 +8,7 @@ use crate::ids::GroupName;
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
+use crate::state::uid::Uid;
 use crate::state::{OpenDecision, Progress, State};
 use crate::units::{Duration, Time};
 use std::sync::Arc;
@@ -47,7 +48,8 @@ pub(super) fn outcome(
                 return state.wake();
             }
             let cell = state.task_cells.get(task).cloned().unwrap_or_default();
-            if cell.status == Status::Assumed && cell.decision == Some(outcome.decision) {
+            if cell.status == Status::Assumed && cell.decision.as_deref() == Some(&outcome.decision)
+            {
                 take_back(state, config, task, &cell, reason, retryable);
             }
         }
@@ -178,7 +180,7 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
-        state.to_evict.insert((request.pod.clone(), task));
+        state.to_evict.insert((Uid::from(&request.pod), task));
         row.rare.noted().evict_request = Some(Box::new(request));
     }
     state.wake();
@@ -216,7 +218,7 @@ fn evict_again(state: &mut State, task: TaskKey) {
     if cell.status == Status::Releasing {
         let to = TaskCell {
             status,
-            decision,
+            decision: decision.map(Box::new),
             ..cell
         };
         state.transition(task, to);
@@ -345,7 +347,7 @@ fn stop_holding(
     cell: &TaskCell,
     refusal: Refusal,
 ) {
-    let uid = refusal.pod.clone();
+    let uid = Uid::from(&refusal.pod);
     let grants = crate::cycle::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
         row.rare.noted().refused = Some(Box::new(Refused {
@@ -415,7 +417,7 @@ pub(super) fn assumed(
             node: Some(node),
             front: bind.front,
             holds: (!holds.is_empty()).then(|| Arc::from(holds)),
-            decision: Some(bind.decision),
+            decision: Some(Box::new(bind.decision)),
             leaving: None,
         },
     );

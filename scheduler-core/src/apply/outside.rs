@@ -61,9 +61,9 @@ pub(super) fn is_from_outside(state: &State, event: &Event) -> bool {
 fn is_another(state: &State, group: &PodGroup) -> bool {
     let known = state
         .job_of(&group.name)
-        .and_then(|key| state.jobs.get(key)?.group.as_deref());
+        .and_then(|key| state.jobs.get(key)?.group.as_ref());
     known.is_none_or(|known| {
-        let mut same = known.to_group(&group.name);
+        let mut same = known.to_group(group.name.clone());
         same.last_start = group.last_start;
         same.stale_since = group.stale_since;
         // As its condition says, which we wrote.
@@ -82,7 +82,7 @@ fn is_new(state: &State, pod: &Pod) -> bool {
         .and_then(|key| Some((key, state.tasks.get(key)?, state.task_cells.get(key)?)));
     let Some((key, row, cell)) = known else {
         let job = pod.group.as_ref();
-        return !job.is_some_and(|name| state.job_names.contains_key(name));
+        return job.is_none_or(|name| state.job_of(name).is_none());
     };
     let wants_the_same = state.specs.get(row.spec).is_some_and(|row| {
         let spec = &row.spec;
@@ -106,5 +106,5 @@ fn is_new(state: &State, pod: &Pod) -> bool {
         || row.gated != pod.gated
         || row.facts.priority != pod.priority
         || row.facts.queue != pod.queue
-        || state.group_name(row) != pod.group.as_ref()
+        || !state.is_of_group(row, pod.group.as_ref())
 }

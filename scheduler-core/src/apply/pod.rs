@@ -9,9 +9,11 @@ use crate::model::{
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
+use crate::state::packed_text::PackedText;
 use crate::state::rows::{
     ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
 };
+use crate::state::uid::Uid;
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
 
@@ -64,7 +66,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     state.transition(key, TaskCell::of(Status::Detached));
     state.open.forget(key);
-    state.to_evict.remove(&(uid.clone(), key));
+    state.to_evict.remove(&(Uid::from(uid), key));
     state.end_pause(key);
     let job = state.tasks.get(key).and_then(|row| row.job);
     state.leave_job(key);
@@ -80,8 +82,9 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
             .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(uid.as_str(), key);
+    state.task_names.remove(&Uid::from(uid), key);
     state.task_cells.remove(key);
+    state.said.remove(&key);
     for hold in before.holds() {
         state.release_card(hold.card);
     }
@@ -114,22 +117,19 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
         lacks: Vec::new(),
         bad: None,
     });
-    let key = state.tasks.insert(Box::new(TaskRow {
-        uid: pod.uid.clone(),
-        name: Arc::clone(&pod.name),
-        facts: PodFacts::of(pod, &mut state.interner),
+    let key = state.tasks.insert(TaskRow {
+        uid: Uid::from(&pod.uid),
+        name: PackedText::of(&pod.name),
+        facts: PodFacts::of(pod, pod.task_order, &mut state.interner),
         spec: nothing,
         labels: state.interner.labels(&pod.labels),
         counted_in: None,
         job: None,
         created: pod.created,
-        task_order: pod.task_order,
-        in_order: pod.task_order,
         gated: pod.gated,
         seen: Seen::Pending,
         rare: Rare::default(),
-        said: None,
-    }));
+    });
     if let Some(row) = state.tasks.get(key) {
         state
             .pod_counts
@@ -137,8 +137,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
             .join(&row.facts.namespace, &row.labels, key);
     }
     state.task_cells.insert(key, TaskCell::default());
-    let uid = pod.uid.as_str();
-    state.task_names.insert(uid, key, &state.tasks);
+    state.task_names.insert(key, &state.tasks);
     key
 }
 
@@ -146,8 +145,8 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
 /// pod, and the group of a pod without an owner is created while the pod is being bound.
 fn started_alone(state: &State, key: TaskKey, before: &TaskCell) -> Option<Time> {
     let job = state.jobs.get(state.tasks.get(key)?.job?)?;
-    job.last_start
-        .filter(|_| job.single && before.node.is_some())
+    let start = job.last_start.get();
+    start.filter(|_| job.single && before.node.is_some())
 }
 
 /// A pod came into a job and had started before.
@@ -159,9 +158,9 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
     if others.any(|task| state.cell(*task).node.is_some()) {
         return;
     }
-    let (single, name) = (row.single, row.name.clone());
+    let (single, name) = (row.single, row.group_name());
     if let Some(row) = state.jobs.get_mut(job) {
-        row.last_start = row.last_start.max(Some(at));
+        row.last_start = row.last_start.get().max(Some(at)).into();
     }
     if !single {
         state.unreported_starts.insert(name);
@@ -211,13 +210,12 @@ fn take_row(
     let same = before.status != Status::Detached
         && same_spec
         && state.devices.of(key) == pod.devices
-        && state.group_name(row) == pod.group.as_ref()
+        && state.is_of_group(row, pod.group.as_ref())
         && row.facts.are(pod)
         && row.created == pod.created
-        && row.task_order == pod.task_order
         && row.gated == pod.gated
         && row.labels.are(&pod.labels)
-        && row.name == pod.name;
+        && row.name.is(&pod.name);
     if same {
         return false;
     }
@@ -227,7 +225,7 @@ fn take_row(
     state.set_device_claims(key, &pod.devices);
     let spec_key = state.spec(spec);
     let labels = state.interner.labels(&pod.labels);
-    let facts = PodFacts::of(pod, &mut state.interner);
+    let facts = PodFacts::of(pod, in_order(pod.task_order, config), &mut state.interner);
     let job = pod.ours.then(|| match &pod.group {
         Some(name) => state.job(name, false),
         None => state.job(&GroupName::of_pod_alone(&pod.uid), true),
@@ -241,11 +239,9 @@ fn take_row(
             .leave(&row.facts.namespace, &row.labels, key);
         state.pod_counts.index.join(&facts.namespace, &labels, key);
         row.facts = facts;
-        row.name = Arc::clone(&pod.name);
+        row.name = PackedText::of(&pod.name);
         row.labels = labels;
         row.created = pod.created;
-        row.task_order = pod.task_order;
-        row.in_order = in_order(pod.task_order, config);
         row.gated = pod.gated;
     }
     if let Some(old) = old_spec {
@@ -304,13 +300,14 @@ fn target(
         Phase::Pending => {
             let open = before
                 .decision
-                .and_then(|decision| state.open.get(&decision));
+                .as_deref()
+                .and_then(|decision| state.open.get(decision));
             // Older than the binding, whatever came of that.
             if before.status == Status::Assumed && open.is_some() {
                 return before.clone();
             }
-            if let Some(decision) = before.decision {
-                state.open.remove(&decision);
+            if let Some(decision) = &before.decision {
+                state.open.remove(decision);
             }
             // Not bound after all: a refusal of its grant is of the past, and so is an
             // agent's wish that was followed.
@@ -433,11 +430,16 @@ fn placed(
     let by_plugin = placement.front == Front::Plugin;
     if placement.grants.is_empty() && !spec.gpus.is_empty() && managed && by_plugin {
         problems.push(Problem::NoGrant {
-            pod: uid.clone(),
+            pod: uid.of_pod(),
             node: placement.node.clone(),
         });
     }
-    let holds = holds(state, config, &uid, node, &placement.grants, problems);
+    let holds = if placement.grants.is_empty() {
+        Vec::new()
+    } else {
+        let uid = uid.of_pod();
+        holds(state, config, &uid, node, &placement.grants, problems)
+    };
     TaskCell {
         status,
         node: Some(node),

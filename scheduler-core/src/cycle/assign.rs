@@ -59,7 +59,7 @@ impl Cycle<'_> {
                 node: Some(leaving.node),
                 front: leaving.front,
                 holds: leaving.holds.clone(),
-                decision: leaving.decision,
+                decision: leaving.decision.map(Box::new),
                 leaving: None,
             },
         );

@@ -33,9 +33,9 @@ impl Cycle<'_> {
                 continue;
             };
             if !stands {
-                row.last_start = before;
+                row.last_start = before.into();
             } else if row.group.is_some() {
-                self.decision.started.push((row.name.clone(), now));
+                self.decision.started.push((row.group_name(), now));
             }
         }
     }
@@ -70,13 +70,13 @@ impl Cycle<'_> {
                 progress: Progress::Sent,
             },
         );
-        if let Some(row) = self.state.tasks.get_mut(task) {
-            row.said = None;
-            if let Some(rare) = row.rare.if_any() {
-                // Another node has no say of it any more.
-                let wish = &mut rare.evict_request;
-                wish.take_if(|wish| wish.node != bind.node);
-            }
+        self.state.said.remove(&task);
+        if let Some(row) = self.state.tasks.get_mut(task)
+            && let Some(rare) = row.rare.if_any()
+        {
+            // Another node has no say of it any more.
+            let wish = &mut rare.evict_request;
+            wish.take_if(|wish| wish.node != bind.node);
         }
         self.decision.actions.push(Action::Bind(bind));
     }
@@ -88,12 +88,12 @@ impl Cycle<'_> {
         };
         row.rare.noted().evicting = Some(id);
         let (pod, namespace, name) = (
-            row.uid.clone(),
+            row.uid.of_pod(),
             Arc::clone(&row.facts.namespace),
-            Arc::clone(&row.name),
+            row.name.shared(),
         );
         let row = self.state.tasks.get(task);
-        let group = row.and_then(|row| self.state.group_name(row)).cloned();
+        let group = row.and_then(|row| self.state.group_name(row));
         self.state.open.insert(
             id,
             OpenDecision {
@@ -131,9 +131,9 @@ impl Cycle<'_> {
                 (self.state.tasks.get(task), self.state.nodes.get(node))
             {
                 self.decision.promises.push(Promise {
-                    pod: row.uid.clone(),
+                    pod: row.uid.of_pod(),
                     namespace: Arc::clone(&row.facts.namespace),
-                    name: Arc::clone(&row.name),
+                    name: row.name.shared(),
                     node: node.name.clone(),
                     cards: cell
                         .holds()
@@ -199,9 +199,9 @@ pub(crate) fn bind(
     });
     Some(Bind {
         decision,
-        pod: row.uid.clone(),
+        pod: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: Arc::clone(&row.name),
+        name: row.name.shared(),
         node: on.name.clone(),
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,
@@ -210,7 +210,7 @@ pub(crate) fn bind(
         received,
         front: cell.front,
         queue,
-        group: state.group_name(row).cloned(),
+        group: state.group_name(row),
     })
 }
 

@@ -52,7 +52,7 @@ impl Fragments {
             return None;
         }
         let mut pods: FxHashMap<SpecKey, u64> = FxHashMap::default();
-        for (key, row) in &state.tasks {
+        for (key, row) in state.tasks.iter() {
             let done = state
                 .task_cells
                 .get(key)

@@ -26,7 +26,7 @@ impl Cycle<'_> {
         };
         self.state
             .evicted
-            .get(&(by.name.clone(), of.name.clone()))
+            .get(&(by.group_name(), of.group_name()))
             .is_some_and(|before| {
                 self.active(job) <= before.active && self.active(victim) > before.left
             })
@@ -37,12 +37,13 @@ impl Cycle<'_> {
         let Some(row) = self.state.jobs.get(job) else {
             return false;
         };
-        let first = (row.name.clone(), GroupName::new(""));
+        let name = row.group_name();
+        let first = (name.clone(), GroupName::new(""));
         self.state
             .evicted
             .range(first..)
             .next()
-            .is_some_and(|((by, _), _)| *by == row.name)
+            .is_some_and(|((by, _), _)| *by == name)
     }
 
     /// How many of its pods have a place, those of this decision included.
@@ -70,7 +71,7 @@ impl Cycle<'_> {
                     active: self.active(job),
                     left: self.active(victim),
                 };
-                evicted.push(((by.clone(), of.name.clone()), now));
+                evicted.push(((by.clone(), of.group_name()), now));
             }
         }
         for (pair, now) in evicted {

@@ -12,6 +12,7 @@ use crate::fit::choose_whole;
 use crate::ids::GroupName;
 use crate::model::Front;
 use crate::state::cell::{Status, TaskCell};
+use crate::state::job_row::JobRow;
 use crate::state::rows::{JobKey, TaskKey};
 use crate::units::Time;
 use rustc_hash::FxHashMap;
@@ -118,7 +119,7 @@ fn in_turn<T>(all: impl Iterator<Item = (u64, T)>) -> Vec<T> {
 pub(super) fn is_new(cell: &TaskCell) -> bool {
     let (status, decision) = match &cell.leaving {
         Some(leaving) => (leaving.was, leaving.decision),
-        None => (cell.status, cell.decision),
+        None => (cell.status, cell.decision.as_deref().copied()),
     };
     status == Status::Assumed && decision.is_none()
 }
@@ -199,7 +200,7 @@ impl Cycle<'_> {
         self.state.capacity_version += 1;
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
-            .map(|row| row.name.clone());
+            .map(JobRow::group_name);
         let eviction = Eviction {
             cause,
             message: Arc::from(message),
@@ -249,7 +250,7 @@ impl Cycle<'_> {
     pub(super) fn started(&mut self, job: JobKey) {
         let now = self.state.now;
         if let Some(row) = self.state.jobs.get_mut(job) {
-            let before = row.last_start.replace(now);
+            let before = std::mem::replace(&mut row.last_start, now.into()).get();
             let turn = self.plan.turn();
             let starts = &mut self.plan.starts;
             let before = starts.get(&job).map_or(before, |(_, before)| *before);

@@ -10,6 +10,7 @@ use crate::ids::NodeName;
 use crate::reason::{self, Line, NodeReason, ReasonKey, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::job_row::GroupRow;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -96,7 +97,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<WaitReason>>
             format!("Queue '{name}' is not a leaf queue"),
         );
     }
-    if let Some(parked) = job.group.as_ref().and_then(|group| group.parked.as_ref()) {
+    if let Some(parked) = job.group.as_ref().and_then(GroupRow::parked) {
         return said(ReasonKind::Parked, parked.to_string());
     }
     if let Some(pause) = &row.rare.pause
@@ -286,7 +287,8 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };
-        if row.said.as_ref().is_some_and(|said| said.is_as(&why)) {
+        let said = self.state.said.get(&task);
+        if said.is_some_and(|said| said.is_as(&why)) {
             return;
         }
         let mark = self
@@ -294,15 +296,13 @@ impl Cycle<'_> {
             .group_of(row)
             .is_none_or(|group| group.spec.mark_unschedulable);
         self.decision.reasons.push(PodReason {
-            pod: row.uid.clone(),
+            pod: row.uid.of_pod(),
             namespace: Arc::clone(&row.facts.namespace),
-            name: Arc::clone(&row.name),
+            name: row.name.shared(),
             mark,
             kind: why.kind,
             line: Arc::clone(&why.line),
         });
-        if let Some(row) = self.state.tasks.get_mut(task) {
-            row.said = Some(why);
-        }
+        self.state.said.insert(task, why);
     }
 }

@@ -27,11 +27,11 @@ impl Cycle<'_> {
             let key = self.state.job_of(name);
             let Some((row, at)) = key
                 .and_then(|key| self.state.jobs.get(key))
-                .and_then(|row| Some((row, row.last_start?)))
+                .and_then(|row| Some((row, row.last_start.get()?)))
             else {
                 return false;
             };
-            let said = row.group.as_ref().map(|group| group.last_start);
+            let said = row.group.as_ref().map(|group| group.last_start.get());
             if said.is_some_and(|said| said < Some(at)) {
                 self.decision.started.push((name.clone(), at));
             }
@@ -54,7 +54,7 @@ impl Cycle<'_> {
             .state
             .jobs
             .get(victim)
-            .and_then(|row| Some((row.queue?, row.last_start?)))
+            .and_then(|row| Some((row.queue?, row.last_start.get()?)))
         else {
             return false;
         };

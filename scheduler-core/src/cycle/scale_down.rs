@@ -163,7 +163,7 @@ impl Cycle<'_> {
                 .iter()
                 .filter_map(|task| self.state.tasks.get(*task));
             let created = created.map(|task| task.created).max();
-            row.last_start.max(created).unwrap_or_default()
+            row.last_start.get().max(created).unwrap_or_default()
         });
         starts.max().unwrap_or_default()
     }

@@ -17,8 +17,8 @@ impl Cycle<'_> {
                 continue;
             };
             if !stale {
-                if row.stale_since.take().is_some() {
-                    self.decision.stale.push((row.name.clone(), None));
+                if std::mem::take(&mut row.stale_since).get().is_some() {
+                    self.decision.stale.push((row.group_name(), None));
                 }
                 continue;
             }
@@ -27,10 +27,10 @@ impl Cycle<'_> {
                 continue;
             };
             // A time to come was written by a replica whose clock was ahead of this one's.
-            let since = row.stale_since.filter(|since| *since <= now);
+            let since = row.stale_since.get().filter(|since| *since <= now);
             if since.is_none() {
-                row.stale_since = Some(now);
-                self.decision.stale.push((row.name.clone(), Some(now)));
+                row.stale_since = now.into();
+                self.decision.stale.push((row.group_name(), Some(now)));
             }
             let since = since.unwrap_or(now);
             let own = row
@@ -76,7 +76,9 @@ impl Cycle<'_> {
             let row = self.state.jobs.get(job);
             row.is_some_and(|row| {
                 let is_stale = self.gang(job).is_stale() && !self.has_succeeded(job);
-                !row.maybe_stale && !row.is_never_stale() && (is_stale || row.stale_since.is_some())
+                !row.maybe_stale
+                    && !row.is_never_stale()
+                    && (is_stale || row.stale_since.get().is_some())
             })
         };
         if self.state.jobs.keys().any(is_wrong) {

@@ -88,7 +88,7 @@ impl Cycle<'_> {
                 node,
                 front: cell.front,
                 holds: cell.holds,
-                decision: cell.decision,
+                decision: cell.decision.map(|decision| *decision),
             })),
         };
         self.state.transition(

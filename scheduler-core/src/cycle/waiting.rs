@@ -15,6 +15,7 @@ use crate::shares::QueueAmounts;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
+use crate::state::uid::Uid;
 use crate::units::Time;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
@@ -94,7 +95,8 @@ pub(crate) struct Waiting {
     at: Option<(u64, u128)>,
     /// [`State::settled`] at the last check.
     settled: Option<u64>,
-    known: FxHashMap<JobKey, JobProgress>,
+    // Boxed: a hash map has room for up to twice as many.
+    known: FxHashMap<JobKey, Box<JobProgress>>,
     listed: FxHashMap<JobKey, WaitingJob>,
     /// By queue, the best last.
     lines: FxHashMap<QueueKey, Arc<QueueLine>>,
@@ -200,7 +202,7 @@ impl Cycle<'_> {
             drop(self.state.moved.take(self.state.touched));
             let waits = self.state.pending.iter();
             let jobs: BTreeSet<JobKey> = waits
-                .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+                .filter_map(|task| self.state.tasks.get(*task)?.job)
                 .collect();
             self.list(jobs);
         } else if self.waiting.settled != Some(self.state.settled) {
@@ -352,7 +354,7 @@ impl Cycle<'_> {
         let known = self.waiting.known.get(&job);
         if known.is_none_or(|known| known.stamp != stamp) {
             let known = self.insert(job, stamp);
-            self.waiting.known.insert(job, known);
+            self.waiting.known.insert(job, Box::new(known));
         }
         &self.waiting.known[&job]
     }
@@ -421,12 +423,12 @@ impl Cycle<'_> {
 
     pub(super) fn rank(&self, job: JobKey, gang: &Gang) -> JobRank {
         let row = self.state.jobs.get(job);
-        let (created, uid) = row.map_or((Time(0), Arc::from("")), |row| match &row.group {
+        let (created, uid) = row.map_or((Time(0), Uid::from("")), |row| match &row.group {
             Some(group) => (group.created, group.tie_breaker(&row.name)),
             None => row
                 .only(self.state)
-                .map_or((Time(0), Arc::from("")), |task| {
-                    (task.created, task.uid.shared())
+                .map_or((Time(0), Uid::from("")), |task| {
+                    (task.created, task.uid.clone())
                 }),
         });
         JobRank {
@@ -467,7 +469,7 @@ impl Cycle<'_> {
     /// The same from the state alone.
     fn recomputed(&self) -> Seen {
         let mut seen = Seen::default();
-        for (job, row) in &self.state.jobs {
+        for (job, row) in self.state.jobs.iter() {
             if !waits(self.state, job) {
                 continue;
             }

@@ -9,7 +9,6 @@
 //! only if all of them fit in every order.
 
 use super::{Room, card};
-use crate::ids::PodUid;
 use crate::model::{
     AlignedContainer, Ask, Front, NumaUse, NumaZone, Pool, TopologyManager, TopologyPolicy,
     TopologyScope,
@@ -18,6 +17,7 @@ use crate::state::State;
 use crate::state::cell::TaskCell;
 use crate::state::rows::{CardKey, NodeKey, NodeRow, Spec, TaskKey};
 use crate::state::transition::As;
+use crate::state::uid::Uid;
 
 /// What the topology manager has hints of: exclusive CPUs, bytes of pinned memory, whole GPUs,
 /// tokens of shares.
@@ -417,11 +417,11 @@ fn place(cell: &TaskCell, how: As) -> (Front, Vec<CardKey>) {
 fn is_reported(
     state: &State,
     manager: &TopologyManager,
-    pod: &PodUid,
+    pod: &Uid,
     items: &Items,
     cards: &[CardKey],
 ) -> bool {
-    let used = used_by(manager, pod.as_str());
+    let used = pod.with_text(|pod| used_by(manager, pod));
     let wanted = items.apps.iter().fold([0; 4], plus);
     let given = used.iter().fold([0_u64; 2], |[cpus, memory], one| {
         [

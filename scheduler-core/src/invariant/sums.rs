@@ -75,7 +75,7 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
         let asks = state.specs.get(row.spec).map(|spec| &spec.spec.others);
         let should = state.others_now(row);
         if asks != Some(&should) {
-            differs("pod", row.uid.as_str(), &asks, &should);
+            differs("pod", &row.uid.to_string(), &asks, &should);
         }
     }
     if counts != sums.counts {
@@ -317,8 +317,8 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
         let state = core.state_for_tests();
         state.refresh_queues();
         let (leaves, promised) = (
-            state.task_of(&"leaves".into()).unwrap(),
-            state.task_of(&"promised".into()).unwrap(),
+            state.task_of("leaves").unwrap(),
+            state.task_of("promised").unwrap(),
         );
         let place = state.cell(leaves);
         state.transition(

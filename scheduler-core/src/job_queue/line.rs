@@ -4,6 +4,7 @@ use crate::gang::AvailabilityTier;
 use crate::shares::QueueAmounts;
 use crate::state::State;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
+use crate::state::uid::Uid;
 use crate::units::Time;
 use rustc_hash::FxHashMap;
 use std::cmp::{Ordering, Reverse};
@@ -15,7 +16,7 @@ pub(crate) struct JobRank {
     pub priority: Reverse<i32>,
     pub availability_tier: AvailabilityTier,
     pub created: Time,
-    pub uid: Arc<str>,
+    pub uid: Uid,
 }
 
 /// A job in the queue, whole or with some of its pods only.

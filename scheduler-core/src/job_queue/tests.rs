@@ -6,6 +6,7 @@ use crate::core::Core;
 use crate::gang::AvailabilityTier;
 use crate::ids::QueueName;
 use crate::state::cell::Cell;
+use crate::state::uid::Uid;
 use crate::text;
 use crate::units::Time;
 use proptest::prelude::*;
@@ -129,7 +130,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
                     priority: Reverse(0),
                     availability_tier: AvailabilityTier::Below,
                     created: Time(index as u64),
-                    uid: Arc::from(""),
+                    uid: Uid::from(""),
                 },
                 wanted: [[1, 0, 0], [2, 500, 0], [5, 0, 1 << 20]][*size]
                     .map(|part: u128| part * 1_000_000_000),

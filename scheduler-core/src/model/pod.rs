@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A pod's rank among the pods of its job: smaller is placed first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskOrder {
     /// What its operator's labels say.
     pub lead: Lead,
@@ -19,7 +19,7 @@ pub struct TaskOrder {
 }
 
 /// Whether a pod goes before the others of its job, by KAI's plugins in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lead {
     /// A master or launcher: `training.kubeflow.org/job-role`.
     Kubeflow,

@@ -16,7 +16,7 @@ use crate::state::cell::Status;
 use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Mib, NanoGpu, Time};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 /// The queue of all pods of a shortage.
@@ -53,8 +53,14 @@ pub(crate) fn shortage(state: &mut State, scope: Scope<'_>, most: usize, card: M
     let mut pods = 0;
     let mut asked: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
     let mut looked_at = BTreeSet::new();
-    for (_, task) in &state.pending {
-        let Some(job) = waits_for_room(state, *task) else {
+    // Most often the first of many are enough: the rest is not sorted.
+    let waits = state.pending.iter().filter_map(|task| {
+        let row = state.tasks.get(*task)?;
+        Some(Reverse((state.order(row), *task)))
+    });
+    let mut waits: BinaryHeap<_> = waits.collect();
+    while let Some(Reverse((_, task))) = waits.pop() {
+        let Some(job) = waits_for_room(state, task) else {
             continue;
         };
         if !looked_at.insert(job)
@@ -195,7 +201,7 @@ fn idle(card: &Card) -> Card {
 
 /// One of the job's pods asks for slices of cards in MIG mode.
 fn asks_for_slices(state: &State, job: JobKey) -> bool {
-    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let tasks = state.jobs.get(job).map(|row| &*row.tasks);
     let mut tasks = tasks.unwrap_or_default().iter();
     tasks.any(|task| {
         let row = state.tasks.get(*task);
@@ -207,7 +213,7 @@ fn asks_for_slices(state: &State, job: JobKey) -> bool {
 /// The job of a pod with the reason that it fits nowhere. `None`: it waits for something else.
 fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let row = state.tasks.get(task)?;
-    let why = row.said.as_ref()?;
+    let why = state.said.get(&task)?;
     let fits_nowhere = why.kind == ReasonKind::Unschedulable;
     row.job
         .filter(|_| fits_nowhere && cycle::hindrance(state, row).is_none())
@@ -236,7 +242,7 @@ fn within_quota(
     if tasks.is_empty() || !ask(state, job, wanted(state, &tasks, card), asked) {
         return Vec::new();
     }
-    let all = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let all = state.jobs.get(job).map(|row| &*row.tasks);
     for task in all.unwrap_or_default() {
         let is_pending = state.cell(*task).status == Status::Pending;
         if !is_pending || !may_be_placed(state, *task) || tasks.contains(task) {
@@ -326,7 +332,7 @@ fn spare(state: &State) -> BTreeSet<NodeKey> {
 
 /// Where pods of the job are.
 fn stands_on(state: &State, job: JobKey) -> impl Iterator<Item = NodeKey> {
-    let tasks = state.jobs.get(job).map(|row| row.tasks.as_slice());
+    let tasks = state.jobs.get(job).map(|row| &*row.tasks);
     let tasks = tasks.unwrap_or_default().iter();
     tasks.filter_map(|task| state.cell(*task).node)
 }
@@ -388,7 +394,7 @@ fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: 
     let Some(row) = state.jobs.get(job) else {
         return;
     };
-    if let Some(group) = row.group.as_deref() {
+    if let Some(group) = row.group.as_ref() {
         events.push(Event::Group(PodGroup {
             queue: QueueName::new(QUEUE),
             priority: 0,
@@ -396,7 +402,7 @@ fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: 
             last_start: None,
             stale_since: None,
             parked: None,
-            ..group.to_group(&row.name)
+            ..group.to_group(row.group_name())
         }));
     }
     for task in tasks {

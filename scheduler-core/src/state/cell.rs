@@ -56,8 +56,8 @@ pub(crate) struct TaskCell {
     pub front: Front,
     /// `None`: nothing.
     pub holds: Option<Arc<[Hold]>>,
-    /// The open decision, while assumed.
-    pub decision: Option<DecisionId>,
+    /// The open decision, while assumed. Boxed: few pods are.
+    pub decision: Option<Box<DecisionId>>,
     /// What a victim of this trial still holds, wherever it may be promised a new place.
     pub leaving: Option<Arc<Leaving>>,
 }
@@ -340,7 +340,7 @@ impl State {
         if old.places() != new.places() {
             for node in old.places().into_iter().flatten() {
                 if let Some(set) = self.on_node.get_mut(node) {
-                    set.remove(&key);
+                    set.remove(key);
                 }
             }
             for node in new.places().into_iter().flatten() {
@@ -356,13 +356,12 @@ impl State {
         );
         self.overallocated = (self.overallocated + u32::from(is)).saturating_sub(u32::from(was));
         if (old.status == Status::Pending) != (new.status == Status::Pending)
-            && let Some(row) = self.tasks.get(key)
+            && self.tasks.get(key).is_some()
         {
-            let entry = (self.order(row), key);
             if new.status == Status::Pending {
-                self.pending.insert(entry);
+                self.pending.insert(key);
             } else {
-                self.pending.remove(&entry);
+                self.pending.remove(key);
             }
         }
         let moved = old.status != new.status;
@@ -515,10 +514,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         }
         let state = core.state_for_tests();
         state.deciding = true;
-        let (a, b) = (
-            state.task_of(&"a".into()).unwrap(),
-            state.task_of(&"b".into()).unwrap(),
-        );
+        let (a, b) = (state.task_of("a").unwrap(), state.task_of("b").unwrap());
         let before = fields(state);
         let outer = state.mark();
         let b_cell = state.cell(b);
@@ -560,7 +556,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
         }
         let state = core.state_for_tests();
         let node = state.node_names["n1"];
-        let b = state.task_of(&"b".into()).unwrap();
+        let b = state.task_of("b").unwrap();
         let mark = state.mark();
         state.transition(b, TaskCell::of(Status::Pending));
         let during = state.nodes[node].generation;
@@ -578,7 +574,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             }
             let state = core.state_for_tests();
             state.deciding = true;
-            let tasks = [state.task_of(&"a".into()).unwrap(), state.task_of(&"b".into()).unwrap()];
+            let tasks = [state.task_of("a").unwrap(), state.task_of("b").unwrap()];
             let placed = state.cell(tasks[1]);
             let start = fields(state);
             let mut open: Vec<(Mark, String)> = vec![(state.mark(), start)];

@@ -4,7 +4,7 @@ use slotmap::{Key, KeyData};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Values beside the rows of a [`slotmap::SlotMap`], by the same keys.
+/// Values beside the rows of a [`slotmap::SlotMap`] or a [`super::table::Table`], by the same keys.
 ///
 /// It grows by whole chunks. One vector, as [`slotmap::SecondaryMap`] has it, keeps up to twice
 /// the room that it needs, and copies all values when it grows.
@@ -18,17 +18,27 @@ pub(crate) struct Column<K, V> {
 const CHUNK: usize = 1024;
 
 struct Chunk<V> {
-    /// Of the keys that have a value; 0: none. A slot is used again under another version.
-    versions: Box<[u32]>,
-    values: Box<[Option<V>]>,
+    /// Of the keys that have a value, or had one last; 0: there was none. A slot is used again
+    /// under another version.
+    versions: Box<[u32; CHUNK]>,
+    /// Arrays, so that a place in the chunk needs no check.
+    values: Box<[Option<V>; CHUNK]>,
 }
 
 impl<V> Chunk<V> {
     fn empty() -> Self {
         Self {
-            versions: vec![0; CHUNK].into_boxed_slice(),
-            values: (0..CHUNK).map(|_| None).collect(),
+            versions: Box::new([0; CHUNK]),
+            values: Box::new([const { None }; CHUNK]),
         }
+    }
+
+    /// The value that a key of this version has there.
+    fn get(&self, place: usize, version: u32) -> Option<&V> {
+        let place = place % CHUNK;
+        self.values[place]
+            .as_ref()
+            .filter(|_| self.versions[place] == version)
     }
 }
 
@@ -56,38 +66,40 @@ impl<K: Key, V> Column<K, V> {
         let Some(chunk) = self.chunks.get_mut(chunk) else {
             return;
         };
-        let slots = chunk.versions.get_mut(place);
-        if let Some((had, slot)) = slots.zip(chunk.values.get_mut(place)) {
-            self.len += usize::from(slot.is_none());
-            (*had, *slot) = (version, Some(value));
-        }
+        let place = place % CHUNK;
+        self.len += usize::from(chunk.values[place].is_none());
+        chunk.versions[place] = version;
+        chunk.values[place] = Some(value);
     }
 
     pub(crate) fn get(&self, key: K) -> Option<&V> {
         let (chunk, place, version) = at(key);
-        let chunk = self.chunks.get(chunk)?;
-        let is_its = chunk.versions.get(place) == Some(&version);
-        chunk.values.get(place).filter(|_| is_its)?.as_ref()
+        self.chunks.get(chunk)?.get(place, version)
     }
 
     pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let is_its = chunk.versions.get(place) == Some(&version);
-        chunk.values.get_mut(place).filter(|_| is_its)?.as_mut()
+        let place = place % CHUNK;
+        chunk.values[place]
+            .as_mut()
+            .filter(|_| chunk.versions[place] == version)
     }
 
     pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let (chunk, place, version) = at(key);
         let chunk = self.chunks.get_mut(chunk)?;
-        let had = chunk
-            .versions
-            .get_mut(place)
-            .filter(|had| **had == version)?;
-        *had = 0;
-        let value = chunk.values.get_mut(place)?.take();
+        chunk.get(place, version)?;
+        let value = chunk.values[place % CHUNK].take();
         self.len -= usize::from(value.is_some());
         value
+    }
+
+    /// The version of the key that has the slot, or had it last; 0: none had it.
+    pub(super) fn last_version(&self, slot: u32) -> u32 {
+        let slot = slot as usize;
+        let chunk = self.chunks.get(slot / CHUNK);
+        chunk.map_or(0, |chunk| chunk.versions[slot % CHUNK])
     }
 
     pub(crate) fn contains_key(&self, key: K) -> bool {
@@ -102,7 +114,7 @@ impl<K: Key, V> Column<K, V> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(index, chunk)| {
-            let slots = chunk.versions.iter().zip(&chunk.values).enumerate();
+            let slots = chunk.versions.iter().zip(chunk.values.iter()).enumerate();
             slots.filter_map(move |(place, (version, value))| {
                 let slot = (index * CHUNK + place) as u64;
                 let bits = (u64::from(*version) << 32) | slot;

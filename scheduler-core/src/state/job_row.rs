@@ -2,10 +2,14 @@
 
 use super::State;
 use super::interner::Interner;
+use super::key_list::KeyList;
+use super::packed_text::PackedText;
 use super::rows::{JobKey, QueueKey, TaskKey};
+use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, SubGroup};
 use crate::units::{Duration, Time};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// A pod group: what is its own. What many groups have alike is its [`GroupSpec`]; its name is
@@ -13,11 +17,41 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct GroupRow {
     pub spec: Arc<GroupSpec>,
-    pub uid: Arc<str>,
+    pub uid: Uid,
     pub created: Time,
-    pub parked: Option<Arc<str>>,
-    pub last_start: Option<Time>,
-    pub stale_since: Option<Time>,
+    pub last_start: MaybeTime,
+    /// `None`: neither is set.
+    rare: Option<Box<RareFacts>>,
+}
+
+/// What few groups have.
+#[derive(Clone, Debug, Default)]
+struct RareFacts {
+    parked: Option<Arc<str>>,
+    stale_since: Option<Time>,
+}
+
+/// A time, or none, in 8 bytes: an `Option` would take 16. The last millisecond that there is
+/// becomes the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MaybeTime(Option<NonZeroU64>);
+
+impl MaybeTime {
+    pub(crate) fn get(self) -> Option<Time> {
+        self.0.map(|later| Time(later.get() - 1))
+    }
+}
+
+impl From<Option<Time>> for MaybeTime {
+    fn from(time: Option<Time>) -> Self {
+        Self(time.and_then(|time| NonZeroU64::new(time.0.saturating_add(1))))
+    }
+}
+
+impl From<Time> for MaybeTime {
+    fn from(time: Time) -> Self {
+        Self::from(Some(time))
+    }
 }
 
 /// What many pod groups have alike. The fields are those of [`PodGroup`].
@@ -64,38 +98,50 @@ impl GroupRow {
         };
         Self {
             spec: interner.group(spec),
-            uid: group.uid,
+            uid: Uid::of(&group.uid),
             created: group.created,
-            parked: group.parked,
-            last_start: group.last_start,
-            stale_since: group.stale_since,
+            last_start: group.last_start.into(),
+            rare: (group.parked.is_some() || group.stale_since.is_some()).then(|| {
+                Box::new(RareFacts {
+                    parked: group.parked,
+                    stale_since: group.stale_since,
+                })
+            }),
         }
     }
 
+    pub(crate) fn parked(&self) -> Option<&Arc<str>> {
+        self.rare.as_ref()?.parked.as_ref()
+    }
+
+    pub(crate) fn stale_since(&self) -> Option<Time> {
+        self.rare.as_ref()?.stale_since
+    }
+
     /// What decides between groups that are alike in all else. `name`: the group's.
-    pub(crate) fn tie_breaker(&self, name: &GroupName) -> Arc<str> {
+    pub(crate) fn tie_breaker(&self, name: &PackedText) -> Uid {
         if self.uid.is_empty() {
-            name.shared()
+            Uid::of(&name.shared())
         } else {
-            Arc::clone(&self.uid)
+            self.uid.clone()
         }
     }
 
     /// The group as its event had it.
-    pub(crate) fn to_group(&self, name: &GroupName) -> PodGroup {
+    pub(crate) fn to_group(&self, name: GroupName) -> PodGroup {
         let spec = &self.spec;
         PodGroup {
-            name: name.clone(),
-            uid: Arc::clone(&self.uid),
+            name,
+            uid: self.uid.shared(),
             queue: spec.queue.clone(),
             priority: spec.priority,
             preemptible: spec.preemptible,
             created: self.created,
             root: (*spec.root).clone(),
             mark_unschedulable: spec.mark_unschedulable,
-            parked: self.parked.clone(),
-            last_start: self.last_start,
-            stale_since: self.stale_since,
+            parked: self.parked().cloned(),
+            last_start: self.last_start.get(),
+            stale_since: self.stale_since(),
             staleness_grace: spec.staleness_grace,
             preemption_delay: spec.preemption_delay,
         }
@@ -105,25 +151,30 @@ impl GroupRow {
 /// A job: pods that are placed together.
 #[derive(Debug)]
 pub(crate) struct JobRow {
-    pub name: GroupName,
+    /// Its group's.
+    pub name: PackedText,
     /// `None` for a pod of its own, or while the group is not there.
-    pub group: Option<Box<GroupRow>>,
+    pub group: Option<GroupRow>,
     /// True for a pod of its own.
     pub single: bool,
     /// In their order.
-    pub tasks: Vec<TaskKey>,
+    pub tasks: KeyList<TaskKey>,
     /// Another one whenever a pod of it has moved: what was computed from it is void.
     pub stamp: u64,
     pub queue: Option<QueueKey>,
     /// When it last went from nothing to something.
-    pub last_start: Option<Time>,
+    pub last_start: MaybeTime,
     /// Since when it runs below its minimum.
-    pub stale_since: Option<Time>,
+    pub stale_since: MaybeTime,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
 }
 
 impl JobRow {
+    pub(crate) fn group_name(&self) -> GroupName {
+        GroupName::of(self.name.shared())
+    }
+
     /// The group's tree, where it has sub-groups.
     pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
         let root = &self.group.as_ref()?.spec.root;
@@ -137,18 +188,23 @@ impl State {
         if let Some(key) = self.job_of(name) {
             return key;
         }
-        let key = self.jobs.insert(Box::new(JobRow {
-            name: name.clone(),
+        let packed = PackedText::of(name.as_str());
+        let key = self.jobs.insert(JobRow {
+            name: packed.clone(),
             group: None,
             single,
-            tasks: Vec::new(),
+            tasks: KeyList::default(),
             queue: None,
-            last_start: None,
-            stale_since: None,
+            last_start: MaybeTime::default(),
+            stale_since: MaybeTime::default(),
             stamp: 0,
             maybe_stale: false,
-        }));
-        self.job_names.insert(name.clone(), key);
+        });
+        let jobs = &self.jobs;
+        self.job_names.insert(key, jobs);
+        let name_of = |known: &JobKey| jobs.get(*known).map(|row| &row.name);
+        self.jobs_by_name
+            .insert_by(key, |known| name_of(known).cmp(&Some(&packed)));
         key
     }
 
@@ -195,8 +251,6 @@ impl State {
                 .get(*other)
                 .is_some_and(|other| other.in_job() < own.in_job())
         });
-        // The first pod of a job is the only one of most.
-        row.tasks.reserve_exact(usize::from(row.tasks.is_empty()));
         row.tasks.insert(at, task);
     }
 
@@ -220,7 +274,13 @@ impl State {
         if unused {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
-                self.job_names.remove(&row.name);
+                let jobs = &self.jobs;
+                // Its own row is gone.
+                self.jobs_by_name.remove_by(|known| {
+                    let name = jobs.get(*known).map_or(&row.name, |row| &row.name);
+                    name.cmp(&row.name)
+                });
+                self.job_names.remove(row.name.bytes(), key);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The state of one core: rows of facts, cells of sums, indexes over both.
 //!
 //! - [`rows`], [`job_row`]: what is known of each object; changed by events alone.
-//! - [`names`]: rows by their names; [`column`]: values beside rows.
+//! - [`table`]: rows of which there are many; [`names`]: rows by their names; [`column`]: values
+//!   beside rows; [`sorted`], [`key_list`]: lists of keys.
 //! - [`cell`]: what a decision may move, and the one setter with its journal.
 //! - [`transition`]: the one function that moves sums.
 //! - [`open`]: decisions without an outcome.
@@ -13,7 +14,8 @@
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`products`]: what queues hold of single GPU products.
-//! - [`interner`]: what many objects have alike, kept once.
+//! - [`interner`]: what many objects have alike, kept once; [`uid`], [`packed_text`]: what
+//!   each has its own.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
@@ -25,9 +27,11 @@ pub(crate) mod devices;
 mod extra_use;
 mod interner;
 pub(crate) mod job_row;
+pub(crate) mod key_list;
 pub(crate) mod names;
 pub(crate) mod node_set;
 mod open;
+pub(crate) mod packed_text;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
 mod pod_index;
@@ -36,39 +40,45 @@ pub(crate) mod products;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
+pub(crate) mod sorted;
 pub(crate) mod spreading;
+pub(crate) mod table;
 pub(crate) mod transition;
+pub(crate) mod uid;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
 
 use crate::action::EvictCause;
-use crate::ids::{
-    ClaimUid, GpuUuid, GroupName, NodeName, PodUid, QueueName, ResourceName, TopologyName,
-};
+use crate::ids::{ClaimUid, GpuUuid, GroupName, NodeName, QueueName, ResourceName, TopologyName};
 use crate::model::TaskOrder;
 use crate::model::Topology;
+use crate::reason::WaitReason;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use column::Column;
 use job_row::{GroupRow, JobRow};
-use names::{NamedRow, Names};
+use names::{Named, Names};
 pub(crate) use open::{Open, OpenDecision, Progress};
+use packed_text::pack;
 use rows::{
     CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
     SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
+use sorted::Sorted;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use table::Table;
+use uid::Uid;
 
 /// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
 /// inside a job the task order, then the older pod, then the smaller uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    job: (Reverse<i32>, Time, Arc<str>),
-    task: (TaskOrder, Time, PodUid),
+    job: (Reverse<i32>, Time, Uid),
+    task: (TaskOrder, Time, Uid),
 }
 
 /// Everything that one core knows.
@@ -80,16 +90,17 @@ pub(crate) struct State {
 
     pub nodes: SlotMap<NodeKey, NodeRow>,
     pub cards: SlotMap<CardKey, CardRow>,
-    // Boxed: a slot map keeps up to twice the room that it needs.
-    pub tasks: SlotMap<TaskKey, Box<TaskRow>>,
-    pub jobs: SlotMap<JobKey, Box<JobRow>>,
+    pub tasks: Table<TaskKey, TaskRow>,
+    pub jobs: Table<JobKey, JobRow>,
     pub queues: SlotMap<QueueKey, QueueRow>,
     pub specs: SlotMap<SpecKey, SpecRow>,
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
     pub card_names: BTreeMap<GpuUuid, CardKey>,
     pub task_names: Names<TaskKey>,
-    pub job_names: BTreeMap<GroupName, JobKey>,
+    pub job_names: Names<JobKey>,
+    /// In order of their names. To be walked: a name is found by its hash, with fewer rows read.
+    pub jobs_by_name: Sorted<JobKey>,
     pub queue_names: BTreeMap<QueueName, QueueKey>,
     pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
     pub topologies: BTreeMap<TopologyName, Topology>,
@@ -122,10 +133,12 @@ pub(crate) struct State {
     pub rooms: room::Rooms,
     /// Which nodes and requests [`verdicts`] are kept of.
     pub verdict_cache: verdicts::VerdictCache,
+    /// What was said last about why a pod waits.
+    pub said: FxHashMap<TaskKey, Arc<WaitReason>>,
     /// Pods placed on a node.
-    pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
-    /// Pending pods, in order.
-    pub pending: BTreeSet<(Order, TaskKey)>,
+    pub on_node: SecondaryMap<NodeKey, Sorted<TaskKey>>,
+    /// Pending pods.
+    pub pending: Sorted<TaskKey>,
     /// Jobs that may be victims: with pods that stand or are promised a place, by queue
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
@@ -134,7 +147,7 @@ pub(crate) struct State {
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
-    pub to_evict: BTreeSet<(PodUid, TaskKey)>,
+    pub to_evict: BTreeSet<(Uid, TaskKey)>,
     /// The last sequence number given.
     pub sequence: u64,
     /// Task pauses that end, and when.
@@ -202,9 +215,19 @@ impl ChangedJobs {
     }
 }
 
-impl NamedRow<TaskKey> for SlotMap<TaskKey, Box<TaskRow>> {
-    fn name_of(&self, key: TaskKey) -> Option<&str> {
-        Some(self.get(key)?.uid.as_str())
+impl Named for TaskRow {
+    type Name = Uid;
+
+    fn name(&self) -> &Uid {
+        &self.uid
+    }
+}
+
+impl Named for JobRow {
+    type Name = [u8];
+
+    fn name(&self) -> &[u8] {
+        self.name.bytes()
     }
 }
 
@@ -273,13 +296,14 @@ impl State {
     }
 
     /// The pod with that UID.
-    pub(crate) fn task_of(&self, uid: &PodUid) -> Option<TaskKey> {
-        self.task_names.get(uid.as_str(), &self.tasks)
+    pub(crate) fn task_of(&self, uid: impl Into<Uid>) -> Option<TaskKey> {
+        self.task_names.get(&uid.into(), &self.tasks)
     }
 
     /// The job with that name.
     pub(crate) fn job_of(&self, name: &GroupName) -> Option<JobKey> {
-        self.job_names.get(name).copied()
+        let name = pack(name.as_str());
+        self.job_names.get(name.as_slice(), &self.jobs)
     }
 
     /// All pods, in order of their UIDs.
@@ -290,16 +314,26 @@ impl State {
     }
 
     /// The name of a task's group, whether the group is there or not.
-    pub(crate) fn group_name<'a>(&'a self, row: &'a TaskRow) -> Option<&'a GroupName> {
+    pub(crate) fn group_name(&self, row: &TaskRow) -> Option<GroupName> {
         let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
-            return row.facts.foreign_group.as_ref();
+            return row.facts.foreign_group.clone();
         };
-        Some(&job.name).filter(|_| !job.single)
+        (!job.single).then(|| job.group_name())
+    }
+
+    /// It is in that group, whether the group is there or not; `None`: in none.
+    pub(crate) fn is_of_group(&self, row: &TaskRow, group: Option<&GroupName>) -> bool {
+        let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
+            return row.facts.foreign_group.as_ref() == group;
+        };
+        group.map_or(job.single, |group| {
+            !job.single && job.name.is(group.as_str())
+        })
     }
 
     /// The group of a task, where it has one that is there.
     pub(crate) fn group_of(&self, row: &TaskRow) -> Option<&GroupRow> {
-        self.jobs.get(row.job?)?.group.as_deref()
+        self.jobs.get(row.job?)?.group.as_ref()
     }
 
     pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
@@ -307,7 +341,7 @@ impl State {
             .map_or(row.facts.preemptible, |group| group.spec.preemptible)
     }
 
-    /// Where a task stands in the order. Changes only while the task is detached.
+    /// Where a task stands in the order.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
         let job = row.job.and_then(|job| self.jobs.get(job));
         let (priority, created, uid) = match job.and_then(|job| Some((job, job.group.as_ref()?))) {
@@ -316,13 +350,13 @@ impl State {
                 group.created,
                 group.tie_breaker(&job.name),
             ),
-            None => (row.facts.priority, row.created, row.uid.shared()),
+            None => (row.facts.priority, row.created, row.uid.clone()),
         };
         let priority = if self.by_priority { priority } else { 0 };
         let job = (Reverse(priority), created, uid);
         Order {
             job,
-            task: (row.in_order, row.created, row.uid.clone()),
+            task: (row.facts.in_order, row.created, row.uid.clone()),
         }
     }
 
@@ -346,7 +380,7 @@ impl State {
             is_dirty: false,
         });
         self.node_use.insert(key, NodeUse::default());
-        self.on_node.insert(key, BTreeSet::new());
+        self.on_node.insert(key, Sorted::default());
         self.node_names.insert(name.clone(), key);
         self.nodes_moved += 1;
         self.rooms.rename();
@@ -355,7 +389,7 @@ impl State {
 
     /// Drops a node's row when nothing names it any more.
     pub(crate) fn release_node(&mut self, key: NodeKey) {
-        let empty = self.on_node.get(key).is_none_or(BTreeSet::is_empty)
+        let empty = self.on_node.get(key).is_none_or(Sorted::is_empty)
             && self.nodes.get(key).is_some_and(|row| {
                 row.node.is_none()
                     && row.agent.is_none()

@@ -3,7 +3,7 @@
 use super::rows::TaskKey;
 use crate::action::EvictCause;
 use crate::ids::{DecisionId, GroupName};
-use slotmap::SecondaryMap;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
 /// A decision whose outcome is still open.
@@ -34,7 +34,8 @@ pub(crate) enum Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Open {
     by_id: BTreeMap<DecisionId, OpenDecision>,
-    of_task: SecondaryMap<TaskKey, Vec<DecisionId>>,
+    /// Few pods have one: a map beside all pods would have room for each.
+    of_task: FxHashMap<TaskKey, Vec<DecisionId>>,
 }
 
 impl Open {
@@ -48,7 +49,7 @@ impl Open {
 
     pub(crate) fn insert(&mut self, id: DecisionId, open: OpenDecision) {
         self.remove(&id);
-        if let Some(ids) = self.of_task.get_mut(open.task) {
+        if let Some(ids) = self.of_task.get_mut(&open.task) {
             ids.push(id);
         } else {
             self.of_task.insert(open.task, vec![id]);
@@ -60,17 +61,17 @@ impl Open {
         let Some(open) = self.by_id.remove(id) else {
             return;
         };
-        if let Some(ids) = self.of_task.get_mut(open.task) {
+        if let Some(ids) = self.of_task.get_mut(&open.task) {
             ids.retain(|other| other != id);
             if ids.is_empty() {
-                self.of_task.remove(open.task);
+                self.of_task.remove(&open.task);
             }
         }
     }
 
     /// The pod's binding that is still open.
     pub(crate) fn binding_of(&self, task: TaskKey) -> Option<DecisionId> {
-        let ids = self.of_task.get(task)?;
+        let ids = self.of_task.get(&task)?;
         let is_binding = |id: &&DecisionId| {
             self.by_id
                 .get(*id)
@@ -81,7 +82,7 @@ impl Open {
 
     /// The pod is gone, and what was decided about it with it.
     pub(crate) fn forget(&mut self, task: TaskKey) {
-        for id in self.of_task.remove(task).unwrap_or_default() {
+        for id in self.of_task.remove(&task).unwrap_or_default() {
             self.by_id.remove(&id);
         }
     }

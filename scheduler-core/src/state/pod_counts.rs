@@ -479,7 +479,7 @@ impl State {
             wrong: &wrong,
         };
         let tasks = self.on_node.get(node).cloned().unwrap_or_default();
-        for task in tasks {
+        for task in tasks.iter().copied() {
             let cell = self.cell(task);
             for (at, how) in cell.taken().filter(|(at, _)| *at == node) {
                 self.move_counts(task, at, how, way);

@@ -5,6 +5,7 @@ use super::State;
 use super::interner::PodLabels;
 use super::pod_counts::{CountKey, Who};
 use super::rows::TaskKey;
+use super::sorted::Sorted;
 use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -197,7 +198,7 @@ impl Register {
 }
 
 /// Pods by the value that one of their labels has.
-type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
+type ByValue = BTreeMap<Arc<str>, Sorted<TaskKey>>;
 
 /// Both ways round.
 #[derive(Debug, Default)]
@@ -209,7 +210,7 @@ pub(crate) struct PodIndex {
     /// Selectors of preferred affinity and anti-affinity.
     pub(super) preferred: Register,
     /// Pods by namespace.
-    members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
+    members: BTreeMap<Arc<str>, Sorted<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
     by_label: BTreeMap<(Arc<str>, Arc<str>), ByValue>,
 }
@@ -255,14 +256,14 @@ impl PodIndex {
             if let Some(values) = values
                 && let Some(tasks) = values.get_mut(value)
             {
-                tasks.remove(&task);
+                tasks.remove(task);
                 if tasks.is_empty() {
                     values.remove(value);
                 }
             }
         }
         if let Some(members) = self.members.get_mut(namespace) {
-            members.remove(&task);
+            members.remove(task);
             if members.is_empty() {
                 self.members.remove(namespace);
                 self.by_label.retain(|(name, _), _| name != namespace);

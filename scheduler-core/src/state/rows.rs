@@ -6,20 +6,21 @@
 use crate::config::Workers;
 use crate::event::EvictRequest;
 use crate::ids::{
-    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, PodUid, QueueName,
-    ResourceName, SetName,
+    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, QueueName, ResourceName,
+    SetName,
 };
 use crate::model::{
     AlignedContainer, Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants,
     Front, HostPort, Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder,
     Toleration, TopologyManager,
 };
-use crate::reason::WaitReason;
 use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
+use crate::state::packed_text::PackedText;
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
 use crate::state::products::Product;
+use crate::state::uid::Uid;
 use crate::state::verdicts::Verdicts;
 use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
@@ -168,8 +169,8 @@ pub(crate) struct Pause {
 /// A pod: what is its own. What many pods have alike is its [`Spec`].
 #[derive(Debug)]
 pub(crate) struct TaskRow {
-    pub uid: PodUid,
-    pub name: Arc<str>,
+    pub uid: Uid,
+    pub name: PackedText,
     pub facts: Arc<PodFacts>,
     pub spec: SpecKey,
     pub labels: PodLabels,
@@ -178,21 +179,16 @@ pub(crate) struct TaskRow {
     /// `None` for pods of other schedulers, and while the row is being made.
     pub job: Option<JobKey>,
     pub created: Time,
-    pub task_order: TaskOrder,
-    /// The same without what plugins that are switched off say.
-    pub in_order: TaskOrder,
     pub gated: bool,
     /// What the API server showed last.
     pub seen: Seen,
     pub rare: Rare,
-    /// What was said last about why it waits.
-    pub said: Option<Arc<WaitReason>>,
 }
 
 impl TaskRow {
     /// What orders the pods of a job.
-    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &PodUid) {
-        (self.in_order, self.created, &self.uid)
+    pub(crate) fn in_job(&self) -> (TaskOrder, Time, &Uid) {
+        (self.facts.in_order, self.created, &self.uid)
     }
 }
 
@@ -209,10 +205,13 @@ pub(crate) struct PodFacts {
     pub priority: i32,
     pub preemptible: bool,
     pub safe_to_evict: bool,
+    pub task_order: TaskOrder,
+    /// The same without what plugins that are switched off say.
+    pub in_order: TaskOrder,
 }
 
 impl PodFacts {
-    pub(crate) fn of(pod: &Pod, interner: &mut Interner) -> Arc<Self> {
+    pub(crate) fn of(pod: &Pod, in_order: TaskOrder, interner: &mut Interner) -> Arc<Self> {
         interner.pod(Self {
             namespace: Arc::clone(&pod.namespace),
             ours: pod.ours,
@@ -222,6 +221,8 @@ impl PodFacts {
             priority: pod.priority,
             preemptible: pod.preemptible,
             safe_to_evict: pod.safe_to_evict,
+            task_order: pod.task_order,
+            in_order,
         })
     }
 
@@ -234,6 +235,7 @@ impl PodFacts {
             && self.priority == pod.priority
             && self.preemptible == pod.preemptible
             && self.safe_to_evict == pod.safe_to_evict
+            && self.task_order == pod.task_order
     }
 }
 
@@ -569,7 +571,7 @@ mod tests {
             size_of::<JobRow>(),
         );
         assert!(
-            sizes.0 <= 120 && sizes.1 <= 64 && sizes.2 <= 104,
+            sizes.0 <= 104 && sizes.1 <= 48 && sizes.2 <= 128,
             "{sizes:?}"
         );
     }

@@ -140,7 +140,7 @@ impl State {
     /// Gives the place of an assumed task its decision. No sum depends on it.
     pub(crate) fn name_decision(&mut self, key: TaskKey, decision: DecisionId) {
         if let Some(cell) = self.task_cells.get(key) {
-            let decision = Some(decision);
+            let decision = Some(Box::new(decision));
             let cell = TaskCell {
                 decision,
                 ..cell.clone()

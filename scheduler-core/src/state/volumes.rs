@@ -491,7 +491,7 @@ mod tests {
         );
         let state = core.state_for_tests();
         state.deciding = true;
-        let [task, other] = ["a", "b"].map(|name| state.task_of(&name.into()).unwrap());
+        let [task, other] = ["a", "b"].map(|name| state.task_of(name).unwrap());
         let node = state.node_names["n1"];
         state.transition(other, at(Status::Bound, node));
         state.transition(task, at(Status::Bound, node));
@@ -524,7 +524,7 @@ mod tests {
              pod b queue=q\n  claim c name=default/c size=10\n",
         );
         let state = core.state_for_tests();
-        let [a, b] = ["a", "b"].map(|name| state.task_of(&name.into()).unwrap());
+        let [a, b] = ["a", "b"].map(|name| state.task_of(name).unwrap());
         let [n1, n2] = ["n1", "n2"].map(|name| state.node_names[name]);
         let node = |state: &State| Some(state.volumes.claims.get(&ClaimUid::new("c"))?.node);
         state.deciding = true;

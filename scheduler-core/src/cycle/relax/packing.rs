@@ -312,7 +312,7 @@ impl Cycle<'_> {
         let tasks = jobs
             .iter()
             .filter_map(|job| self.state.jobs.get(*job))
-            .flat_map(|row| &row.tasks);
+            .flat_map(|row| row.tasks.iter());
         for task in tasks {
             let (Some(cell), Some(spec)) = (
                 self.state.task_cells.get(*task),
