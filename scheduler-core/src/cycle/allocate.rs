@@ -398,6 +398,8 @@ impl Cycle<'_> {
             return false;
         }
         self.state.keep(mark);
+        // What is kept of a large gang is changed in its place, if nothing else holds it.
+        drop(gang);
         let whole_waits = self.gang_of(job).must_wait_whole();
         for task in tasks.iter().copied() {
             let cell = self.state.cell(task);

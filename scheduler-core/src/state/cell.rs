@@ -366,6 +366,7 @@ impl State {
             }
         }
         let moved = old.status != new.status;
+        let statuses = [old.status, new.status];
         if stood != stands {
             self.count_placed(key, stands);
         }
@@ -376,6 +377,7 @@ impl State {
             self.moved.note(job, row.stamp);
             self.touched += 1;
             row.stamp = self.touched;
+            self.status_log.note(row.stamp, job, key, statuses);
             self.check_staleness(job);
         }
     }

@@ -10,6 +10,7 @@
 //! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of which pods
 //!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
 //!   be spread.
+//! - [`status_log`]: which pods have moved lately.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`products`]: what queues hold of single GPU products.
@@ -37,6 +38,7 @@ mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod spreading;
+mod status_log;
 pub(crate) mod transition;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
@@ -162,6 +164,7 @@ pub(crate) struct State {
     pub hindered: u64,
     /// Jobs of which a pod has moved.
     pub moved: ChangedJobs,
+    pub status_log: status_log::StatusLog,
     /// Pods that hold more whole cards than they ask for.
     pub overallocated: u32,
     /// Past evictions, by the job that room was made for and the job that lost
