@@ -56,14 +56,8 @@ impl Set {
         let waits = status == Status::Pending && !gated;
         change(&mut self.allocated, u32::from(status.is_allocated()));
         change(&mut self.active, u32::from(status.is_active()));
-        change(
-            &mut self.promised,
-            u32::from(status == Status::Promised),
-        );
-        change(
-            &mut self.alive,
-            u32::from(waits || status.is_allocated()),
-        );
+        change(&mut self.promised, u32::from(status == Status::Promised));
+        change(&mut self.alive, u32::from(waits || status.is_allocated()));
     }
 
     /// KAI's `numActiveAllocatedTasks`.
@@ -277,18 +271,13 @@ impl Gang {
         pick: Pick,
         may: &dyn Fn(TaskKey) -> bool,
     ) -> Vec<TaskKey> {
-        let members = self.ordered(branch, |_| true);
         let (has, needs) = (self.satisfied(branch), branch.needed());
         if has >= needs {
-            return members
-                .into_iter()
-                .map(|member| self.next_of(member, pick, may))
-                .find(|tasks| !tasks.is_empty())
-                .unwrap_or_default();
+            return self.first_of(branch, |member| self.next_of(member, pick, may));
         }
         let mut missing = needs - has;
         let mut tasks = Vec::new();
-        for member in members {
+        for member in self.ordered(branch, |_| true) {
             if missing == 0 {
                 break;
             }

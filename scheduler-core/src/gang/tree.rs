@@ -3,6 +3,7 @@
 use super::{Gang, Set};
 use crate::ids::SetName;
 use crate::model::{SubGroup, TopologyRule};
+use crate::state::rows::TaskKey;
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -172,14 +173,38 @@ impl Gang {
         let mut members: Vec<(Fill, Member<'a>)> = members
             .map(|member| (Fill::of(self.progress(member)), member))
             .collect();
-        members.sort_by(|(fill, one), (their, other)| {
-            fill.order(*their).then_with(|| match (one, other) {
-                // Sets are in order of name.
-                (Member::Set(one, _), Member::Set(other, _)) => one.cmp(other),
-                _ => self.member_name(*one).cmp(self.member_name(*other)),
-            })
-        });
+        members.sort_by(|one, other| self.order(*one, *other));
         members.into_iter().map(|(_, member)| member).collect()
+    }
+
+    fn order(&self, (fill, one): (Fill, Member), (their, other): (Fill, Member)) -> Ordering {
+        fill.order(their).then_with(|| match (one, other) {
+            // Sets are in order of name.
+            (Member::Set(one, _), Member::Set(other, _)) => one.cmp(&other),
+            _ => self.member_name(one).cmp(self.member_name(other)),
+        })
+    }
+
+    /// The pods of the first member, in that order, that has any. Members are not sorted for one
+    /// of them.
+    pub(super) fn first_of(
+        &self,
+        branch: Branch,
+        pods: impl Fn(Member) -> Vec<TaskKey>,
+    ) -> Vec<TaskKey> {
+        let mut first: Option<((Fill, Member), Vec<TaskKey>)> = None;
+        for member in branch.members() {
+            let place = (Fill::of(self.progress(member)), member);
+            let is_behind = |(first, _): &(_, _)| self.order(place, *first).is_ge();
+            if first.as_ref().is_some_and(is_behind) {
+                continue;
+            }
+            let pods = pods(member);
+            if !pods.is_empty() {
+                first = Some((place, pods));
+            }
+        }
+        first.map(|(_, pods)| pods).unwrap_or_default()
     }
 
     /// As many members as it needs meet what `ready` says of sets.

@@ -52,3 +52,30 @@ impl StatusLog {
         its.map(|change| change.task).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slotmap::KeyData;
+
+    #[test]
+    fn it_knows_what_it_has_dropped_and_whose_change_it_is() {
+        let task = |id: u64| TaskKey::from(KeyData::from_ffi((1 << 32) | id));
+        let job = |id: u64| JobKey::from(KeyData::from_ffi((1 << 32) | id));
+        let mut log = StatusLog::default();
+        let moved = [Status::Pending, Status::Assumed];
+        log.note(1, job(1), task(1), moved);
+        log.note(2, job(2), task(2), moved);
+        log.note(3, job(1), task(3), moved);
+        assert_eq!(log.since(0, job(1)), Some(vec![task(3), task(1)]));
+        assert_eq!(log.since(1, job(1)), Some(vec![task(3)]));
+        log.note(4, job(2), task(4), [Status::Pending, Status::Detached]);
+        assert_eq!(log.since(3, job(1)), Some(Vec::new()));
+        assert_eq!(log.since(3, job(2)), None);
+        for stamp in 5..=1_025 {
+            log.note(stamp, job(3), task(5), moved);
+        }
+        assert_eq!(log.since(1, job(1)), Some(vec![task(3)]));
+        assert_eq!(log.since(0, job(1)), None);
+    }
+}
