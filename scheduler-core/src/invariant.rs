@@ -36,14 +36,21 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             state.pending.len()
         ));
     }
-    for (order, task) in &state.pending {
-        if state
-            .tasks
-            .get(*task)
-            .is_none_or(|row| state.order(row) != *order)
-        {
-            wrong.push("a waiting task is indexed under another order".to_owned());
-        }
+    let queues = state.queue_names.values();
+    let queues = queues.filter_map(|key| state.queues.get(*key));
+    let in_tree = queues.filter(|row| !row.chain.is_empty());
+    if !state.queues_dirty
+        && !in_tree
+            .map(|row| row.place)
+            .is_sorted_by(|one, other| one < other)
+    {
+        wrong.push("queues are out of the order of their names".to_owned());
+    }
+    if !state.pending.iter().all(|task| {
+        let cell = state.task_cells.get(*task);
+        cell.is_some_and(|cell| cell.status == Status::Pending)
+    }) {
+        wrong.push("a task that does not wait is in the index of those that do".to_owned());
     }
     for (key, cell) in state.task_cells.iter() {
         if cell.status == Status::Detached {

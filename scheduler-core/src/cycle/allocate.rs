@@ -122,7 +122,7 @@ impl Cycle<'_> {
             if self.rearranged != rearranged {
                 queue.arrange(self.state, &self.shares);
             }
-            if self.next_tasks(job).is_empty() {
+            if self.has_none_left(job) {
                 placeable.of_groups.remove(&job);
             } else {
                 if self.is_enough(job) {

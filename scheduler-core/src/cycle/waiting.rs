@@ -200,7 +200,7 @@ impl Cycle<'_> {
             drop(self.state.moved.take(self.state.touched));
             let waits = self.state.pending.iter();
             let jobs: BTreeSet<JobKey> = waits
-                .filter_map(|(_, task)| self.state.tasks.get(*task)?.job)
+                .filter_map(|task| self.state.tasks.get(*task)?.job)
                 .collect();
             self.list(jobs);
         } else if self.waiting.settled != Some(self.state.settled) {
@@ -344,6 +344,13 @@ impl Cycle<'_> {
     /// The pods that a job would place next, victims of the trial among them.
     pub(super) fn next_tasks(&mut self, job: JobKey) -> Arc<[TaskKey]> {
         Arc::clone(&self.known(job).next)
+    }
+
+    /// The job has no pod to place next. Of a small job that is seen from its pods: most are placed
+    /// at once, and nothing else about them is asked for again.
+    pub(super) fn has_none_left(&mut self, job: JobKey) -> bool {
+        let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
+        pods < MANY && !waits(self.state, job) || self.next_tasks(job).is_empty()
     }
 
     /// What follows from where a job's pods are; computed again when one has moved.

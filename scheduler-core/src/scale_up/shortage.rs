@@ -53,8 +53,8 @@ pub(crate) fn shortage(state: &mut State, scope: Scope<'_>, most: usize, card: M
     let mut pods = 0;
     let mut asked: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
     let mut looked_at = BTreeSet::new();
-    for (_, task) in &state.pending {
-        let Some(job) = waits_for_room(state, *task) else {
+    for task in state.pending_in_order() {
+        let Some(job) = waits_for_room(state, task) else {
             continue;
         };
         if !looked_at.insert(job)

@@ -59,7 +59,7 @@ use rows::{
     CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
     SpecRow, TaskKey, TaskRow,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use slotmap::{SecondaryMap, SlotMap};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,8 +126,8 @@ pub(crate) struct State {
     pub verdict_cache: verdicts::VerdictCache,
     /// Pods placed on a node.
     pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
-    /// Pending pods, in order.
-    pub pending: BTreeSet<(Order, TaskKey)>,
+    /// Pending pods.
+    pub pending: FxHashSet<TaskKey>,
     /// Jobs that may be victims: with pods that stand or are promised a place, by queue
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
@@ -310,8 +310,15 @@ impl State {
             .map_or(row.facts.preemptible, |group| group.spec.preemptible)
     }
 
+    /// Pending pods, in order. Few ask for that: kept in order, each placement would pay for it.
+    pub(crate) fn pending_in_order(&self) -> Vec<TaskKey> {
+        let mut tasks: Vec<TaskKey> = self.pending.iter().copied().collect();
+        tasks.sort_by_cached_key(|task| (self.tasks.get(*task).map(|row| self.order(row)), *task));
+        tasks
+    }
+
     /// Where a task stands in the order. Changes only while the task is detached.
-    pub(crate) fn order(&self, row: &TaskRow) -> Order {
+    fn order(&self, row: &TaskRow) -> Order {
         let job = row.job.and_then(|job| self.jobs.get(job));
         let (priority, created, uid) = match job.and_then(|job| Some((job, job.group.as_ref()?))) {
             Some((job, group)) => (
@@ -440,6 +447,7 @@ impl State {
             users: 0,
             chain: Vec::new(),
             children: Vec::new(),
+            place: 0,
         });
         self.queue_use.insert(key, QueueUse::default());
         self.queue_names.insert(name.clone(), key);
