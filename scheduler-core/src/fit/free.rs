@@ -1,7 +1,8 @@
 //! What of a node's GPUs is free or leaving, whole and in parts.
 //!
-//! [`CardsFree`] is what the cards and extended resources of a node contribute. It changes less often than
-//! the node's own sums: inside a decision, whole GPUs are only counted, and no card moves.
+//! [`CardsFree`] is what the cards and extended resources of a node contribute. It changes less
+//! often than the node's own sums: while a gang is placed, whole GPUs are only counted, and no
+//! card changes.
 
 use super::card;
 use crate::state::State;
