@@ -6,18 +6,21 @@
 //! then the least member of a group that has more than it needs; else the whole gang
 //! goes.
 
+mod tree;
+
 use crate::ids::SetName;
 use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
-use crate::state::rows::{JobKey, TaskKey};
-use rustc_hash::FxHashMap;
+use crate::state::rows::{JobKey, TaskKey, TaskRow};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Ordering;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
+pub(crate) use tree::{Branch, Member, Tree};
 
 /// One pod set of a job with the pods that belong to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Set {
     pub name: SetName,
     pub min: u32,
@@ -26,6 +29,8 @@ pub(crate) struct Set {
     allocated: u32,
     active: u32,
     promised: u32,
+    /// Placed, or waiting without a gate.
+    alive: u32,
 }
 
 impl Set {
@@ -37,14 +42,22 @@ impl Set {
             allocated: 0,
             active: 0,
             promised: 0,
+            alive: 0,
         }
     }
 
-    fn add(&mut self, task: TaskKey, status: Status) {
+    fn add(&mut self, task: TaskKey, status: Status, gated: bool) {
         self.tasks.push((task, status));
-        self.allocated += u32::from(status.is_allocated());
-        self.active += u32::from(status.is_active());
-        self.promised += u32::from(status == Status::Promised);
+        self.count(status, gated, |sum, one| *sum += one);
+    }
+
+    /// A pod of that status comes or goes.
+    fn count(&mut self, status: Status, gated: bool, change: impl Fn(&mut u32, u32)) {
+        let waits = status == Status::Pending && !gated;
+        change(&mut self.allocated, u32::from(status.is_allocated()));
+        change(&mut self.active, u32::from(status.is_active()));
+        change(&mut self.promised, u32::from(status == Status::Promised));
+        change(&mut self.alive, u32::from(waits || status.is_allocated()));
     }
 
     /// KAI's `numActiveAllocatedTasks`.
@@ -59,12 +72,14 @@ impl Set {
 }
 
 /// A job's sets and how they hang together.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gang {
     /// In order of name.
     pub sets: Vec<Set>,
     /// `None`: one set, needed.
-    pub root: Option<Arc<SubGroup>>,
+    pub tree: Option<Tree>,
+    /// Pods with a gate.
+    gated: FxHashSet<TaskKey>,
 }
 
 /// The progress of a job, which `JobOrder` compares after priority.
@@ -102,50 +117,56 @@ pub(crate) fn default_set() -> SetName {
 /// The sets of a job with the state of their pods. Pods that are not to be placed yet
 /// (gates, pauses) are left out of what may be picked, not of what counts.
 pub(crate) fn of(state: &State, key: JobKey) -> Gang {
-    let Some(job) = state.jobs.get(key) else {
-        return Gang {
-            sets: Vec::new(),
-            root: None,
-        };
+    let mut gang = Gang {
+        sets: Vec::new(),
+        tree: None,
+        gated: FxHashSet::default(),
     };
-    let mut sets = Vec::new();
+    let Some(job) = state.jobs.get(key) else {
+        return gang;
+    };
     match &job.group {
-        Some(group) => collect(&group.spec.root, &mut sets, 0),
-        None => sets.push(Set::new(default_set(), 1)),
+        Some(group) => collect(&group.spec.root, &mut gang.sets, 0),
+        None => gang.sets.push(Set::new(default_set(), 1)),
     }
     let tasks = job.tasks.iter().filter_map(|task| {
         let row = state.tasks.get(*task)?;
-        let name = row.facts.set.as_ref();
-        let name = name.map_or(DEFAULT_SET, |name| name.as_str());
-        Some((name, *task, state.task_cells.get(*task)?.status))
+        if row.gated {
+            gang.gated.insert(*task);
+        }
+        let status = state.task_cells.get(*task)?.status;
+        Some((set_name(row), *task, status, row.gated))
     });
-    if let [set] = sets.as_mut_slice() {
-        for (name, task, status) in tasks {
+    if let ([set], None) = (gang.sets.as_mut_slice(), job.tree()) {
+        for (name, task, status, gated) in tasks {
             if name == set.name.as_str() {
-                set.add(task, status);
+                set.add(task, status, gated);
             }
         }
-    } else {
-        sets.sort_by(|one, other| one.name.cmp(&other.name));
-        // By hash: to compare names, for each of thousands of pods, was most of a decision.
-        let names: Vec<SetName> = sets.iter().map(|set| set.name.clone()).collect();
-        let places = names.iter().enumerate();
-        let places: FxHashMap<&str, usize> = places.map(|(at, name)| (name.as_str(), at)).collect();
-        for (name, task, status) in tasks {
-            if let Some(at) = places.get(name) {
-                sets[*at].add(task, status);
-            }
+        return gang;
+    }
+    gang.sets.sort_by(|one, other| one.name.cmp(&other.name));
+    // By hash: to compare names, for each of thousands of pods, was most of a decision.
+    let places = gang.sets.iter().enumerate();
+    let places: FxHashMap<SetName, usize> =
+        places.map(|(at, set)| (set.name.clone(), at)).collect();
+    for (name, task, status, gated) in tasks {
+        if let Some(set) = places.get(name).and_then(|at| gang.sets.get_mut(*at)) {
+            set.add(task, status, gated);
         }
     }
-    Gang {
-        sets,
-        root: job.tree().cloned(),
-    }
+    gang.tree = job.tree().map(|root| Tree::of(root, &places));
+    gang
+}
+
+/// The name of a pod's set.
+fn set_name(row: &TaskRow) -> &str {
+    let name = row.facts.set.as_ref();
+    name.map_or(DEFAULT_SET, |name| name.as_str())
 }
 
 fn collect(group: &SubGroup, into: &mut Vec<Set>, depth: u32) {
-    // The same depth as in the check of events.
-    if depth > 64 {
+    if depth > tree::DEEPEST {
         return;
     }
     for set in &group.sets {
@@ -156,133 +177,54 @@ fn collect(group: &SubGroup, into: &mut Vec<Set>, depth: u32) {
     }
 }
 
-/// A member of a group's tree.
-#[derive(Clone, Copy)]
-enum Member<'a> {
-    Group(&'a SubGroup),
-    Set(&'a Set),
-}
-
 impl Gang {
-    fn set(&self, name: &SetName) -> Option<&Set> {
-        let at = self.sets.binary_search_by(|set| set.name.cmp(name)).ok()?;
-        self.sets.get(at)
-    }
-
-    fn members<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {
-        let groups = group.groups.iter().map(Member::Group);
-        let sets = group
-            .sets
-            .iter()
-            .filter_map(|set| Some(Member::Set(self.set(&set.name)?)));
-        groups.chain(sets).collect()
-    }
-
-    fn name(member: Member<'_>) -> &str {
-        match member {
-            Member::Group(group) => group.name.as_ref().map_or("", |name| name.as_str()),
-            Member::Set(set) => set.name.as_str(),
+    /// The place of a pod's set among the sets.
+    pub(crate) fn place_of(&self, row: &TaskRow) -> Option<usize> {
+        let name = set_name(row);
+        match self.sets.as_slice() {
+            [set] => (set.name.as_str() == name).then_some(0),
+            sets => {
+                let found = sets.binary_search_by(|set| set.name.as_str().cmp(name));
+                found.ok()
+            }
         }
     }
 
-    /// How many of its parts a member has, and how many it needs.
-    fn progress(&self, member: Member) -> (u32, u32) {
-        match member {
-            Member::Set(set) => (set.allocated(), set.min),
-            Member::Group(group) => (self.satisfied(group), needed(group)),
-        }
-    }
-
-    fn satisfied(&self, group: &SubGroup) -> u32 {
-        let done = self
-            .members(group)
-            .into_iter()
-            .filter(|member| {
-                let (has, needs) = self.progress(*member);
-                has >= needs
-            })
-            .count();
-        u32::try_from(done).unwrap_or(u32::MAX)
-    }
-
-    /// Groups of a group, in their order.
-    pub(crate) fn ordered_groups<'a>(&'a self, group: &'a SubGroup) -> Vec<&'a SubGroup> {
-        self.ordered(group)
-            .into_iter()
-            .filter_map(|member| match member {
-                Member::Group(group) => Some(group),
-                Member::Set(_) => None,
-            })
-            .collect()
-    }
-
-    /// Sets of a group, in their order.
-    pub(crate) fn ordered_sets<'a>(&'a self, group: &'a SubGroup) -> Vec<&'a Set> {
-        self.ordered(group)
-            .into_iter()
-            .filter_map(|member| match member {
-                Member::Set(set) => Some(set),
-                Member::Group(_) => None,
-            })
-            .collect()
-    }
-
-    /// KAI's order of sub-groups: below the minimum first; then those that must be there
-    /// before those that need not, the relatively emptier first; then by name.
-    fn ordered<'a>(&'a self, group: &'a SubGroup) -> Vec<Member<'a>> {
-        let mut members = self.members(group);
-        members.sort_by(|one, other| {
-            let ((a, a_min), (b, b_min)) = (self.progress(*one), self.progress(*other));
-            let by_fill = if a < a_min && b < b_min {
-                Ordering::Equal
-            } else {
-                // a / a_min against b / b_min without dividing.
-                let left = u64::from(a) * u64::from(b_min.max(1));
-                let right = u64::from(b) * u64::from(a_min.max(1));
-                (a >= a_min, a_min == 0, left).cmp(&(b >= b_min, b_min == 0, right))
-            };
-            by_fill.then_with(|| Self::name(*one).cmp(Self::name(*other)))
+    /// A pod of the job has another status than before. `Some`: the one that it had here, where it
+    /// is in a set. The job's pods, and what their rows say, are the same as before.
+    pub(crate) fn follow(&mut self, state: &State, task: TaskKey) -> Option<Status> {
+        let row = state.tasks.get(task)?;
+        let status = state.task_cells.get(task)?.status;
+        let at = self.place_of(row)?;
+        let gated = self.gated.contains(&task);
+        let set = self.sets.get_mut(at)?;
+        let at = set.tasks.partition_point(|(other, _)| {
+            let other = state.tasks.get(*other);
+            other.is_some_and(|other| other.in_job() < row.in_job())
         });
-        members
+        let (_, known) = set.tasks.get_mut(at).filter(|(known, _)| *known == task)?;
+        let old = std::mem::replace(known, status);
+        set.count(old, gated, |sum, one| *sum -= one);
+        set.count(status, gated, |sum, one| *sum += one);
+        Some(old)
+    }
+
+    /// All of its needed sets, by what `ready` says of a set.
+    fn is_met(&self, ready: &dyn Fn(&Set) -> bool) -> bool {
+        match &self.tree {
+            None => self.sets.iter().all(ready),
+            Some(tree) => self.is_branch_ready(tree.root(), ready),
+        }
     }
 
     /// Enough pods exist, gates aside, for the group's minimum.
-    pub(crate) fn is_ready(&self, is_gated: &dyn Fn(TaskKey) -> bool) -> bool {
-        let ready = |set: &Set| {
-            let alive = set
-                .tasks
-                .iter()
-                .filter(|(task, status)| {
-                    status.is_allocated() || *status == Status::Pending && !is_gated(*task)
-                })
-                .count();
-            alive >= set.min as usize
-        };
-        match &self.root {
-            None => self.sets.iter().all(ready),
-            Some(root) => self.is_group_ready(root, &ready),
-        }
-    }
-
-    fn is_group_ready(&self, group: &SubGroup, ready: &dyn Fn(&Set) -> bool) -> bool {
-        let count = self
-            .members(group)
-            .into_iter()
-            .filter(|member| match member {
-                Member::Set(set) => ready(set),
-                Member::Group(group) => self.is_group_ready(group, ready),
-            })
-            .count();
-        count >= needed(group) as usize
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_met(&|set| set.alive >= set.min)
     }
 
     /// All pods that the minimum needs are placed, leaving ones included.
     pub(crate) fn is_satisfied(&self) -> bool {
-        let formed = |set: &Set| set.active() >= set.min;
-        match &self.root {
-            None => self.sets.iter().all(formed),
-            Some(root) => self.is_group_ready(root, &formed),
-        }
+        self.is_met(&|set| set.active() >= set.min)
     }
 
     /// KAI's staleness: some pod is placed, the gang is below its minimum, and no pod has
@@ -313,34 +255,29 @@ impl Gang {
 
     /// The pods to place next, together.
     pub(crate) fn next(&self, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
-        match &self.root {
+        match &self.tree {
             None => self
                 .sets
                 .first()
                 .map(|set| next_of_set(set, pick, may))
                 .unwrap_or_default(),
-            Some(root) => self.next_of_group(root, pick, may),
+            Some(tree) => self.next_of_branch(tree.root(), pick, may),
         }
     }
 
-    fn next_of_group(
+    fn next_of_branch(
         &self,
-        group: &SubGroup,
+        branch: Branch,
         pick: Pick,
         may: &dyn Fn(TaskKey) -> bool,
     ) -> Vec<TaskKey> {
-        let members = self.ordered(group);
-        let (has, needs) = (self.satisfied(group), needed(group));
+        let (has, needs) = (self.satisfied(branch), branch.needed());
         if has >= needs {
-            return members
-                .into_iter()
-                .map(|member| self.next_of(member, pick, may))
-                .find(|tasks| !tasks.is_empty())
-                .unwrap_or_default();
+            return self.first_of(branch, |member| self.next_of(member, pick, may));
         }
         let mut missing = needs - has;
         let mut tasks = Vec::new();
-        for member in members {
+        for member in self.ordered(branch, |_| true) {
             if missing == 0 {
                 break;
             }
@@ -363,16 +300,19 @@ impl Gang {
 
     fn next_of(&self, member: Member, pick: Pick, may: &dyn Fn(TaskKey) -> bool) -> Vec<TaskKey> {
         match member {
-            Member::Group(group) => self.next_of_group(group, pick, may),
-            Member::Set(set) => next_of_set(set, pick, may),
+            Member::Group(inner) => self.next_of_branch(inner, pick, may),
+            Member::Set(at, _) => self
+                .set_at(at)
+                .map(|set| next_of_set(set, pick, may))
+                .unwrap_or_default(),
         }
     }
 
     /// The pods that leave first, together, last first; and whether more would follow.
     pub(crate) fn leave(&self) -> (Vec<TaskKey>, bool) {
-        let mut leaving = match &self.root {
+        let mut leaving = match &self.tree {
             None => self.sets.first().map(last_of_surplus).unwrap_or_default(),
-            Some(root) => self.surplus(root),
+            Some(tree) => self.surplus(tree.root()),
         };
         if leaving.is_empty() {
             let mut sets: Vec<&Set> = self.sets.iter().collect();
@@ -385,21 +325,21 @@ impl Gang {
     }
 
     /// What a group can lose and still meet its minimum
-    fn surplus(&self, group: &SubGroup) -> Vec<TaskKey> {
-        let has = self.satisfied(group);
+    fn surplus(&self, branch: Branch) -> Vec<TaskKey> {
+        let has = self.satisfied(branch);
         if has == 0 {
             return Vec::new();
         }
-        let mut members = self.ordered(group);
+        let mut members = self.ordered(branch, |_| true);
         members.reverse();
         let pods = members.iter().map(|member| match member {
-            Member::Group(inner) => self.surplus(inner),
-            Member::Set(set) => last_of_surplus(set),
+            Member::Group(inner) => self.surplus(*inner),
+            Member::Set(at, _) => self.set_at(*at).map(last_of_surplus).unwrap_or_default(),
         });
         if let Some(pods) = pods.into_iter().find(|pods| !pods.is_empty()) {
             return pods;
         }
-        if has <= needed(group) {
+        if has <= branch.needed() {
             return Vec::new();
         }
         members
@@ -411,11 +351,10 @@ impl Gang {
 
     fn all_of(&self, member: Member<'_>) -> Vec<TaskKey> {
         match member {
-            Member::Set(set) => all_of_set(set),
-            Member::Group(group) => self
-                .members(group)
-                .into_iter()
-                .flat_map(|inner| self.all_of(inner))
+            Member::Set(at, _) => self.set_at(at).map(all_of_set).unwrap_or_default(),
+            Member::Group(inner) => inner
+                .members()
+                .flat_map(|member| self.all_of(member))
                 .collect(),
         }
     }
@@ -426,13 +365,14 @@ impl Gang {
         let kept = |set: &Set| {
             let mut kept = Set::new(set.name.clone(), set.min);
             for (task, status) in set.tasks.iter().filter(|(task, _)| keep(*task)) {
-                kept.add(*task, *status);
+                kept.add(*task, *status, self.gated.contains(task));
             }
             kept
         };
         Self {
             sets: self.sets.iter().map(kept).collect(),
-            root: self.root.clone(),
+            tree: self.tree.clone(),
+            gated: self.gated.clone(),
         }
     }
 
@@ -448,11 +388,6 @@ impl Gang {
     pub(crate) fn tasks(&self) -> impl Iterator<Item = (TaskKey, Status)> + '_ {
         self.sets.iter().flat_map(|set| set.tasks.iter().copied())
     }
-}
-
-fn needed(group: &SubGroup) -> u32 {
-    let all = u32::try_from(group.groups.len() + group.sets.len()).unwrap_or(u32::MAX);
-    group.min_children.unwrap_or(all)
 }
 
 /// The pods of a set that are placed or have a promise, last first.

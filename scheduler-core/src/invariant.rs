@@ -33,6 +33,16 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if !are_all || !names.is_sorted() {
         wrong.push("jobs and their names are not the same, or not in order".to_owned());
     }
+    let queues = state.queue_names.values();
+    let queues = queues.filter_map(|key| state.queues.get(*key));
+    let in_tree = queues.filter(|row| !row.chain.is_empty());
+    if !state.queues_dirty
+        && !in_tree
+            .map(|row| row.place)
+            .is_sorted_by(|one, other| one < other)
+    {
+        wrong.push("queues are out of the order of their names".to_owned());
+    }
     let waits = |cell: &TaskCell| cell.status == Status::Pending;
     let waiting = state.task_cells.iter().filter(|(_, cell)| waits(cell));
     let waiting = waiting.count();

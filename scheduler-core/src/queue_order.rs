@@ -89,8 +89,8 @@ pub(crate) fn compare(
             _ => Ordering::Equal,
         })
         .then_with(|| {
-            let name = |key| state.queues.get(key).map(|row| &row.name);
-            name(one).cmp(&name(other))
+            let place = |key| state.queues.get(key).map(|row| row.place);
+            place(one).cmp(&place(other))
         })
 }
 

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Placement, Plugin};
 use crate::cycle::Fragments;
-use crate::fit::assignment::{free_gpus, whole_count};
+use crate::fit::free;
 use crate::fit::{Assignment, pods, soft_taints};
 use crate::state::State;
 use crate::state::rows::{NodeKey, SpecRow};
@@ -63,7 +63,10 @@ pub(crate) fn node(
     let wants_gpus = spec.wants_gpus();
     let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
     let (free, has) = if wants_gpus {
-        (i128::from(whole_count(state, key).later), signed(gpus))
+        (
+            i128::from(free::whole_count(state, key).later),
+            signed(gpus),
+        )
     } else {
         let used = state.node_use.get(key).copied().unwrap_or_default();
         let free = signed(u128::from(node.cpu.0) + used.releasing.cpu)
@@ -78,9 +81,7 @@ pub(crate) fn node(
     let placement = match strategy {
         Placement::Binpack => -free,
         // Parts of shared cards count here, as in KAI.
-        Placement::Spread if has > 0 && wants_gpus => {
-            signed(free_gpus(state, key, whole_count(state, key)).0) / has
-        }
+        Placement::Spread if has > 0 && wants_gpus => signed(free::nano(state, key)) / has,
         Placement::Spread if has > 0 => free.saturating_mul(1_000_000_000) / has,
         Placement::Spread => 0,
         Placement::Fragmentation => fragments.map_or(0, |fragments| {

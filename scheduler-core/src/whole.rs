@@ -28,6 +28,9 @@ pub(crate) fn choose(state: &State, free: &[CardKey], wanted: usize) -> Vec<Card
 
 /// The same over the cards themselves.
 pub(crate) fn pick(cards: &[&Card], wanted: usize) -> Vec<usize> {
+    if are_alike(cards) {
+        return (0..wanted).collect();
+    }
     if sets(cards.len() as u64, wanted as u64) > MOST_SETS {
         return greedy(cards, wanted);
     }
@@ -51,6 +54,14 @@ pub(crate) fn pick(cards: &[&Card], wanted: usize) -> Vec<usize> {
         }
     }
     best.map(|(_, set)| set).unwrap_or_default()
+}
+
+/// All sets of so many of them cost the same, so that the first one is taken.
+fn are_alike(cards: &[&Card]) -> bool {
+    let plain = |card: &&Card| card.nvlink_peers.is_empty();
+    let alike =
+        |pair: &[&Card]| (pair[0].nvswitch, pair[0].numa) == (pair[1].nvswitch, pair[1].numa);
+    cards.iter().all(plain) && cards.windows(2).all(alike)
 }
 
 /// Least is best: pairs without a link, NUMA nodes, links cut, NUMA groups cut.
@@ -115,6 +126,7 @@ fn sets(of: u64, wanted: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::ids::GpuUuid;
+    use std::collections::BTreeSet;
 
     fn switched(count: u32) -> Vec<Card> {
         (0..count)
@@ -159,6 +171,26 @@ mod tests {
             "the smaller remainder is used up"
         );
         assert_eq!(pick_of(&cards, &[1, 4, 5, 6, 7], 4), [4, 5, 6, 7]);
+    }
+
+    /// Among cards that are alike no set is tried: another one is not better.
+    #[test]
+    fn of_cards_that_are_alike_the_first_are_taken() {
+        for nvswitch in [false, true] {
+            let mut cards = switched(8);
+            for card in &mut cards {
+                (card.nvswitch, card.numa) = (nvswitch, Some(0));
+            }
+            let of: Vec<&Card> = cards.iter().collect();
+            assert!(are_alike(&of));
+            let costs = (0..6).map(|first| cost(&of, &[first, first + 1, 7]));
+            assert_eq!(costs.collect::<BTreeSet<Cost>>().len(), 1);
+            assert_eq!(pick(&of, 3), [0, 1, 2]);
+        }
+        let apart = pairs(8);
+        assert!(!are_alike(&apart.iter().collect::<Vec<&Card>>()));
+        let switched = switched(8);
+        assert!(!are_alike(&switched.iter().collect::<Vec<&Card>>()));
     }
 
     #[test]

@@ -18,11 +18,11 @@ fn with(config: Config, lines: &str) -> Core {
     core
 }
 
-/// A group that needs one pod and has 1,300 is placed over several decisions, so that it delays no
+/// A group that needs one pod and has 6,400 is placed over several decisions, so that it delays no
 /// other job; in the meantime no pod is evicted for it, since there is room for all of it.
 #[test]
 fn a_large_group_that_grows_holds_up_nobody_and_evicts_nobody() {
-    const PODS: usize = 1_300;
+    const PODS: usize = 6_400;
     let mut lines = String::from("queue q\nnode n-low cpu=64000 pods=110 gpus=8\n");
     for index in 0..8 {
         let _ = writeln!(

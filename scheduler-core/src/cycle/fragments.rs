@@ -6,7 +6,7 @@
 //! as long as the mix of pods is the same.
 
 use crate::config::{Config, Placement};
-use crate::fit::{self, Assignment, assignment, card};
+use crate::fit::{self, Assignment, card, free};
 use crate::fragment::{self, Demand, Shape, WHOLE};
 use crate::model::{Amount, Ask, Mode};
 use crate::state::State;
@@ -213,7 +213,7 @@ fn left(state: &State, key: NodeKey) -> (u64, Vec<u16>) {
     let used = state.node_use.get(key).copied().unwrap_or_default();
     let has = row.node.as_ref().map_or(0, |node| u128::from(node.cpu.0));
     let cpu = (has + used.releasing.cpu).saturating_sub(used.used.cpu + used.promised.cpu);
-    let whole = usize::try_from(assignment::whole_count(state, key).later).unwrap_or(0);
+    let whole = usize::try_from(free::whole_count(state, key).later).unwrap_or(0);
     let mut cards: Vec<u16> = row
         .cards
         .iter()

@@ -371,11 +371,18 @@ impl Cycle<'_> {
     /// What the allocated pods of a gang hold, in the count of queues.
     fn held_by_gang(&self, gang: &Gang) -> QueueAmounts {
         gang.tasks()
-            .filter(|(_, status)| {
-                matches!(status, Status::Assumed | Status::Bound | Status::Running)
-            })
-            .map(|(task, _)| self.shares.wanted(self.state, &[task], 0))
+            .map(|(task, status)| self.held_by_pod(task, status))
             .fold([0; 3], plus)
+    }
+
+    /// What a pod of that status holds, in the count of queues.
+    fn held_by_pod(&self, task: TaskKey, status: Status) -> QueueAmounts {
+        match status {
+            Status::Assumed | Status::Bound | Status::Running => {
+                self.shares.wanted(self.state, &[task], 0)
+            }
+            _ => [0; 3],
+        }
     }
 
     /// The job is too young to evict others for.

@@ -8,15 +8,15 @@ use super::topology::Scores;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
 use crate::fit::{self, Assignment};
-use crate::gang::{Gang, Set};
-use crate::ids::{NodeName, SetName};
-use crate::model::{SubGroup, TopologyRule};
+use crate::gang::{Branch, Gang, Member, Set};
+use crate::ids::NodeName;
+use crate::model::TopologyRule;
 use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::score::{self, Score};
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey};
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Whether pods may be bound now, or are only promised.
@@ -64,57 +64,55 @@ impl Cycle<'_> {
                 placed: None,
             });
         }
-        match &gang.root {
+        match &gang.tree {
             None => self.place_set(gang.sets.first(), None, tasks, nodes, way),
-            Some(root) => self.place_group(gang, &Arc::clone(root), tasks, nodes, way),
+            Some(tree) => {
+                let by_set = self.by_set(gang, tasks);
+                self.place_branch(gang, tree.root(), (&by_set, tasks), nodes, way)
+            }
         }
         .map_err(|failure| Self::in_gang_words(gang, tasks, failure))
     }
 
-    fn place_group(
+    /// Members without one of these pods have nothing to place.
+    fn place_branch(
         &mut self,
         gang: &Gang,
-        group: &SubGroup,
-        tasks: &[TaskKey],
+        branch: Branch,
+        (by_set, tasks): (&BySet, &[TaskKey]),
         nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
-        let mut sets = Vec::new();
-        names(group, &mut sets, 0);
-        let inside: FxHashSet<&str> = sets.into_iter().collect();
-        let within: Vec<&Set> = gang
-            .sets
-            .iter()
-            .filter(|set| inside.contains(set.name.as_str()))
-            .collect();
-        let by_set = self.by_set(tasks);
-        let rules: FxHashMap<&SetName, Option<&TopologyRule>> = group
-            .sets
-            .iter()
-            .map(|set| (&set.name, set.topology.as_ref()))
-            .collect();
-        let name = group
-            .name
-            .as_ref()
-            .map_or("", |name| name.as_str())
-            .to_owned();
+        let name = branch.group.name.as_ref();
+        let within = || {
+            let mut sets = Vec::new();
+            branch.sets_into(&mut sets);
+            // In order of name.
+            sets.sort_unstable();
+            sets.into_iter().filter_map(|at| gang.set_at(at)).collect()
+        };
+        let rule = branch.group.topology.as_ref();
         self.in_domains(
-            &name,
-            group.topology.as_ref(),
+            name.map_or("", |name| name.as_str()),
+            rule,
             &within,
             tasks,
             nodes,
             |cycle, nodes| {
-                for inner in gang.ordered_groups(group) {
-                    let mut sets = Vec::new();
-                    names(inner, &mut sets, 0);
-                    let part = part(&by_set, &sets);
-                    cycle.place_group(gang, inner, &part, nodes, way)?;
+                let (mut groups, mut sets) = (Vec::new(), Vec::new());
+                for member in gang.ordered(branch, |member| by_set.has(*member)) {
+                    match member {
+                        Member::Group(inner) => groups.push(inner),
+                        Member::Set(at, rule) => sets.push((at, rule)),
+                    }
                 }
-                for set in gang.ordered_sets(group) {
-                    let rule = rules.get(&set.name).copied().flatten();
-                    let part = part(&by_set, &[set.name.as_str()]);
-                    cycle.place_set(Some(set), rule, &part, nodes, way)?;
+                for inner in groups {
+                    let part = by_set.part(inner);
+                    cycle.place_branch(gang, inner, (by_set, &part), nodes, way)?;
+                }
+                for (at, rule) in sets {
+                    let part = by_set.of_set(at);
+                    cycle.place_set(gang.set_at(at), rule, &part, nodes, way)?;
                 }
                 Ok(())
             },
@@ -129,9 +127,9 @@ impl Cycle<'_> {
         nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
-        let within: Vec<&Set> = set.into_iter().collect();
-        let name = set.map_or(String::new(), |set| set.name.to_string());
-        self.in_domains(&name, rule, &within, tasks, nodes, |cycle, nodes| {
+        let name = set.map_or("", |set| set.name.as_str());
+        let within = || set.into_iter().collect();
+        self.in_domains(name, rule, &within, tasks, nodes, |cycle, nodes| {
             for (placed, task) in tasks.iter().enumerate() {
                 cycle.place_task(*task, nodes, way).map_err(|why| Failure {
                     why,
@@ -143,11 +141,11 @@ impl Cycle<'_> {
     }
 
     /// Tries one domain after another; what failed in one is undone before the next.
-    fn in_domains(
+    fn in_domains<'s>(
         &mut self,
         name: &str,
         rule: Option<&TopologyRule>,
-        sets: &[&Set],
+        sets: &dyn Fn() -> Vec<&'s Set>,
         tasks: &[TaskKey],
         nodes: &NodeSet,
         mut place: impl FnMut(&mut Self, &NodeSet) -> Result<(), Failure>,
@@ -155,7 +153,7 @@ impl Cycle<'_> {
         let Some(rule) = rule.filter(|_| !tasks.is_empty()) else {
             return place(self, nodes);
         };
-        let domains = match self.domains(name, rule, sets, tasks, nodes) {
+        let domains = match self.domains(name, rule, &sets(), tasks, nodes) {
             Ok(domains) => domains,
             Err(line) => return Err(Failure::unschedulable(line)),
         };
@@ -180,16 +178,13 @@ impl Cycle<'_> {
         Err(last)
     }
 
-    fn by_set(&self, tasks: &[TaskKey]) -> BySet {
+    fn by_set(&self, gang: &Gang, tasks: &[TaskKey]) -> BySet {
         let mut by_set = BySet::default();
-        for (at, task) in tasks.iter().enumerate() {
-            let name = self
-                .state
-                .tasks
-                .get(*task)
-                .and_then(|row| row.facts.set.clone());
-            let name = name.unwrap_or_else(crate::gang::default_set);
-            by_set.entry(name).or_default().push((at, *task));
+        for (turn, task) in tasks.iter().enumerate() {
+            let row = self.state.tasks.get(*task);
+            if let Some(at) = row.and_then(|row| gang.place_of(row)) {
+                by_set.0.entry(at).or_default().push((turn, *task));
+            }
         }
         by_set
     }
@@ -423,23 +418,35 @@ impl Cycle<'_> {
     }
 }
 
-fn names<'a>(group: &'a SubGroup, into: &mut Vec<&'a str>, depth: u32) {
-    if depth > 64 {
-        return;
-    }
-    into.extend(group.sets.iter().map(|set| set.name.as_str()));
-    for inner in &group.groups {
-        names(inner, into, depth + 1);
-    }
-}
+/// Pods by the place of their set among those of the gang, each with its turn among all of them.
+#[derive(Default)]
+struct BySet(BTreeMap<usize, Vec<(usize, TaskKey)>>);
 
-/// Pods by the name of their set, each with its place among all of them.
-type BySet = FxHashMap<SetName, Vec<(usize, TaskKey)>>;
+impl BySet {
+    fn of_set(&self, at: usize) -> Vec<TaskKey> {
+        let pods = self.0.get(&at).into_iter().flatten();
+        pods.map(|(_, task)| *task).collect()
+    }
 
-/// The pods of these sets, in their order.
-fn part(by_set: &BySet, names: &[&str]) -> Vec<TaskKey> {
-    let of = |name: &&str| by_set.get(*name).into_iter().flatten().copied();
-    let mut pods: Vec<(usize, TaskKey)> = names.iter().flat_map(of).collect();
-    pods.sort_unstable_by_key(|(at, _)| *at);
-    pods.into_iter().map(|(_, task)| task).collect()
+    /// Those of the sets in the group and below it, in their turns.
+    fn part(&self, branch: Branch) -> Vec<TaskKey> {
+        let mut sets = Vec::new();
+        branch.sets_into(&mut sets);
+        let pods = sets.iter().filter_map(|at| self.0.get(at)).flatten();
+        let mut pods: Vec<(usize, TaskKey)> = pods.copied().collect();
+        pods.sort_unstable_by_key(|(turn, _)| *turn);
+        pods.into_iter().map(|(_, task)| task).collect()
+    }
+
+    /// The member has some of them.
+    fn has(&self, member: Member) -> bool {
+        match member {
+            Member::Set(at, _) => self.0.contains_key(&at),
+            Member::Group(branch) => {
+                let mut sets = Vec::new();
+                branch.sets_into(&mut sets);
+                sets.iter().any(|at| self.0.contains_key(at))
+            }
+        }
+    }
 }

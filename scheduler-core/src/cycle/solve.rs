@@ -190,7 +190,7 @@ impl Cycle<'_> {
         let [set] = gang.sets.as_slice() else {
             return None;
         };
-        if gang.root.as_ref().is_some_and(|root| !root.is_plain()) {
+        if gang.tree.is_some() {
             return None;
         }
         let mut specs = Vec::with_capacity(set.tasks.len());
@@ -219,7 +219,7 @@ impl Cycle<'_> {
         let gang = self.gang_of(job);
         let tasks = self.next_tasks(job);
         // Jobs before it in this action may have taken what it had.
-        if tasks.is_empty() || !gang.is_ready(&|task| self.is_gated(task)) {
+        if tasks.is_empty() || !gang.is_ready() {
             return None;
         }
         rules.begin(self);

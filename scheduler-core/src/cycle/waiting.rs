@@ -11,7 +11,7 @@ use crate::config::Plugin;
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobRank, Line, QueueLine, SingletonClass};
 use crate::reason::WaitReason;
-use crate::shares::QueueAmounts;
+use crate::shares::{QueueAmounts, less, plus};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::{JobKey, QueueKey, SpecKey, SpecRow, TaskKey};
@@ -348,15 +348,48 @@ impl Cycle<'_> {
         Arc::clone(&self.known(job).next)
     }
 
+    /// The job has no pod to place next. Of a small job that is seen from its pods: most are placed
+    /// at once, and nothing else about them is asked for again.
+    pub(super) fn has_none_left(&mut self, job: JobKey) -> bool {
+        let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
+        pods < MANY && !waits(self.state, job) || self.next_tasks(job).is_empty()
+    }
+
     /// What follows from where a job's pods are; computed again when one has moved.
     pub(super) fn known(&mut self, job: JobKey) -> &JobProgress {
         let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
         let known = self.waiting.known.get(&job);
         if known.is_none_or(|known| known.stamp != stamp) {
-            let known = self.insert(job, stamp);
+            let known = self.followed(job, stamp);
+            let known = known.unwrap_or_else(|| self.insert(job, stamp));
             self.waiting.known.insert(job, Box::new(known));
         }
         &self.waiting.known[&job]
+    }
+
+    /// From what was known of a large job, by the pods that have moved since. `None`: it is
+    /// unknown which ones have.
+    fn followed(&mut self, job: JobKey, stamp: u64) -> Option<JobProgress> {
+        let known = self.waiting.known.get_mut(&job)?;
+        known.gang.as_ref()?;
+        let moved = self.state.status_log.since(known.stamp, job)?;
+        let (mut kept, mut held) = (known.gang.take()?, known.held);
+        let gang = Arc::make_mut(&mut kept);
+        for task in moved {
+            let status = self.state.task_cells.get(task)?.status;
+            let old = gang.follow(self.state, task)?;
+            held = less(held, self.held_by_pod(task, old));
+            held = plus(held, self.held_by_pod(task, status));
+        }
+        if self.config.verify {
+            let whole = self.gang(job);
+            if *gang != whole || held != self.held_by_gang(&whole) {
+                self.state.contradicts("a gang is out of date");
+            }
+        }
+        let mut known = self.progress(job, stamp, gang, held);
+        known.gang = Some(kept);
+        Some(known)
     }
 
     /// The job, cached so that a large one is not rebuilt for each use.
@@ -371,6 +404,15 @@ impl Cycle<'_> {
 
     fn insert(&self, job: JobKey, stamp: u64) -> JobProgress {
         let gang = self.gang(job);
+        let held = self.held_by_gang(&gang);
+        let mut known = self.progress(job, stamp, &gang, held);
+        let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
+        known.gang = (pods >= MANY).then(|| Arc::new(gang));
+        known
+    }
+
+    /// What follows from where its pods are, but for the gang itself.
+    fn progress(&self, job: JobKey, stamp: u64, gang: &Gang, held: QueueAmounts) -> JobProgress {
         let next = gang.next(Pick::WaitingAndVictims, &|task| self.may(task));
         let wanted = self
             .shares
@@ -392,21 +434,19 @@ impl Cycle<'_> {
         JobProgress {
             stamp,
             sum: self.sum_of(&next),
-            held: self.held_by_gang(&gang),
+            held,
             first: first.map(|task| task.spec),
             next: Arc::from(next),
             entry: Entry {
                 job,
-                rank: self.rank(job, &gang),
+                rank: self.rank(job, gang),
                 wanted,
                 held: [0; 3],
                 part: None,
-                ready: gang.is_ready(&|task| self.is_gated(task)),
+                ready: gang.is_ready(),
                 alone,
             },
-            gang: row
-                .is_some_and(|row| row.tasks.len() >= MANY)
-                .then(|| Arc::new(gang)),
+            gang: None,
         }
     }
 

@@ -4,6 +4,7 @@
 //! ([`super::choose_whole`]): until then all whole cards of a node are equivalent. Shares are assigned
 //! to cards at once: the fullest card that still has room comes first, as in KAI's `gpupack`.
 
+use super::free::{WholeCount, whole_count};
 use super::{Room, card, chosen};
 use crate::config::{Config, Placement};
 use crate::ids::ContainerName;
@@ -13,8 +14,6 @@ use crate::reason::{CardLine, CardReason, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::CardUse;
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
-use crate::state::transition::mig_slices;
-use crate::units::NanoGpu;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,115 +31,6 @@ pub(crate) struct Assignment {
     pub allocatable: bool,
     /// A share of it joins a card that is shared already.
     pub joins: bool,
-}
-
-/// Whole GPUs of a node, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WholeCount {
-    /// Idle ones, less those that this trial has taken.
-    pub now: i64,
-    /// The same including leaving pods' resources, less promises.
-    pub later: i64,
-}
-
-/// How many whole GPUs a node has to give: as the index knows it, where nothing of the node has
-/// moved since.
-pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
-    let known = state.nodes.get(key).and_then(|row| {
-        let room = state.rooms.as_of(key, row.generation)?;
-        Some(WholeCount {
-            now: room.whole_now,
-            later: room.whole,
-        })
-    });
-    known.unwrap_or_else(|| count_whole(state, key))
-}
-
-/// The same, counted card by card.
-pub(crate) fn count_whole(state: &State, key: NodeKey) -> WholeCount {
-    let (Some(row), used) = (
-        state.nodes.get(key),
-        state.node_use.get(key).copied().unwrap_or_default(),
-    ) else {
-        return WholeCount::default();
-    };
-    let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
-    let mut idle = 0;
-    let mut open = 0;
-    // The kubelet rejects a pod permanently when its node does not list the count (yet).
-    let listed = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
-    if row.node.as_ref().is_some_and(|node| node.managed) {
-        if row.agent.is_none() {
-            return WholeCount::default();
-        }
-        for key in &row.cards {
-            let (Some(card), Some(sums)) = (state.cards.get(*key), state.card_use.get(*key)) else {
-                continue;
-            };
-            idle -= i64::from(sums.held.elsewhere());
-            open -= i64::from(sums.after().elsewhere());
-            if !sums.is_leaving() || !card::whole_in_time(state, card) {
-                continue;
-            }
-            let listed = card::whole_usable(state, card).is_ok();
-            idle += i64::from(sums.holders() == 0 && listed);
-            open += i64::from(sums.promised.holds() == 0);
-        }
-    } else {
-        idle = listed;
-        open = idle;
-    }
-    let taken = signed(used.used.gpus);
-    WholeCount {
-        now: idle.min(listed) - taken,
-        later: open - taken + signed(used.releasing.gpus) - signed(used.promised.gpus),
-    }
-}
-
-/// What of a node's GPUs is free or leaving, whole and in parts: nano-GPU and MiB. `count`: its
-/// whole ones.
-pub(crate) fn free_gpus(state: &State, key: NodeKey, count: WholeCount) -> (u128, u128) {
-    let Some(row) = state.nodes.get(key) else {
-        return (0, 0);
-    };
-    let whole = u128::try_from(count.later).unwrap_or(0);
-    let mut nano = whole * u128::from(NanoGpu::ONE.0);
-    let mut mib = 0;
-    let mut largest = 0;
-    for key in &row.cards {
-        let (Some(card), Some(used)) = (state.cards.get(*key), state.card_use.get(*key)) else {
-            continue;
-        };
-        let cap = u128::from(card::memory(card).cap.0);
-        largest = largest.max(cap);
-        let after = used.after();
-        if after.holds() > 0 && after.modes[0] == 0 && cap > 0 {
-            let free = cap.saturating_sub(after.limits);
-            mib += free;
-            nano += free * u128::from(NanoGpu::ONE.0) / cap;
-        }
-    }
-    mib += whole * largest;
-    let mig: u128 = row.node.as_ref().map_or(0, |node| {
-        node.extended
-            .iter()
-            .map(|(name, count)| {
-                let slices = u128::from(mig_slices(name.as_str()));
-                if slices == 0 {
-                    return 0;
-                }
-                let used = state
-                    .extra_use
-                    .get(&(key, name.clone()))
-                    .copied()
-                    .unwrap_or_default();
-                slices
-                    * (u128::from(*count) + used.releasing)
-                        .saturating_sub(used.used + used.promised)
-            })
-            .sum()
-    });
-    (nano + mig * u128::from(NanoGpu::ONE.0), mib)
 }
 
 /// Tentative allocations while the containers of one pod are assigned in turn.

@@ -63,6 +63,11 @@ pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
 /// Whether a card may be used whole at all, regardless of what runs on it.
 pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
     usable(state, row)?;
+    beyond_shares(row)
+}
+
+/// What a card that shares may use lacks to be used whole.
+pub(crate) fn beyond_shares(row: &CardRow) -> Result<(), CardReason> {
     let Some(card) = &row.card else {
         return Err(CardReason::Unknown);
     };
@@ -81,10 +86,12 @@ pub(crate) fn whole_usable(state: &State, row: &CardRow) -> Result<(), CardReaso
 /// Whether a card may be given whole, now or when the kubelet shows it whole again, some
 /// time after its last share has left.
 pub(crate) fn whole_in_time(state: &State, row: &CardRow) -> bool {
-    matches!(
-        whole_usable(state, row),
-        Ok(()) | Err(CardReason::PoolShared)
-    )
+    in_time(whole_usable(state, row))
+}
+
+/// The same, by what it lacks to be used whole.
+pub(crate) fn in_time(whole: Result<(), CardReason>) -> bool {
+    matches!(whole, Ok(()) | Err(CardReason::PoolShared))
 }
 
 /// Why a card is not free for whole use: the pods that stay on it.

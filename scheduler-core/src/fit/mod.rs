@@ -8,6 +8,7 @@
 //! - [`card`]: one card, whole or shared.
 //! - [`numa`]: would the kubelet align the pod to NUMA zones.
 //! - [`assignment`]: which cards of the node.
+//! - [`free`]: what of a node's GPUs is free, in sum.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
 //! Each answer covers two moments: an assignment may be free `now`, or only once terminating pods
@@ -17,6 +18,7 @@ mod after_evictions;
 pub(crate) mod assignment;
 pub(crate) mod card;
 mod chosen;
+pub(crate) mod free;
 mod numa;
 pub(crate) mod pods;
 

@@ -26,13 +26,26 @@ struct Node {
     /// Jobs of a [`Line`], and how many of them are still in.
     line: Option<(Arc<QueueLine>, usize)>,
     /// A heap, the best first. Inner queues only.
-    children: Vec<QueueKey>,
+    children: Vec<Sibling>,
     /// What the victims popped so far held.
     popped: QueueAmounts,
-    /// The key of its last comparison.
+    /// What its key among its siblings was computed of.
     basis: Option<KeyInputs>,
-    /// Its position among its siblings, by that.
-    at: Option<queue_order::Key>,
+}
+
+/// A queue in a heap of siblings, with its key: to look it up for each comparison was a fifth of
+/// a decision.
+#[derive(Clone, Copy, Debug)]
+struct Sibling {
+    queue: QueueKey,
+    key: Option<queue_order::Key>,
+}
+
+impl Sibling {
+    /// Not in its place yet.
+    fn new(queue: QueueKey) -> Self {
+        Self { queue, key: None }
+    }
 }
 
 /// What the key of a queue is computed of.
@@ -110,7 +123,7 @@ impl Skip {
 pub(crate) struct JobQueue {
     victims: bool,
     skip: Skip,
-    top: Vec<QueueKey>,
+    top: Vec<Sibling>,
     nodes: FxHashMap<QueueKey, Node>,
     /// The queue of the job that was taken last, or the nearest of its ancestors that has
     /// jobs left.
@@ -240,7 +253,7 @@ impl JobQueue {
         self.nodes.insert(queue, leaf);
         for (index, key) in row.chain.iter().enumerate() {
             let Some(parent) = row.chain.get(index + 1) else {
-                self.top.push(*key);
+                self.top.push(Sibling::new(*key));
                 return;
             };
             let known = self.nodes.contains_key(parent);
@@ -248,7 +261,7 @@ impl JobQueue {
                 parent: row.chain.get(index + 2).copied(),
                 ..Node::default()
             });
-            node.children.push(*key);
+            node.children.push(Sibling::new(*key));
             if known {
                 return;
             }
@@ -263,9 +276,9 @@ impl JobQueue {
 
     fn arrange_level(&mut self, state: &State, shares: &Shares, parent: Option<QueueKey>) {
         let mut level = self.take_level(parent);
-        for key in &level {
-            self.arrange_level(state, shares, Some(*key));
-            self.refresh_key(state, shares, *key);
+        for sibling in &mut level {
+            self.arrange_level(state, shares, Some(sibling.queue));
+            self.refresh_key(state, shares, sibling);
         }
         for end in 1..=level.len() {
             self.sift_up(state, shares, &mut level[..end]);
@@ -274,7 +287,7 @@ impl JobQueue {
     }
 
     /// The children of a queue, or the queues without a parent, to be put back.
-    fn take_level(&mut self, parent: Option<QueueKey>) -> Vec<QueueKey> {
+    fn take_level(&mut self, parent: Option<QueueKey>) -> Vec<Sibling> {
         match parent {
             None => std::mem::take(&mut self.top),
             Some(parent) => self
@@ -285,7 +298,7 @@ impl JobQueue {
         }
     }
 
-    fn put_level(&mut self, parent: Option<QueueKey>, level: Vec<QueueKey>) {
+    fn put_level(&mut self, parent: Option<QueueKey>, level: Vec<Sibling>) {
         match parent {
             None => self.top = level,
             Some(parent) => {
@@ -297,10 +310,13 @@ impl JobQueue {
     }
 
     /// Computes the key of a queue. False if it has not changed.
-    fn refresh_key(&mut self, state: &State, shares: &Shares, queue: QueueKey) -> bool {
+    fn refresh_key(&mut self, state: &State, shares: &Shares, sibling: &mut Sibling) -> bool {
+        let queue = sibling.queue;
         let basis = self.basis(state, queue);
-        let known = self.nodes.get(&queue).and_then(|node| node.basis);
-        if known == Some(basis) {
+        let Some(node) = self.nodes.get_mut(&queue) else {
+            return false;
+        };
+        if node.basis.replace(basis) == Some(basis) {
             return false;
         }
         let candidate = Candidate {
@@ -308,11 +324,7 @@ impl JobQueue {
             wanted: basis.wanted,
             lost: basis.lost,
         };
-        let key = queue_order::Key::of(state, shares, &candidate);
-        if let Some(node) = self.nodes.get_mut(&queue) {
-            node.basis = Some(basis);
-            node.at = key;
-        }
+        sibling.key = queue_order::Key::of(state, shares, &candidate);
         true
     }
 
@@ -338,7 +350,7 @@ impl JobQueue {
         } else if let Some(below) = node
             .children
             .first()
-            .and_then(|child| self.nodes.get(child)?.basis)
+            .and_then(|child| self.nodes.get(&child.queue)?.basis)
         {
             basis.wanted = below.wanted;
             basis.lost = below.lost;
@@ -353,16 +365,19 @@ impl JobQueue {
         while let Some(key) = at
             && let Some(parent) = self.nodes.get(&key).map(|node| node.parent)
         {
-            // What a queue has moves with what its ancestors have.
-            if !self.refresh_key(state, shares, key) {
-                return;
-            }
             let mut level = self.take_level(parent);
-            if let Some(index) = level.iter().position(|other| *other == key) {
+            let index = level.iter().position(|sibling| sibling.queue == key);
+            let sibling = index.and_then(|index| level.get_mut(index));
+            let moved = sibling.is_some_and(|sibling| self.refresh_key(state, shares, sibling));
+            if let Some(index) = index.filter(|_| moved) {
                 self.sift_up(state, shares, &mut level[..=index]);
                 self.sift_down(state, shares, &mut level, index);
             }
             self.put_level(parent, level);
+            // What a queue has moves with what its ancestors have.
+            if !moved {
+                return;
+            }
             at = parent;
         }
     }
@@ -374,9 +389,9 @@ impl JobQueue {
             self.rekey(state, shares, queue);
         }
         debug_assert!(self.is_in_order(state), "a queue is out of place");
-        let mut leaf = *self.top.first()?;
+        let mut leaf = self.top.first()?.queue;
         while let Some(child) = self.nodes.get(&leaf)?.children.first() {
-            leaf = *child;
+            leaf = child.queue;
         }
         let node = self.nodes.get_mut(&leaf)?;
         let entry = node.take(&self.skip)?;
@@ -484,7 +499,7 @@ impl JobQueue {
         loop {
             let parent = self.nodes.remove(&at).and_then(|node| node.parent);
             let mut level = self.take_level(parent);
-            if let Some(index) = level.iter().position(|key| *key == at) {
+            if let Some(index) = level.iter().position(|sibling| sibling.queue == at) {
                 level.swap_remove(index);
                 if index < level.len() {
                     self.sift_up(state, shares, &mut level[..=index]);
@@ -504,12 +519,11 @@ impl JobQueue {
     /// equal keys need not be an order: of allocatable shares, each may be the smaller one in
     /// some resource.
     fn is_in_order(&self, state: &State) -> bool {
-        let key = |queue: &QueueKey| self.nodes.get(queue).and_then(|node| node.at);
-        let is_current = |queue: &QueueKey| {
-            let known = self.nodes.get(queue).and_then(|node| node.basis);
-            known == Some(self.basis(state, *queue))
+        let is_current = |sibling: &Sibling| {
+            let known = self.nodes.get(&sibling.queue).and_then(|node| node.basis);
+            known == Some(self.basis(state, sibling.queue))
         };
-        let goes_first = |one: &QueueKey, other: &QueueKey| match (key(one), key(other)) {
+        let goes_first = |one: &Sibling, other: &Sibling| match (one.key, other.key) {
             (Some(one), Some(other)) if self.victims => one.cmp(&other).is_gt(),
             (Some(one), Some(other)) => one.cmp(&other).is_lt(),
             _ => false,
@@ -521,12 +535,9 @@ impl JobQueue {
         })
     }
 
-    fn goes_first(&self, state: &State, shares: &Shares, one: QueueKey, other: QueueKey) -> bool {
-        let key = |queue| {
-            let node: Option<&Node> = self.nodes.get(&queue);
-            (queue, node.and_then(|node| node.at))
-        };
-        let order = queue_order::compare(state, shares, key(one), key(other));
+    fn goes_first(&self, state: &State, shares: &Shares, one: &Sibling, other: &Sibling) -> bool {
+        let (one, other) = ((one.queue, one.key), (other.queue, other.key));
+        let order = queue_order::compare(state, shares, one, other);
         if self.victims {
             order == Ordering::Greater
         } else {
@@ -535,11 +546,11 @@ impl JobQueue {
     }
 
     /// Puts the last of the heap where it belongs.
-    fn sift_up(&self, state: &State, shares: &Shares, heap: &mut [QueueKey]) {
+    fn sift_up(&self, state: &State, shares: &Shares, heap: &mut [Sibling]) {
         let mut index = heap.len().saturating_sub(1);
         while index > 0 {
             let parent = (index - 1) / 2;
-            if !self.goes_first(state, shares, heap[index], heap[parent]) {
+            if !self.goes_first(state, shares, &heap[index], &heap[parent]) {
                 break;
             }
             heap.swap(index, parent);
@@ -547,7 +558,7 @@ impl JobQueue {
         }
     }
 
-    fn sift_down(&self, state: &State, shares: &Shares, heap: &mut [QueueKey], from: usize) {
+    fn sift_down(&self, state: &State, shares: &Shares, heap: &mut [Sibling], from: usize) {
         let mut index = from;
         loop {
             let left = 2 * index + 1;
@@ -555,13 +566,14 @@ impl JobQueue {
                 return;
             }
             let right = left + 1;
-            let best =
-                if right < heap.len() && self.goes_first(state, shares, heap[right], heap[left]) {
-                    right
-                } else {
-                    left
-                };
-            if !self.goes_first(state, shares, heap[best], heap[index]) {
+            let best = if right < heap.len()
+                && self.goes_first(state, shares, &heap[right], &heap[left])
+            {
+                right
+            } else {
+                left
+            };
+            if !self.goes_first(state, shares, &heap[best], &heap[index]) {
                 return;
             }
             heap.swap(index, best);

@@ -195,6 +195,34 @@ pub(crate) struct Mark(usize);
 pub(crate) struct Journal {
     old: Vec<Cell>,
     open: usize,
+    /// Where the newest mark is, or was.
+    newest: usize,
+}
+
+impl Journal {
+    /// Keeps what a cell was, unless one of the last that were kept is the same cell's: all pods
+    /// of a gang change the same queue, and few nodes.
+    fn keep(&mut self, old: Cell) {
+        /// How many are compared.
+        const LAST: usize = 8;
+        let from = self.newest.max(self.old.len().saturating_sub(LAST));
+        let last = self.old.get(from..).unwrap_or_default();
+        if !last.iter().any(|kept| kept.is_of(&old)) {
+            self.old.push(old);
+        }
+    }
+}
+
+impl Cell {
+    /// Both are of the same node, card or queue. Other cells seldom change twice in a row.
+    fn is_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Node(one, _), Self::Node(other, _)) => one == other,
+            (Self::Card(one, _), Self::Card(other, _)) => one == other,
+            (Self::Queue(one, _), Self::Queue(other, _)) => one == other,
+            _ => false,
+        }
+    }
 }
 
 impl State {
@@ -202,7 +230,7 @@ impl State {
     pub(crate) fn set(&mut self, cell: Cell) {
         let old = self.swap(cell);
         if self.journal.open > 0 {
-            self.journal.old.push(old);
+            self.journal.keep(old);
         } else {
             self.settled += 1;
         }
@@ -211,7 +239,8 @@ impl State {
     /// From here on, [`State::rollback`] can come back here.
     pub(crate) fn mark(&mut self) -> Mark {
         self.journal.open += 1;
-        Mark(self.journal.old.len())
+        self.journal.newest = self.journal.old.len();
+        Mark(self.journal.newest)
     }
 
     /// Puts every cell back to what it was at `mark`, and closes it.
@@ -234,6 +263,7 @@ impl State {
 
     fn close(&mut self) {
         self.journal.open = self.journal.open.saturating_sub(1);
+        self.journal.newest = self.journal.newest.min(self.journal.old.len());
         if self.journal.open == 0 {
             self.journal.old.clear();
         }
@@ -355,16 +385,13 @@ impl State {
             self.is_overallocated(key, new),
         );
         self.overallocated = (self.overallocated + u32::from(is)).saturating_sub(u32::from(was));
-        if (old.status == Status::Pending) != (new.status == Status::Pending)
-            && self.tasks.get(key).is_some()
-        {
-            if new.status == Status::Pending {
-                self.pending.insert(key);
-            } else {
-                self.pending.remove(key);
-            }
+        if new.status == Status::Pending {
+            self.pending.insert(key);
+        } else if old.status == Status::Pending {
+            self.pending.remove(key);
         }
         let moved = old.status != new.status;
+        let statuses = [old.status, new.status];
         if stood != stands {
             self.count_placed(key, stands);
         }
@@ -375,6 +402,7 @@ impl State {
             self.moved.note(job, row.stamp);
             self.touched += 1;
             row.stamp = self.touched;
+            self.status_log.note(row.stamp, job, key, statuses);
             self.check_staleness(job);
         }
     }
@@ -497,7 +525,7 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
             state.node_use,
             state.card_use,
             state.queue_use,
-            state.pending,
+            state.pending.iter().copied().collect::<Vec<_>>(),
             state.on_node,
             state.standing,
             state.overallocated,

@@ -11,6 +11,7 @@
 //! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of which pods
 //!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
 //!   be spread.
+//! - [`status_log`]: which pods have moved lately.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`products`]: what queues hold of single GPU products.
@@ -42,6 +43,7 @@ pub(crate) mod room;
 pub(crate) mod rows;
 pub(crate) mod sorted;
 pub(crate) mod spreading;
+mod status_log;
 pub(crate) mod table;
 pub(crate) mod transition;
 pub(crate) mod uid;
@@ -175,6 +177,7 @@ pub(crate) struct State {
     pub hindered: u64,
     /// Jobs of which a pod has moved.
     pub moved: ChangedJobs,
+    pub status_log: status_log::StatusLog,
     /// Pods that hold more whole cards than they ask for.
     pub overallocated: u32,
     /// Past evictions, by the job that room was made for and the job that lost
@@ -341,7 +344,7 @@ impl State {
             .map_or(row.facts.preemptible, |group| group.spec.preemptible)
     }
 
-    /// Where a task stands in the order.
+    /// Where a task stands in the order. Changes only while the task is detached.
     pub(crate) fn order(&self, row: &TaskRow) -> Order {
         let job = row.job.and_then(|job| self.jobs.get(job));
         let (priority, created, uid) = match job.and_then(|job| Some((job, job.group.as_ref()?))) {
@@ -471,6 +474,7 @@ impl State {
             users: 0,
             chain: Vec::new(),
             children: Vec::new(),
+            place: 0,
         });
         self.queue_use.insert(key, QueueUse::default());
         self.queue_names.insert(name.clone(), key);

@@ -48,23 +48,28 @@ impl Open {
     }
 
     pub(crate) fn insert(&mut self, id: DecisionId, open: OpenDecision) {
-        self.remove(&id);
-        if let Some(ids) = self.of_task.get_mut(&open.task) {
+        let task = open.task;
+        if let Some(known) = self.by_id.insert(id, open) {
+            self.forget_one(known.task, &id);
+        }
+        if let Some(ids) = self.of_task.get_mut(&task) {
             ids.push(id);
         } else {
-            self.of_task.insert(open.task, vec![id]);
+            self.of_task.insert(task, vec![id]);
         }
-        self.by_id.insert(id, open);
     }
 
     pub(crate) fn remove(&mut self, id: &DecisionId) {
-        let Some(open) = self.by_id.remove(id) else {
-            return;
-        };
-        if let Some(ids) = self.of_task.get_mut(&open.task) {
+        if let Some(open) = self.by_id.remove(id) {
+            self.forget_one(open.task, id);
+        }
+    }
+
+    fn forget_one(&mut self, task: TaskKey, id: &DecisionId) {
+        if let Some(ids) = self.of_task.get_mut(&task) {
             ids.retain(|other| other != id);
             if ids.is_empty() {
-                self.of_task.remove(&open.task);
+                self.of_task.remove(&task);
             }
         }
     }

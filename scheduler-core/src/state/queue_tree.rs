@@ -63,7 +63,10 @@ impl State {
             }
         }
         self.top_queues.clear();
-        for key in names {
+        for (place, key) in names.into_iter().enumerate() {
+            if let Some(row) = self.queues.get_mut(key) {
+                row.place = place;
+            }
             match self.queues.get(key).map(|row| row.chain.as_slice()) {
                 Some([_, parent, ..]) => {
                     let parent = *parent;

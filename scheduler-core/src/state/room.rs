@@ -8,9 +8,9 @@
 
 use super::State;
 use super::node_set::NodeSet;
-use super::rows::NodeKey;
-use crate::fit::{assignment, card};
-use crate::units::Mib;
+use super::rows::{CardKey, NodeKey, NodeRow};
+use crate::fit::free::CardsFree;
+use crate::units::Time;
 use slotmap::SecondaryMap;
 use std::collections::BTreeSet;
 
@@ -43,11 +43,15 @@ pub(crate) struct Room {
 }
 
 /// A node's room when it was looked at last.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct CachedRoom {
     /// [`super::rows::NodeRow::generation`] at that time.
     generation: u64,
     room: Room,
+    /// [`super::rows::NodeRow::facts`] and [`super::rows::NodeRow::parts`] at that time: all that
+    /// `cards` depends on.
+    cards_of: (u64, u64),
+    cards: CardsFree,
 }
 
 /// All nodes' rooms, and their orders.
@@ -133,43 +137,50 @@ impl Rooms {
         (known.generation == generation).then_some(&known.room)
     }
 
-    fn take_out(&mut self, rank: u32, room: &Room) {
-        self.whole -= room.whole.max(0);
-        self.by_whole.remove(&(room.whole, rank));
-        self.by_now.remove(&(room.whole_now, rank));
-        if room.shared.is_some() {
-            self.sharing.remove(&(room.whole, rank));
+    /// The node of that rank has this room, and had that one. Most placements change few of the
+    /// numbers by which nodes are sorted.
+    fn put(&mut self, rank: u32, had: Option<&Room>, has: &Room) {
+        fn replace<K: Ord>(set: &mut BTreeSet<K>, had: Option<K>, has: Option<K>) {
+            if had == has {
+                return;
+            }
+            if let Some(had) = had {
+                set.remove(&had);
+            }
+            if let Some(has) = has {
+                set.insert(has);
+            }
         }
-        self.by_cpu.remove(&(room.has_gpus, room.cpu, rank));
-        self.by_most.remove(&(room.most, rank));
-        if room.nano > 0 {
+        let by_whole = |room: &Room| (room.whole, rank);
+        let by_now = |room: &Room| (room.whole_now > 0).then_some((room.whole_now, rank));
+        let sharing = |room: &Room| room.shared.map(|_| (room.whole, rank));
+        let by_cpu = |room: &Room| (room.has_gpus, room.cpu, rank);
+        let by_most = |room: &Room| (room.most > 0).then_some((room.most, rank));
+        replace(&mut self.by_whole, had.map(by_whole), Some(by_whole(has)));
+        replace(&mut self.by_now, had.and_then(by_now), by_now(has));
+        replace(&mut self.sharing, had.and_then(sharing), sharing(has));
+        replace(&mut self.by_cpu, had.map(by_cpu), Some(by_cpu(has)));
+        replace(&mut self.by_most, had.and_then(by_most), by_most(has));
+        if has.nano > 0 {
+            self.some_gpu.insert(rank);
+        } else {
             self.some_gpu.remove(rank);
         }
-        if room.ready {
-            self.nano -= room.nano;
-            self.mib -= room.mib;
-        }
-    }
-
-    fn put_in(&mut self, rank: u32, room: &Room) {
-        self.whole += room.whole.max(0);
-        self.by_whole.insert((room.whole, rank));
-        if room.whole_now > 0 {
-            self.by_now.insert((room.whole_now, rank));
-        }
-        if room.shared.is_some() {
-            self.sharing.insert((room.whole, rank));
-        }
-        self.by_cpu.insert((room.has_gpus, room.cpu, rank));
-        if room.most > 0 {
-            self.by_most.insert((room.most, rank));
-        }
-        if room.nano > 0 {
-            self.some_gpu.insert(rank);
-        }
-        if room.ready {
-            self.nano += room.nano;
-            self.mib += room.mib;
+        let had = had.copied().unwrap_or_default();
+        self.whole += has.whole.max(0) - had.whole.max(0);
+        for (room, comes) in [(&had, false), (has, true)] {
+            let (nano, mib) = if room.ready {
+                (room.nano, room.mib)
+            } else {
+                (0, 0)
+            };
+            if comes {
+                self.nano += nano;
+                self.mib += mib;
+            } else {
+                self.nano -= nano;
+                self.mib -= mib;
+            }
         }
     }
 }
@@ -184,11 +195,10 @@ impl State {
             };
             let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
             for (rank, key) in (0..).zip(&keys) {
-                let room = self.room(*key);
+                let known = self.look_at_room(*key, None);
                 self.rooms.rank.insert(*key, rank);
-                self.rooms.put_in(rank, &room);
-                let generation = self.nodes.get(*key).map_or(0, |row| row.generation);
-                self.rooms.at.insert(*key, CachedRoom { generation, room });
+                self.rooms.put(rank, None, &known.room);
+                self.rooms.at.insert(*key, known);
             }
             self.rooms.by_rank = keys;
             return;
@@ -204,30 +214,51 @@ impl State {
             if self.rooms.as_of(key, generation).is_some() {
                 continue;
             }
-            let (old, room) = (self.rooms.of(key), self.room(key));
-            if old != room {
-                self.rooms.take_out(rank, &old);
-                self.rooms.put_in(rank, &room);
+            let known = self.rooms.at.get(key);
+            let old = known.map(|known| known.room).unwrap_or_default();
+            let new = self.look_at_room(key, known);
+            // A pause that has ended is over from the next decision on.
+            let is_due = |pause: &(Time, CardKey)| pause.0 <= self.now;
+            debug_assert!(
+                self.card_pauses.first().is_some_and(is_due)
+                    || new.cards == self.look_at_room(key, None).cards,
+                "what the cards of a node have free is out of date"
+            );
+            if old != new.room {
+                self.rooms.put(rank, Some(&old), &new.room);
             }
-            self.rooms.at.insert(key, CachedRoom { generation, room });
+            self.rooms.at.insert(key, new);
         }
         // Its memory serves the next time.
         self.rooms.dirty = dirty;
     }
 
-    /// A node's room, computed.
-    pub(crate) fn room(&self, key: NodeKey) -> Room {
+    /// A node's room. `known`: as it was the last time.
+    fn look_at_room(&self, key: NodeKey, known: Option<&CachedRoom>) -> CachedRoom {
         let Some(row) = self.nodes.get(key) else {
-            return Room::default();
+            return CachedRoom::default();
         };
+        let cards_of = (row.facts, row.parts);
+        let known = known.filter(|known| known.cards_of == cards_of);
+        let cards = known.map(|known| known.cards);
+        let cards = cards.unwrap_or_else(|| CardsFree::of(self, key, row));
+        CachedRoom {
+            generation: row.generation,
+            room: self.room(key, row, &cards),
+            cards_of,
+            cards,
+        }
+    }
+
+    fn room(&self, key: NodeKey, row: &NodeRow, cards: &CardsFree) -> Room {
         let Some(node) = &row.node else {
             return Room::default();
         };
         let used = self.node_use.get(key).copied().unwrap_or_default();
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-        let count = assignment::count_whole(self, key);
-        let (nano, mib) = assignment::free_gpus(self, key, count);
-        let mut room = Room {
+        let count = cards.whole(self, key, row);
+        let (nano, mib) = cards.gpus(count);
+        Room {
             whole: count.later,
             whole_now: count.now,
             nano,
@@ -236,32 +267,10 @@ impl State {
             has_gpus: !row.is_plain(),
             cpu: signed(u128::from(node.cpu.0) + used.releasing.cpu)
                 - signed(used.used.cpu + used.promised.cpu),
-            smallest: u64::MAX,
-            ..Room::default()
-        };
-        for key in &row.cards {
-            let (Some(card_row), Some(used)) = (self.cards.get(*key), self.card_use.get(*key))
-            else {
-                continue;
-            };
-            let memory = card::memory(card_row);
-            room.smallest = room.smallest.min(memory.total.0);
-            let after = used.after();
-            if after.holds() > 0 && after.modes[0] == 0 {
-                let small = |amount: u128| Mib(u64::try_from(amount).unwrap_or(u64::MAX));
-                let free = memory.cap.less(small(after.limits));
-                let last =
-                    Mib(memory.cap.0.saturating_add(memory.reserved.0)).less(small(after.nominal));
-                let most = if free.0 > 0 { free.max(last) } else { free };
-                room.shared = room.shared.max(Some(most.0));
-                if card::usable(self, card_row).is_ok() {
-                    room.most = room.most.max(most.0);
-                }
-            } else if after.holds() == 0 && card::usable(self, card_row).is_ok() {
-                room.most = room.most.max(memory.total.0);
-            }
-            room.odd |= card::whole_usable(self, card_row).is_err();
+            shared: cards.shared,
+            most: cards.most,
+            smallest: cards.smallest.unwrap_or(u64::MAX),
+            odd: cards.odd,
         }
-        room
     }
 }

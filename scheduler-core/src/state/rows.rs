@@ -509,6 +509,8 @@ pub(crate) struct QueueRow {
     pub chain: Vec<QueueKey>,
     /// Queues that name it as their parent, in order of name.
     pub children: Vec<QueueKey>,
+    /// Its place among all queues in order of name, where it has a chain.
+    pub place: usize,
 }
 
 /// What a task holds of one card.

@@ -123,9 +123,23 @@ impl State {
             return;
         }
         let wrong = std::cell::Cell::new(false);
-        for (at, comes) in [(&from, false), (&to, true)] {
-            let wrong = &wrong;
-            self.move_sums(key, at, Way { comes, wrong });
+        let (out, into) = (
+            Way {
+                comes: false,
+                wrong: &wrong,
+            },
+            Way {
+                comes: true,
+                wrong: &wrong,
+            },
+        );
+        self.move_sums(key, &from, out);
+        self.move_sums(key, &to, into);
+        // Most moves within a node, as to the cards that are chosen, are none for queues.
+        let (had, has) = (self.charged_at(key, &from), self.charged_at(key, &to));
+        if had != has {
+            self.move_allocated(key, had, out);
+            self.move_allocated(key, has, into);
         }
         if from.places() != to.places() && !self.move_claims(key, from.places(), to.places()) {
             wrong.set(true);
@@ -177,9 +191,6 @@ impl State {
             self.move_place((node, at.front, at.holds()), &spec, how, way);
             if !ours {
                 self.move_foreign(key, node, at.holds(), way);
-            }
-            if how != As::Leaving && at.status != Status::Stuck {
-                self.move_allocated(key, job, (node, at.holds()), way);
             }
         }
         // KAI's `Gated` is no `Pending`: it is no claim to a fair share yet.
@@ -316,20 +327,28 @@ impl State {
         ]
     }
 
-    fn move_allocated(
-        &mut self,
-        key: TaskKey,
-        job: Option<JobKey>,
-        (node, holds): (NodeKey, &[Hold]),
-        way: Way,
-    ) {
-        let amounts = self.charge(key, holds);
-        let preemptible = self.tasks.get(key).is_none_or(|row| self.preemptible(row));
-        let chain = self.chain_of(job);
+    /// Where its queues are charged for it, and what.
+    fn charged_at(&self, key: TaskKey, at: &TaskCell) -> Option<(NodeKey, [u128; 3])> {
+        let how = at.status.counts_as()?;
+        if how == As::Leaving || at.status == Status::Stuck {
+            return None;
+        }
+        Some((at.node?, self.charge(key, at.holds())))
+    }
+
+    fn move_allocated(&mut self, key: TaskKey, charged: Option<(NodeKey, [u128; 3])>, way: Way) {
+        let (Some((node, amounts)), Some(row)) = (charged, self.tasks.get(key)) else {
+            return;
+        };
+        let (preemptible, job) = (self.preemptible(row), row.job);
         if self.has_product_quotas() {
+            let chain: Vec<QueueKey> = (0..).map_while(|at| self.on_chain(job, at)).collect();
             self.move_products(key, node, (amounts[0], preemptible), &chain, way);
         }
-        for queue in chain {
+        for at in 0.. {
+            let Some(queue) = self.on_chain(job, at) else {
+                break;
+            };
             let Some(mut used) = self.queue_use.get(queue).copied() else {
                 continue;
             };
@@ -352,7 +371,10 @@ impl State {
         else {
             return;
         };
-        for queue in self.chain_of(job) {
+        for at in 0.. {
+            let Some(queue) = self.on_chain(job, at) else {
+                break;
+            };
             let Some(mut used) = self.queue_use.get(queue).copied() else {
                 continue;
             };
@@ -364,11 +386,10 @@ impl State {
         }
     }
 
-    fn chain_of(&self, job: Option<JobKey>) -> Vec<QueueKey> {
-        job.and_then(|job| self.jobs.get(job)?.queue)
-            .and_then(|queue| self.queues.get(queue))
-            .map(|row| row.chain.clone())
-            .unwrap_or_default()
+    /// The queue of a job (0), or its ancestor at that distance.
+    fn on_chain(&self, job: Option<JobKey>, at: usize) -> Option<QueueKey> {
+        let queue = self.jobs.get(job?)?.queue?;
+        self.queues.get(queue)?.chain.get(at).copied()
     }
 }
 

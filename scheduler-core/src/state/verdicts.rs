@@ -10,7 +10,7 @@
 use super::State;
 use super::rows::{NodeKey, SpecKey, SpecRow};
 use crate::config::Config;
-use crate::fit::{self, assignment};
+use crate::fit::{self, free};
 use crate::reason::{Line, NodeReason, ReasonKey};
 use slotmap::{Key as _, SecondaryMap};
 use std::sync::Arc;
@@ -466,7 +466,7 @@ impl State {
                 left(node.pods, own.pods, leaving.pods, promised.pods),
                 left(node.cpu.0, own.cpu, leaving.cpu, promised.cpu),
                 left(node.memory.0, own.memory, leaving.memory, promised.memory),
-                i128::from(assignment::whole_count(self, key).later),
+                i128::from(free::whole_count(self, key).later),
             ],
         })
     }

@@ -2,8 +2,8 @@
 //! nodes are checked again.
 
 use super::tree::{DomainId, Tree};
-use crate::fit::assignment::whole_count;
 use crate::fit::card;
+use crate::fit::free::whole_count;
 use crate::ids::ResourceName;
 use crate::state::State;
 use crate::state::rows::{NodeKey, TaskKey};

@@ -1,0 +1,218 @@
+//! A gang's tree of sub-groups: its members, their progress, and KAI's order of them.
+
+use super::{Gang, Set};
+use crate::ids::SetName;
+use crate::model::{SubGroup, TopologyRule};
+use crate::state::rows::TaskKey;
+use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+/// Deeper trees are rejected when their events are applied.
+pub(super) const DEEPEST: u32 = 64;
+
+/// Where the sets of a group, and of the groups in it, are among the sets of the gang. Found once:
+/// to look up thousands of names for each pod was most of a decision.
+#[derive(Debug, Default, PartialEq)]
+struct Places {
+    sets: Vec<usize>,
+    groups: Vec<Places>,
+}
+
+impl Places {
+    fn of(group: &SubGroup, by_name: &FxHashMap<SetName, usize>, depth: u32) -> Self {
+        if depth > DEEPEST {
+            return Self::default();
+        }
+        let place = |name: &SetName| by_name.get(name).copied().unwrap_or(usize::MAX);
+        let inner = group.groups.iter();
+        Self {
+            sets: group.sets.iter().map(|set| place(&set.name)).collect(),
+            groups: inner
+                .map(|inner| Self::of(inner, by_name, depth + 1))
+                .collect(),
+        }
+    }
+}
+
+/// The tree of a job with sub-groups.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tree {
+    root: Arc<SubGroup>,
+    places: Arc<Places>,
+}
+
+impl Tree {
+    /// `by_name`: where each set is among the gang's.
+    pub(super) fn of(root: &Arc<SubGroup>, by_name: &FxHashMap<SetName, usize>) -> Self {
+        Self {
+            root: Arc::clone(root),
+            places: Arc::new(Places::of(root, by_name, 0)),
+        }
+    }
+
+    pub(crate) fn root(&self) -> Branch<'_> {
+        Branch {
+            group: &self.root,
+            places: &self.places,
+        }
+    }
+}
+
+/// A group of the tree.
+#[derive(Clone, Copy)]
+pub(crate) struct Branch<'a> {
+    pub group: &'a SubGroup,
+    places: &'a Places,
+}
+
+impl<'a> Branch<'a> {
+    /// Inner groups, then sets.
+    pub(super) fn members(self) -> impl Iterator<Item = Member<'a>> {
+        let groups = self.group.groups.iter().zip(&self.places.groups);
+        let groups = groups.map(|(group, places)| Member::Group(Branch { group, places }));
+        let sets = self.group.sets.iter().zip(&self.places.sets);
+        let sets = sets.map(|(set, at)| Member::Set(*at, set.topology.as_ref()));
+        groups.chain(sets)
+    }
+
+    /// How many of its members it needs.
+    pub(super) fn needed(self) -> u32 {
+        let all = self.group.groups.len() + self.group.sets.len();
+        let all = u32::try_from(all).unwrap_or(u32::MAX);
+        self.group.min_children.unwrap_or(all)
+    }
+
+    /// The sets in it and below it, by their places among the gang's.
+    pub(crate) fn sets_into(self, into: &mut Vec<usize>) {
+        for member in self.members() {
+            match member {
+                Member::Group(inner) => inner.sets_into(into),
+                Member::Set(at, _) => into.push(at),
+            }
+        }
+    }
+}
+
+/// A member of a group: a set by its place among the gang's, with the topology that it requires.
+#[derive(Clone, Copy)]
+pub(crate) enum Member<'a> {
+    Group(Branch<'a>),
+    Set(usize, Option<&'a TopologyRule>),
+}
+
+/// What orders members before their names: below the minimum first; then those that must be there
+/// before those that need not, the relatively emptier first. Below the minimum all are alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Fill {
+    is_filled: bool,
+    is_optional: bool,
+    has: u32,
+    /// At least one.
+    needs: u32,
+}
+
+impl Fill {
+    fn of((has, needs): (u32, u32)) -> Self {
+        let is_filled = has >= needs;
+        Self {
+            is_filled,
+            is_optional: is_filled && needs == 0,
+            has: if is_filled { has } else { 0 },
+            needs: if is_filled { needs.max(1) } else { 1 },
+        }
+    }
+
+    fn order(self, other: Self) -> Ordering {
+        // has / needs, without dividing.
+        let part = u64::from(self.has) * u64::from(other.needs);
+        let their = u64::from(other.has) * u64::from(self.needs);
+        (self.is_filled, self.is_optional, part).cmp(&(other.is_filled, other.is_optional, their))
+    }
+}
+
+impl Gang {
+    pub(crate) fn set_at(&self, at: usize) -> Option<&Set> {
+        self.sets.get(at)
+    }
+
+    fn member_name<'a>(&'a self, member: Member<'a>) -> &'a str {
+        let name = match member {
+            Member::Group(branch) => branch.group.name.as_ref(),
+            Member::Set(at, _) => self.set_at(at).map(|set| &set.name),
+        };
+        name.map_or("", |name| name.as_str())
+    }
+
+    /// How many of its parts a member has, and how many it needs.
+    pub(super) fn progress(&self, member: Member) -> (u32, u32) {
+        match member {
+            Member::Set(at, _) => self
+                .set_at(at)
+                .map_or((0, 0), |set| (set.allocated(), set.min)),
+            Member::Group(branch) => (self.satisfied(branch), branch.needed()),
+        }
+    }
+
+    pub(super) fn satisfied(&self, branch: Branch) -> u32 {
+        let done = branch.members().filter(|member| {
+            let (has, needs) = self.progress(*member);
+            has >= needs
+        });
+        u32::try_from(done.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Members in KAI's order of sub-groups, of those that `wanted` names: by [`Fill`], then by
+    /// name.
+    pub(crate) fn ordered<'a>(
+        &'a self,
+        branch: Branch<'a>,
+        wanted: impl FnMut(&Member<'a>) -> bool,
+    ) -> Vec<Member<'a>> {
+        let members = branch.members().filter(wanted);
+        let mut members: Vec<(Fill, Member<'a>)> = members
+            .map(|member| (Fill::of(self.progress(member)), member))
+            .collect();
+        members.sort_by(|one, other| self.order(*one, *other));
+        members.into_iter().map(|(_, member)| member).collect()
+    }
+
+    fn order(&self, (fill, one): (Fill, Member), (their, other): (Fill, Member)) -> Ordering {
+        fill.order(their).then_with(|| match (one, other) {
+            // Sets are in order of name.
+            (Member::Set(one, _), Member::Set(other, _)) => one.cmp(&other),
+            _ => self.member_name(one).cmp(self.member_name(other)),
+        })
+    }
+
+    /// The pods of the first member, in that order, that has any. Members are not sorted for one
+    /// of them.
+    pub(super) fn first_of(
+        &self,
+        branch: Branch,
+        pods: impl Fn(Member) -> Vec<TaskKey>,
+    ) -> Vec<TaskKey> {
+        let mut first: Option<((Fill, Member), Vec<TaskKey>)> = None;
+        for member in branch.members() {
+            let place = (Fill::of(self.progress(member)), member);
+            let is_behind = |(first, _): &(_, _)| self.order(place, *first).is_ge();
+            if first.as_ref().is_some_and(is_behind) {
+                continue;
+            }
+            let pods = pods(member);
+            if !pods.is_empty() {
+                first = Some((place, pods));
+            }
+        }
+        first.map(|(_, pods)| pods).unwrap_or_default()
+    }
+
+    /// As many members as it needs meet what `ready` says of sets.
+    pub(super) fn is_branch_ready(&self, branch: Branch, ready: &dyn Fn(&Set) -> bool) -> bool {
+        let members = branch.members().filter(|member| match member {
+            Member::Set(at, _) => self.set_at(*at).is_some_and(ready),
+            Member::Group(inner) => self.is_branch_ready(*inner, ready),
+        });
+        members.count() >= branch.needed() as usize
+    }
+}

@@ -1,0 +1,68 @@
+//! What the core keeps of the pods of a large group follows them, and whatever else it depends on.
+#![allow(clippy::unwrap_used)] // A test from its first line to its last.
+
+use scheduler_core::units::Time;
+use scheduler_core::{Config, Core, text};
+use std::fmt::Write as _;
+
+/// Three sub-groups of six pods, of which each needs two. Eight pods have room.
+fn cluster() -> String {
+    let mut lines = String::from("queue q\nnode n cpu=64000 pods=110 gpus=8\n");
+    lines.push_str(&group(2));
+    for set in ["a", "b", "c"] {
+        for index in 0..6 {
+            let gated = if index == 5 { " gated" } else { "" };
+            let _ = writeln!(lines, "{}{gated}", pod(set, index));
+        }
+    }
+    lines
+}
+
+fn group(min: u32) -> String {
+    let mut lines = String::from("group default/large queue=q\n");
+    for set in ["a", "b", "c"] {
+        let _ = writeln!(lines, "  set {set} min={min}");
+    }
+    lines
+}
+
+fn pod(set: &str, index: u32) -> String {
+    format!("pod {set}-{index} group=default/large set={set} gpus.main=1")
+}
+
+fn tell(core: &mut Core, lines: &str) {
+    for event in text::read(lines).unwrap() {
+        assert_eq!(core.apply(event), [], "{lines}");
+    }
+}
+
+/// With `verify`, the core reads all pods of the group again and compares.
+#[test]
+fn what_is_kept_of_a_large_group_is_what_all_of_its_pods_say() {
+    let mut core = Core::new(Config::verified());
+    tell(&mut core, &cluster());
+    assert_eq!(core.decide(Time(1_000)).actions.len(), 8);
+    let room = "node n2 cpu=64000 pods=110 gpus=1\n";
+    let changes = [
+        ("a gate is lifted", pod("b", 5)),
+        (
+            "a pod is in another sub-group",
+            pod("c", 4).replace("set=c", "set=a"),
+        ),
+        (
+            "a pod asks for more",
+            pod("c", 3).replace("main=1", "main=2"),
+        ),
+        ("a pod goes", "pod-gone c-2\n".to_owned()),
+        ("a pod comes", pod("b", 6)),
+        ("each sub-group needs more", group(4)),
+    ];
+    for (what, event) in changes {
+        tell(&mut core, &event);
+        core.decide(Time(2_000));
+        assert_eq!(core.violations(), Vec::<String>::new(), "{what}");
+    }
+    tell(&mut core, room);
+    core.decide(Time(3_000));
+    assert_eq!(core.violations(), Vec::<String>::new(), "a node comes");
+}
