@@ -119,7 +119,7 @@ fn amount(series: &Series, resource: &str) -> Result<f64, String> {
 
 fn one(series: &[Series], resource: &str) -> Result<f64, String> {
     let first = series.first().ok_or_else(|| {
-        format!("it knows no {resource} capacity of the cluster: let it scrape this scheduler or kube-state-metrics")
+        format!("it knows no {resource} capacity of the cluster: let it scrape this scheduler or kube-state-metrics, whose values count from the next step of queryResolution on")
     })?;
     amount(first, resource)
 }

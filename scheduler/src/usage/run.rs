@@ -110,6 +110,8 @@ impl UsageQueryChannels {
             .with_max_delay(interval)
             .without_max_times();
         let mut pauses = backoff.build();
+        // What is wrong is logged once, not after each query.
+        let mut logged = String::new();
         loop {
             let begin = Instant::now();
             let at = self.now();
@@ -136,8 +138,13 @@ impl UsageQueryChannels {
                 at,
                 result: result.map(Arc::new).map_err(Arc::from),
             };
-            if let Err(why) = &told.result {
-                tracing::warn!(pool = self.pool, "past use: {why}");
+            match &told.result {
+                Ok(_) => logged.clear(),
+                Err(why) if **why == *logged => {}
+                Err(why) => {
+                    tracing::warn!(pool = self.pool, "past use: {why}");
+                    logged = why.to_string();
+                }
             }
             self.told.send_replace(Some(told));
             self.ageing(answered, self.wait(settings, observed, next))

@@ -17,7 +17,7 @@ queue q
 pod a queue=q cpu=100 extended.x=1 gpu-memory.main=100
   claim c name=default/c size=10
   devices e name=default/e own
-request r filter=f
+    request r filter=f
 pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
   grant main cards=GPU-1 memory=100 mode=mps
 ";

@@ -60,9 +60,9 @@ fn large(ns: &str, name: &str, queue: &str) -> Value {
     large
 }
 
-fn shard(url: &str) -> Value {
+fn shard(url: &str, resolution: &str) -> Value {
     let params = json!({ "windowSize": "10m", "fetchInterval": "1s", "stalenessPeriod": "5s",
-        "extraParams": { "usageQueryTimeout": "20s" } });
+        "extraParams": { "usageQueryTimeout": "20s", "queryResolution": resolution } });
     json!({
         "apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard",
         "metadata": { "name": "default" },
@@ -124,7 +124,8 @@ async fn without_past_use(cluster: &mut Cluster) -> Result<String> {
 
 async fn recorded(cluster: &mut Cluster, server: &Recorder) -> Result<()> {
     let ns = without_past_use(cluster).await?;
-    cluster.apply_one(&shard(&server.url())).await?;
+    // Only what a step of the query falls into counts: with a minute, nothing that is younger.
+    cluster.apply_one(&shard(&server.url(), "1s")).await?;
     until("the use of the older queue", SOON, || async {
         let query = "kai_queue_gpu_usage{queue_name=\"much\"}";
         let values = server.query(query).await?;
@@ -159,7 +160,7 @@ async fn waits(cluster: &mut Cluster) -> Result<()> {
         }
     }
     let ns = without_past_use(cluster).await?;
-    cluster.apply_one(&shard(&server.url())).await?;
+    cluster.apply_one(&shard(&server.url(), "1m")).await?;
     says(cluster, ["False", "current", "sliding, 10m"]).await?;
     let second = next(cluster, &ns, "much-without", "with").await?;
     ensure!(second == "little", "with past use {second} is next");
