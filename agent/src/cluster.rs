@@ -227,7 +227,7 @@ async fn policy(
 }
 
 /// Between two looks for a resource that the API server does not have, or does not let be read.
-const ABSENT: Duration = Duration::from_secs(60);
+const ABSENT: Duration = Duration::from_mins(1);
 
 /// The policy of the kubelet's topology manager, where something writes it into a
 /// `NodeResourceTopology`.
