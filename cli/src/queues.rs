@@ -99,6 +99,7 @@ fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
     vec![
         Cell::shown(name, shown),
         Cell::from(None::<&str>),
+        Cell::from("GPUs"),
         bound(queue.quota[0]),
         bound(queue.limit[0]),
         Cell::from(queue.fair.map(|fair| gpus(fair[0]))),
@@ -217,7 +218,7 @@ company  unlimited  unlimited           2   0.5       2        1        1
     fn products_that_a_queue_names_stand_below_it() {
         let text = "\
 node n1 cpu=64000 memory=274877906944 pods=110 gpus=2 label.nvidia.com/gpu.product=NVIDIA-L4
-queue team product.NVIDIA-H100=/0 product.NVIDIA-L4=500000000/2000000000
+queue team product.NVIDIA-H100=/0 product.NVIDIA-L4=500000000/2000000000 product-mib.NVIDIA-T4=15360/30720
 pod a queue=team created=1 gpus.main=1
 ";
         let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), "")
@@ -226,10 +227,11 @@ pod a queue=team created=1 gpus.main=1
         assert_eq!(
             output_of(&shadow.queues()),
             "\
-QUEUE              QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
-team           unlimited  unlimited           1     1       0        1        0
-  NVIDIA-H100          -          0           -     0       -        -        -
-  NVIDIA-L4          0.5          2           -     1       -        -        -
+QUEUE                QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
+team             unlimited  unlimited           1     1       0        1        0
+  NVIDIA-H100            -          0           -     0       -        -        -
+  NVIDIA-L4            0.5          2           -     1       -        -        -
+  NVIDIA-T4 MiB      15360      30720           -     0       -        -        -
 "
         );
     }
