@@ -2,8 +2,9 @@
 //! topology updater, and others, write of a node's NUMA zones. Read for one thing, the policy of the
 //! kubelet's topology manager; zones and what is used of them an agent knows itself, and sooner.
 //!
-//! The policy is in the attributes [`POLICY`] and [`SCOPE`], by the kubelet's words, or in older
-//! objects in the deprecated list `topologyPolicies`, as one word for both. Attributes win.
+//! The policy is in the attributes `topologyManagerPolicy` and `topologyManagerScope`, by the
+//! kubelet's words, or in older objects in the deprecated list `topologyPolicies`, as one word for
+//! both. Attributes win.
 
 use crate::gpu_node::{TopologyManager, TopologyPolicy, TopologyScope};
 use kube::core::ObjectMeta;
