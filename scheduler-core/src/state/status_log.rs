@@ -1,8 +1,8 @@
 //! Which pods have another status than before, for what is kept of large jobs.
 //!
-//! Whoever keeps something about the pods of a job with the job's stamp
-//! ([`super::job_row::JobRow::stamp`]) can ask which of them have moved since, instead of reading
-//! all of them again.
+//! A cache of what follows from a job's pods has the job's stamp
+//! ([`super::job_row::JobRow::stamp`]). From the log it learns which of them have moved since,
+//! instead of reading all of them again.
 
 use super::cell::Status;
 use super::rows::{JobKey, TaskKey};

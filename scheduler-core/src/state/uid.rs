@@ -7,7 +7,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-/// A UID, ordered by its text, which is made only where somebody asks for it.
+/// A UID, ordered by its text. The text is made when it is needed.
 ///
 /// As text it would be 52 bytes beside the row, for each pod and each group.
 #[derive(Clone, PartialEq, Eq, Hash)]
