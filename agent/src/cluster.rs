@@ -238,6 +238,7 @@ async fn topology(config: &Config, client: Client, owner: &Owner) -> Result<(), 
     while let Err(kube::Error::Api(status)) = api.list_metadata(&none).await
         && [403, 404].contains(&status.code)
     {
+        tracing::debug!(why = status.message, "no NodeResourceTopology is read");
         tokio::time::sleep(ABSENT).await;
     }
     let mut seen = std::pin::pin!(watched_one(api, &config.node_name));
