@@ -51,10 +51,20 @@ pub struct LayoutChoice {
     pub pods: Vec<PodUid>,
 }
 
+/// What [`plan`] has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayoutPlan {
+    /// The cards that should have other slices.
+    pub choices: Vec<LayoutChoice>,
+    /// The pods for which a card has room once it has the slices that it is being given, with its
+    /// index in the list of cards.
+    pub awaiting: BTreeMap<PodUid, usize>,
+}
+
 /// The cards that should have other slices. One after another, the change that lets most pods run, and
 /// of such the one that leaves fewest GPU slices without a pod; a change after which a pod has no room
 /// that had it before is none. `config`: that of the scheduler.
-pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> Vec<LayoutChoice> {
+pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> LayoutPlan {
     let wanted: BTreeSet<&ResourceName> = shortage
         .waiting()
         .flat_map(|pod| pod.extended.keys())
@@ -67,9 +77,11 @@ pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> Vec<Layo
     };
     let mut slices: Vec<&Slices> = cards.iter().map(|card| &card.slices).collect();
     let mut choices: BTreeMap<usize, LayoutChoice> = BTreeMap::new();
-    let Some(mut placed) = trials.place(&slices) else {
-        return Vec::new();
+    let Some(placed) = trials.place(&slices) else {
+        return LayoutPlan::default();
     };
+    let awaiting = awaiting(shortage, cards, &placed);
+    let mut placed: BTreeSet<PodUid> = placed.into_keys().collect();
     loop {
         let mut best: Option<Change<'_>> = None;
         for (at, card) in cards.iter().enumerate() {
@@ -88,6 +100,7 @@ pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> Vec<Layo
                 let Some(then) = trials.place(&changed) else {
                     continue;
                 };
+                let then: BTreeSet<PodUid> = then.into_keys().collect();
                 if then.len() <= placed.len() || !placed.is_subset(&then) {
                     continue;
                 }
@@ -102,7 +115,8 @@ pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> Vec<Layo
             }
         }
         let Some(change) = best else {
-            return choices.into_values().collect();
+            let choices = choices.into_values().collect();
+            return LayoutPlan { choices, awaiting };
         };
         let (_, _, at, layout) = change.rank;
         if let Some(card) = cards.get(at) {
@@ -116,6 +130,40 @@ pub fn plan(shortage: &Shortage, cards: &[MigCard], config: &Config) -> Vec<Layo
         }
         (slices, placed) = (change.slices, change.placed);
     }
+}
+
+/// Which card that is being given slices each of these pods has room on.
+fn awaiting(
+    shortage: &Shortage,
+    cards: &[MigCard],
+    placed: &BTreeMap<PodUid, NodeName>,
+) -> BTreeMap<PodUid, usize> {
+    let given = |card: &MigCard| match card.slices == card.offered {
+        true => Slices::new(),
+        false => card.slices.clone(),
+    };
+    let mut left: Vec<Slices> = cards.iter().map(given).collect();
+    let mut found = BTreeMap::new();
+    for pod in shortage.waiting() {
+        let Some(node) = placed.get(&pod.uid) else {
+            continue;
+        };
+        let room = cards.iter().zip(&mut left).position(|(card, left)| {
+            let mut wanted = pod.extended.iter();
+            card.node == *node
+                && wanted.any(|(name, count)| match left.get_mut(name) {
+                    Some(left) if *left >= *count && *count > 0 => {
+                        *left -= *count;
+                        true
+                    }
+                    _ => false,
+                })
+        });
+        if let Some(at) = room {
+            found.insert(pod.uid.clone(), at);
+        }
+    }
+    found
 }
 
 /// What one card's other slices would change.
@@ -159,8 +207,9 @@ struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    /// The pods that have room when the cards have these slices. `None`: enough was tried.
-    fn place(&mut self, slices: &[&Slices]) -> Option<BTreeSet<PodUid>> {
+    /// The pods that have room when the cards have these slices, with the node. `None`: enough was
+    /// tried.
+    fn place(&mut self, slices: &[&Slices]) -> Option<BTreeMap<PodUid, NodeName>> {
         self.left = self.left.checked_sub(1)?;
         let mut core = Core::new(trial(self.config));
         for event in &self.shortage.events {
@@ -170,14 +219,14 @@ impl Trials<'_> {
             });
         }
         let waiting: BTreeSet<&PodUid> = self.shortage.waiting().map(|pod| &pod.uid).collect();
-        let mut placed = BTreeSet::new();
+        let mut placed = BTreeMap::new();
         for turn in 0..DECISIONS {
             let decision = core.decide(Time(turn));
             let bound = decision.actions.iter().filter_map(|action| match action {
-                Action::Bind(bind) => Some(&bind.pod),
+                Action::Bind(bind) => Some((bind.pod.clone(), bind.node.clone())),
                 Action::Evict(_) => None,
             });
-            placed.extend(bound.filter(|pod| waiting.contains(pod)).cloned());
+            placed.extend(bound.filter(|(pod, _)| waiting.contains(pod)));
             if !decision.cut_short {
                 break;
             }

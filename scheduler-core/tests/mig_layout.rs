@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 use scheduler_core::ids::{GpuUuid, NodeName, ResourceName};
-use scheduler_core::mig_layout::{LayoutChoice, MigCard, Slices, plan};
+use scheduler_core::mig_layout::{LayoutChoice, LayoutPlan, MigCard, Slices, plan};
 use scheduler_core::units::{Mib, Time};
 use scheduler_core::{Config, Core, text};
 use std::collections::BTreeSet;
@@ -34,14 +34,9 @@ fn card(name: &str, layouts: &[&[(&str, u64)]]) -> MigCard {
     }
 }
 
-/// What is chosen, by card, layout and number of pods, for pods of a queue that each ask for one slice
-/// of a profile. The node lists so many small ones.
-fn chosen(
-    queue: &str,
-    small: u32,
-    pods: &[&str],
-    cards: &[MigCard],
-) -> Vec<(String, usize, usize)> {
+/// The plan for pods of a queue that each ask for one slice of a profile. The node lists so many small
+/// ones.
+fn planned(queue: &str, small: u32, pods: &[&str], cards: &[MigCard]) -> LayoutPlan {
     let mut lines = CLUSTER.replace("SMALL", &small.to_string());
     for (at, profile) in pods.iter().enumerate() {
         let _ = writeln!(
@@ -56,7 +51,17 @@ fn chosen(
     core.decide(Time(1_000));
     let nodes: BTreeSet<NodeName> = [NodeName::new("n")].into();
     let shortage = core.slice_shortage(&nodes, 1_000, Mib(10_000));
-    let choices = plan(&shortage, cards, core.config());
+    plan(&shortage, cards, core.config())
+}
+
+/// What is chosen, by card, layout and number of pods.
+fn chosen(
+    queue: &str,
+    small: u32,
+    pods: &[&str],
+    cards: &[MigCard],
+) -> Vec<(String, usize, usize)> {
+    let choices = planned(queue, small, pods, cards).choices;
     let told = |choice: LayoutChoice| (choice.card.to_string(), choice.layout, choice.pods.len());
     choices.into_iter().map(told).collect()
 }
@@ -108,4 +113,23 @@ fn nothing_changes_where_it_would_not_help() {
     assert_eq!(chosen("q", 0, &["3g.40gb"; 2], &coming), []);
     let beside = [coming[0].clone(), card("b", &[HALVES])];
     assert_eq!(chosen("q", 7, &["3g.40gb"; 3], &beside), [told("b", 0, 1)]);
+}
+
+#[test]
+fn a_pod_awaits_the_slices_that_a_card_is_being_given() {
+    let coming = |name: &str, layout| MigCard {
+        offered: Slices::new(),
+        slices: slices(layout),
+        ..card(name, &[])
+    };
+    let pods = &[
+        "2g.20gb", "3g.40gb", "3g.40gb", "3g.40gb", "3g.40gb", "3g.40gb",
+    ];
+    let cards = [card("a", &[]), coming("b", HALVES), coming("c", HALVES)];
+    let awaiting = planned("q", 7, pods, &cards).awaiting;
+    // One has no room, and a card no more of them than it has slices.
+    assert_eq!(awaiting.into_values().collect::<Vec<_>>(), [1, 1, 2, 2]);
+    // A card that stays as it is is awaited by none, although its slices are free.
+    let stays = [card("a", &[]), coming("b", HALVES)];
+    assert_eq!(planned("q", 7, &["1g.10gb"], &stays).awaiting.len(), 0);
 }

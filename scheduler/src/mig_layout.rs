@@ -10,10 +10,10 @@ use crate::convert::mig::{in_words, layout_of};
 use api::GpuNode;
 use kube::Api;
 use kube::api::PostParams;
-use scheduler_core::ids::{GpuUuid, PodUid};
-use scheduler_core::mig_layout::{LayoutChoice, MigCard, Slices, plan};
+use scheduler_core::ids::{GpuUuid, NodeName, PodUid};
+use scheduler_core::mig_layout::{LayoutChoice, LayoutPlan, MigCard, Slices, plan};
 use scheduler_core::scale_up::Shortage;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -35,7 +35,7 @@ pub(crate) struct Look {
     pub(crate) config: scheduler_core::Config,
 }
 
-/// The pods for which slices were asked for, with that in one sentence.
+/// The pods that have room on a card that is being given other slices, with that in one sentence.
 pub(crate) type Asked = BTreeMap<PodUid, Arc<str>>;
 
 /// The cycle's end.
@@ -69,9 +69,31 @@ impl Line {
     }
 }
 
+impl Links {
+    /// Of the pods that `asked` does not have, nothing is said any more.
+    fn tell(&self, asked: Asked) {
+        self.asked.send_if_modified(|told| {
+            let is_other = *told != asked;
+            *told = asked;
+            is_other
+        });
+    }
+}
+
+/// A choice that was written lately.
+struct Chosen {
+    at: Instant,
+    /// What its pods are told.
+    line: Arc<str>,
+    pods: Vec<PodUid>,
+}
+
+/// By card.
+type Lately = BTreeMap<GpuUuid, Chosen>;
+
 /// Plans until `stop`, or until the cycle has ended.
 pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
-    let mut chosen: BTreeMap<GpuUuid, Instant> = BTreeMap::new();
+    let mut lately = Lately::new();
     loop {
         tokio::select! {
             biased;
@@ -80,17 +102,18 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
         }
         let look = links.looks.borrow_and_update().clone();
         let Some(look) = look else {
-            // Another replica leads.
-            links.asked.send_replace(Asked::new());
+            links.tell(Asked::new());
             continue;
         };
-        chosen.retain(|_, at| at.elapsed() < REST);
-        forget_placed(&links, &look.shortage);
-        if look.shortage.pods == 0 {
-            continue;
+        lately.retain(|_, chosen| chosen.at.elapsed() < REST);
+        let waiting: BTreeSet<PodUid> =
+            look.shortage.waiting().map(|pod| pod.uid.clone()).collect();
+        let mut plan = LayoutPlan::default();
+        let mut cards = Vec::new();
+        if !waiting.is_empty() {
+            (cards, plan) = planned(look, &lately).await;
         }
-        let (cards, choices) = planned(look, &chosen).await;
-        for choice in choices {
+        for choice in plan.choices {
             let Some(slices) = slices_of(&cards, &choice) else {
                 continue;
             };
@@ -99,34 +122,68 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
                 () = stop.cancelled() => return,
                 written = write(&links.client, &choice, slices) => written,
             };
-            let (node, card, slices) = (&choice.node, &choice.card, in_words(slices));
+            let (node, card, words) = (&choice.node, &choice.card, in_words(slices));
             if let Err(error) = written {
                 // The next look sees what is there.
-                tracing::warn!(%node, %card, %slices, error, "no MIG layout was written");
+                tracing::warn!(%node, %card, slices = %words, error, "no MIG layout was written");
                 continue;
             }
             let pods = choice.pods.len();
-            tracing::info!(%node, %card, %slices, pods, "a MIG layout was chosen");
-            tell(&links, &choice, &slices);
-            chosen.insert(choice.card, Instant::now());
+            tracing::info!(%node, %card, slices = %words, pods, "a MIG layout was chosen");
+            let line = format!("{}, since {}", line(node, card, slices), links.wall.now());
+            let chosen = Chosen {
+                at: Instant::now(),
+                line: line.into(),
+                pods: choice.pods,
+            };
+            lately.insert(choice.card, chosen);
         }
+        let mut asked = told(&cards, &plan.awaiting, &lately);
+        // What no longer waits needs nothing.
+        asked.retain(|pod, _| waiting.contains(pod));
+        links.tell(asked);
     }
 }
 
-/// The choices, and the cards that they are of. One for which a choice was made lately rests.
-async fn planned(
-    look: Look,
-    chosen: &BTreeMap<GpuUuid, Instant>,
-) -> (Vec<MigCard>, Vec<LayoutChoice>) {
+/// What each pod is told of the card that has room for it soon. The layout may be an admin's, or that
+/// of a replica that led before: when it was written is not known then.
+fn told(cards: &[MigCard], awaiting: &BTreeMap<PodUid, usize>, lately: &Lately) -> Asked {
+    let chosen = lately.values();
+    let mut asked: Asked = chosen
+        .flat_map(|chosen| {
+            chosen
+                .pods
+                .iter()
+                .map(|pod| (pod.clone(), chosen.line.clone()))
+        })
+        .collect();
+    for (pod, at) in awaiting {
+        let Some(card) = cards.get(*at) else {
+            continue;
+        };
+        let known = lately.get(&card.card).map(|chosen| chosen.line.clone());
+        let line = known.unwrap_or_else(|| line(&card.node, &card.card, &card.slices).into());
+        asked.insert(pod.clone(), line);
+    }
+    asked
+}
+
+fn line(node: &NodeName, card: &GpuUuid, slices: &Slices) -> String {
+    let slices = in_words(slices);
+    format!("card {card} of node {node} is being given {slices}")
+}
+
+/// The plan, and the cards that it is of. One for which a choice was made lately rests.
+async fn planned(look: Look, lately: &Lately) -> (Vec<MigCard>, LayoutPlan) {
     let mut cards = look.cards;
     for card in &mut cards {
-        if chosen.contains_key(&card.card) {
+        if lately.contains_key(&card.card) {
             card.layouts.clear();
         }
     }
     let work = move || {
-        let choices = plan(&look.shortage, &cards, &look.config);
-        (cards, choices)
+        let plan = plan(&look.shortage, &cards, &look.config);
+        (cards, plan)
     };
     // A simulated world has one thread, so that a run is the same each time.
     if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
@@ -135,36 +192,13 @@ async fn planned(
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| {
         tracing::error!(%error, "no MIG layouts were planned");
-        (Vec::new(), Vec::new())
+        (Vec::new(), LayoutPlan::default())
     })
 }
 
 fn slices_of<'a>(cards: &'a [MigCard], choice: &LayoutChoice) -> Option<&'a Slices> {
     let card = cards.iter().find(|card| card.card == choice.card)?;
     card.layouts.get(choice.layout)
-}
-
-/// What no longer waits needs nothing.
-fn forget_placed(links: &Links, shortage: &Shortage) {
-    links.asked.send_if_modified(|asked| {
-        let before = asked.len();
-        asked.retain(|uid, _| shortage.waiting().any(|pod| pod.uid == *uid));
-        asked.len() != before
-    });
-}
-
-fn tell(links: &Links, choice: &LayoutChoice, slices: &str) {
-    let line = format!(
-        "card {} of node {} is being given {slices} for it, since {}",
-        choice.card,
-        choice.node,
-        links.wall.now()
-    );
-    let line: Arc<str> = Arc::from(line);
-    links.asked.send_modify(|asked| {
-        let pods = choice.pods.iter();
-        asked.extend(pods.map(|pod| (pod.clone(), Arc::clone(&line))));
-    });
 }
 
 /// Writes the choice, unless the object was changed meanwhile.

@@ -28,6 +28,7 @@ impl Cycle {
         };
         let cards = self.world.mig_cards();
         if cards.is_empty() {
+            line.looks.send_if_modified(|look| look.take().is_some());
             return;
         }
         let nodes = cards.iter().map(|card| card.node.clone()).collect();

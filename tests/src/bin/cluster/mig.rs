@@ -324,22 +324,18 @@ async fn layouts(cluster: &Cluster, ns: &str) -> Result<()> {
         "migLayouts": [{ "1g.5gb": 7 }, { "3g.20gb": 2 }, { "7g.40gb": 1 }] }))
     .await?;
     let begin = std::time::Instant::now();
-    let pods: Vec<Value> = ["first", "second"]
-        .map(|name| asks(ns, name, "kai-scheduler", LARGE))
-        .into();
-    for pod in &pods {
-        cluster.apply_one(pod).await?;
-    }
-    let said = "is being given 2 of 3g.20gb for it, since";
-    until(
-        "explain names the card",
-        Duration::from_secs(20),
-        || async {
-            let text = explained(cluster, ns, "second").await?;
+    // The layout is chosen for the first. The second comes after that, and waits for its other slice.
+    for name in ["first", "second"] {
+        let pod = asks(ns, name, "kai-scheduler", LARGE);
+        cluster.apply_one(&pod).await?;
+        let said = "is being given 2 of 3g.20gb, since";
+        let what = format!("explain names the card to {name}");
+        until(&what, Duration::from_secs(20), || async {
+            let text = explained(cluster, ns, name).await?;
             Ok(Seen::when(text.contains(said), text))
-        },
-    )
-    .await?;
+        })
+        .await?;
+    }
     for name in ["first", "second"] {
         cluster.pod_phase(ns, name, "Running").await?;
         let report = cluster.said(ns, name, "main", "report").await?;
