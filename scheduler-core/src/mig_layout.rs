@@ -138,9 +138,12 @@ fn awaiting(
     cards: &[MigCard],
     placed: &BTreeMap<PodUid, NodeName>,
 ) -> BTreeMap<PodUid, usize> {
-    let given = |card: &MigCard| match card.slices == card.offered {
-        true => Slices::new(),
-        false => card.slices.clone(),
+    let given = |card: &MigCard| {
+        if card.slices == card.offered {
+            Slices::new()
+        } else {
+            card.slices.clone()
+        }
     };
     let mut left: Vec<Slices> = cards.iter().map(given).collect();
     let mut found = BTreeMap::new();

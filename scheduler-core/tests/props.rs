@@ -1,4 +1,5 @@
-//! What must hold for every sequence of events.
+//! What must hold for every sequence of events. All properties are one program: its tests keep all
+//! cores busy, and Cargo would run several programs one after another.
 #![allow(
     clippy::unwrap_used,
     clippy::manual_is_multiple_of,
@@ -7,6 +8,8 @@
 
 mod by_claim;
 mod cases;
+mod fairness;
+mod full;
 mod pod_rules;
 mod relax;
 mod scale_down;

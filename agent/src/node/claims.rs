@@ -5,7 +5,8 @@ pub mod mode;
 pub mod parts;
 mod pods;
 
-use super::core::{Core, Effect};
+use super::core::Core;
+use super::event::Effect;
 use super::prepare::Unready;
 use crate::identity::IdentityError;
 use crate::inventory::Card;

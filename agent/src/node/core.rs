@@ -7,6 +7,7 @@ mod settle;
 mod ungranted;
 
 use super::claims::{Claimants, Listed};
+use super::event::{Effect, Event, Obstacle};
 use super::guard::Guard;
 use super::layouts::Layouts;
 use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
@@ -16,12 +17,11 @@ use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
 use crate::kubelet::offer::{self, Awaited, Offer};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::numa::Numa;
-use crate::nvml::{Driver, LayoutOrder, Observation, Sample, Xid};
-use crate::pods::{PodView, Pods, Standing};
+use crate::nvml::Driver;
+use crate::pods::{Pods, Standing};
 use crate::reconcile::{
     self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
 };
-use crate::termination::Termination;
 use api::gpu_node::TopologyManager;
 use api::grant::{PodIdentity, Verifier};
 use api::units::Fence;
@@ -46,92 +46,6 @@ pub struct Terms {
     pub watchdog_slack: Mib,
     /// A pod that holds devices without a grant for this long is reported to schedulers.
     pub ungranted_grace: Duration,
-}
-
-/// What happened.
-#[derive(Debug)]
-pub enum Event {
-    /// NVML was asked.
-    Observed(Arc<Observation>),
-    /// The processes of the cards with shares were read.
-    Sampled(Arc<Sample>),
-    /// The driver reported a fault.
-    Fault(Xid),
-    /// The whole list of this node's pods.
-    PodsListed(Vec<PodView>),
-    /// A pod came or changed.
-    Pod(Box<PodView>),
-    /// A pod left.
-    PodGone(String),
-    /// The Node object was read.
-    NodeUid(String),
-    /// The trust `ConfigMap` was read: keys and CA.
-    Trust(Verifier, String),
-    /// `GpuNode.spec` was read; `None`: there is no `GpuNode`.
-    Policy(Option<Policy>),
-    /// The node's `NodeResourceTopology` was read: the kubelet's topology manager. `None`: it says
-    /// nothing of it.
-    TopologyManager(Option<TopologyManager>),
-    /// The MPS supervisor accepted a plan, and reported its observation after that.
-    Mps(mps::Plan, mps::Observation),
-    /// Something changed there since.
-    MpsSeen(mps::Observation),
-    /// The MPS supervisor cannot be reached, and why.
-    MpsSilent(String),
-    /// The IDs that the kubelet can allocate.
-    Pools(BTreeMap<GpuUuid, Pool>),
-    /// NUMA zones, and what is taken of them; `None`: the kubelet refuses no pod for them.
-    Numa(Option<Arc<Numa>>),
-    /// The disk was read.
-    Local(Local),
-    /// The pods that a claim is reserved for were read: its UID, and theirs.
-    Reserved(String, BTreeSet<String>),
-    /// The kubelet was answered.
-    Minted {
-        /// Our answer's name.
-        alloc: AllocId,
-        /// Of which resource.
-        resource: Resource,
-        /// The IDs.
-        ids: BTreeSet<String>,
-    },
-    /// The kubelet holds a stream for shares, or lost it.
-    Registered(bool),
-    /// The agent stops soon: schedulers are to bind nothing more to its cards. What is bound
-    /// already is served until it ends.
-    Leaving,
-    /// A layout was made, or not and why.
-    LayoutMade(LayoutOrder, Result<(), String>),
-    /// A reason to offer nothing that is not about cards; `None`: it went away.
-    Obstacle(Obstacle, Option<String>),
-    /// Time passed.
-    Tick,
-}
-
-/// What keeps the whole node from being offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Obstacle {
-    /// Another plugin serves whole cards.
-    OtherPlugin,
-    /// The hook is not in its place.
-    Hook,
-}
-
-/// What the owner does for the core.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Remove CDI file, share folder and proofs.
-    Forget(AllocId),
-    /// Remove the proof of a container that has ended while its claim continues.
-    ForgetProof(ProofName),
-    /// Write the list of containers that may have the share of a claim.
-    List(AllocId),
-    /// Report by telemetry.
-    Tell(Note),
-    /// End processes of a container.
-    End(Termination),
-    /// Destroy a card's MIG instances and create others.
-    MakeLayout(LayoutOrder),
 }
 
 /// Everything that is known.

@@ -4,7 +4,7 @@
 //! and never treat an unreadable file as a missing one.
 
 use super::containers::Containers;
-use super::core::Event;
+use super::event::Event;
 use super::lists::Lists;
 use super::owner::Owner;
 use super::state::State;

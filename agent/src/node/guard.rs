@@ -1,7 +1,8 @@
 //! The core's reaction to containers that use too much, to broken servers and to processes without
 //! a grant. Pure, as all of the core.
 
-use super::core::{Core, Effect};
+use super::core::Core;
+use super::event::Effect;
 use super::state::{Complaint, Note};
 use crate::inventory::{GpuUuid, Inventory, Stranger};
 use crate::ledger::{Front, HolderKey, Ledger, LimitScope, Share};

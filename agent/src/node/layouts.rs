@@ -5,7 +5,8 @@
 //! between keeps its slice, and the card its layout until that pod has ended. The kubelet permanently
 //! rejects a pod that needs an ID which is gone; the order and the pauses make that unlikely.
 
-use super::core::{Core, Effect};
+use super::core::Core;
+use super::event::Effect;
 use crate::inventory::{Card, GpuUuid, Health, MigLayout, MigStrategy, Profile, layout_of};
 use crate::nvml::LayoutOrder;
 use proto::names::gpu_node::LAYOUT_CHANGES as GOES;

@@ -1,7 +1,7 @@
 //! The one task that owns what the agent knows, and what everyone else reads of it.
 //!
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
-//! - [`core`]: pure: events in, effects out.
+//! - [`core`]: pure: events in, effects out ([`event`]).
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
 //! - `layouts`: pure: when a card in MIG mode gets other instances.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
@@ -16,6 +16,7 @@ pub mod claims;
 mod containers;
 pub mod core;
 pub mod disk;
+pub mod event;
 mod guard;
 mod layouts;
 pub mod lists;
@@ -24,7 +25,8 @@ pub mod owner;
 pub mod prepare;
 pub mod state;
 
-pub use core::{Core, Effect, Event, Obstacle, Terms};
+pub use core::{Core, Terms};
+pub use event::{Effect, Event, Obstacle};
 pub use layouts::LayoutsView;
 pub use owner::{Owner, Stopped};
 pub use prepare::{Outcome, PrepareRequest, Source, Unready};

@@ -1,7 +1,7 @@
 //! Keeps the MPS supervisor at the plan: on every change of what the node holds, and now and then
 //! to observe the result.
 
-use super::core::Event;
+use super::event::Event;
 use super::owner::Owner;
 use super::state::State;
 use crate::mps::{self, SupervisorClient};

@@ -4,8 +4,9 @@
 
 use super::claims::Prepared;
 use super::claims::parts::Allocated;
-use super::core::{Core, Effect, Event};
+use super::core::Core;
 use super::disk::DiskRequest;
+use super::event::{Effect, Event};
 use super::prepare::{Outcome, PrepareRequest, Unready};
 use super::state::{Note, State};
 use crate::kubelet::offer::Offer;

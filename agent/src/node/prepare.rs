@@ -1,7 +1,8 @@
 //! The decision of `PreStartContainer`: the holder of the IDs, its grant, and whether the cards can
 //! serve it. Pure.
 
-use super::core::{Core, Effect};
+use super::core::Core;
+use super::event::Effect;
 use crate::fence;
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
 use crate::inventory::{Card, GpuUuid};

@@ -97,6 +97,10 @@ pub(crate) struct Waiting {
     settled: Option<u64>,
     // Boxed: a hash map has room for up to twice as many.
     known: FxHashMap<JobKey, Box<JobProgress>>,
+    /// Whose progress something other than the list has asked for in this decision.
+    asked: FxHashSet<JobKey>,
+    /// How many were kept in [`Self::known`] when it was last cleared out.
+    kept: usize,
     listed: FxHashMap<JobKey, WaitingJob>,
     /// By queue, the best last.
     lines: FxHashMap<QueueKey, Arc<QueueLine>>,
@@ -165,11 +169,17 @@ impl Waiting {
 
     /// What the next decision needs no more is let go.
     pub(super) fn keep(&mut self) {
-        let (known, listed) = (&mut self.known, &self.listed);
-        // Deleted jobs, and jobs without demand, are not checked again.
-        if known.len() > 2 * listed.len() + 64 {
-            known.retain(|job, _| listed.contains_key(job));
+        // The line has what orders a job. The rest is asked for again of the few whose turn comes in
+        // each decision, and takes time to compute for large ones only.
+        if self.known.len() > 2 * self.kept + 64 {
+            let (listed, asked) = (&self.listed, &self.asked);
+            self.known.retain(|job, known| {
+                listed.contains_key(job) && (known.gang.is_some() || asked.contains(job))
+            });
+            self.known.shrink_to(2 * self.known.len());
+            self.kept = self.known.len();
         }
+        self.asked = FxHashSet::default();
         self.line = None;
         for alike in self.kinds.values_mut() {
             alike.why = None;
@@ -225,7 +235,7 @@ impl Cycle<'_> {
             if !waits(self.state, job) {
                 continue;
             }
-            let known = self.known(job);
+            let known = self.current(job);
             let (entry, may) = (known.entry.clone(), known.first.is_some());
             let queue = self.state.jobs.get(job).and_then(|row| row.queue);
             let kind = PodClass::of(queue, &entry).filter(|_| entry.ready);
@@ -357,6 +367,11 @@ impl Cycle<'_> {
 
     /// What follows from where a job's pods are; computed again when one has moved.
     pub(super) fn known(&mut self, job: JobKey) -> &JobProgress {
+        self.waiting.asked.insert(job);
+        self.current(job)
+    }
+
+    fn current(&mut self, job: JobKey) -> &JobProgress {
         let stamp = self.state.jobs.get(job).map_or(0, |row| row.stamp);
         let known = self.waiting.known.get(&job);
         if known.is_none_or(|known| known.stamp != stamp) {

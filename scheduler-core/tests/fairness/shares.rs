@@ -5,8 +5,8 @@
 //! resource in each queue (nano-GPU, millicores, bytes), which is more than the floating
 //! point of these sizes loses.
 
-use super::cases::tried;
 use super::{QUARTER, resource};
+use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{NodeName, QueueName};
 use scheduler_core::model::{

@@ -7,7 +7,8 @@
 use super::apart;
 use super::parts::{goes_with, takes};
 use crate::ledger::{AllocId, HolderKey, Share};
-use crate::node::core::{Core, Effect};
+use crate::node::core::Core;
+use crate::node::event::Effect;
 use crate::pods::PodView;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -10,8 +10,8 @@
 mod case;
 mod judge;
 
-use super::cases::tried;
 use super::{QUARTER, resource};
+use crate::cases::tried;
 use case::{Case, Shape, Step, case, is_whole};
 use proptest::prelude::*;
 use scheduler_core::ids::{DecisionId, GpuUuid, GroupName, PodUid, QueueName, SetName};

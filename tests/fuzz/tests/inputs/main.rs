@@ -1,4 +1,4 @@
-//! Every target with many inputs: what it says of them, what they cost.
+//! Every target with many inputs, one on each core: what it says of them, what they cost.
 //!
 //! `cargo test -p aliquot-fuzz --test inputs -- [TARGET...]`, with
 //! - `ALIQUOT_FUZZ_INPUTS`: how many for each target; 500 when unset, and then no long ones.
@@ -12,9 +12,11 @@ mod meter;
 
 use aliquot_fuzz::{Corpus, TARGETS, Target, Xoshiro256, large};
 use meter::{Cost, Counting, measured};
+use std::cell::RefCell;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[global_allocator]
@@ -34,8 +36,10 @@ const SEED: u64 = 1;
 /// The default number of inputs.
 const FEW: u64 = 500;
 
-/// The last panic's message.
-static SAID: Mutex<String> = Mutex::new(String::new());
+thread_local! {
+    /// The last panic's message.
+    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 fn main() -> ExitCode {
     let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
@@ -46,32 +50,41 @@ fn main() -> ExitCode {
     let seed = number("ALIQUOT_FUZZ_SEED").unwrap_or(SEED);
     let names: Vec<String> = std::env::args().skip(1).collect();
     let names: Vec<&String> = names.iter().filter(|name| !name.starts_with('-')).collect();
-    std::panic::set_hook(Box::new(|info| *SAID.lock().unwrap() = info.to_string()));
-    let _whole = Outside;
+    std::panic::set_hook(Box::new(|info| SAID.set(info.to_string())));
     println!("{inputs} inputs for each target, ALIQUOT_FUZZ_SEED={seed}");
-    let mut failed = 0;
-    for target in TARGETS {
-        if !names.is_empty() && !names.iter().any(|name| *name == target.name) {
-            continue;
-        }
-        let corpus = Corpus::new(target.shape, target.words, (target.seeds)());
-        let start = Instant::now();
-        let computed = meter::computed();
-        let long = asked.is_some() && from == 0;
-        match all(target, &corpus, seed, from..from + inputs, most, long) {
-            Ok(told) => println!(
-                "{:<12} {:>9} inputs  {:>8.1} s computed  {:>8.1} s  {told}",
-                target.name,
-                told.inputs,
-                meter::computed().saturating_sub(computed).as_secs_f64(),
-                start.elapsed().as_secs_f64(),
-            ),
-            Err(find) => {
-                failed += 1;
-                println!("{:<12} FAILED {find}", target.name);
+    let asked_for =
+        |target: &&Target| names.is_empty() || names.iter().any(|name| *name == target.name);
+    let targets: Vec<&Target> = TARGETS.iter().filter(asked_for).collect();
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        let _whole = Outside;
+        while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let corpus = Corpus::new(target.shape, target.words, (target.seeds)());
+            let start = Instant::now();
+            let computed = meter::computed();
+            let long = asked.is_some() && from == 0;
+            match all(target, &corpus, seed, from..from + inputs, most, long) {
+                Ok(told) => println!(
+                    "{:<12} {:>9} inputs  {:>8.1} s computed  {:>8.1} s  {told}",
+                    target.name,
+                    told.inputs,
+                    meter::computed().saturating_sub(computed).as_secs_f64(),
+                    start.elapsed().as_secs_f64(),
+                ),
+                Err(find) => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    println!("{:<12} FAILED {find}", target.name);
+                }
             }
         }
-    }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(work);
+        }
+    });
+    let failed = failed.into_inner();
     if failed > 0 {
         println!("{failed} targets failed; ALIQUOT_FUZZ_SEED={seed} makes the same inputs");
         return ExitCode::FAILURE;
@@ -85,7 +98,7 @@ struct Outside;
 impl Drop for Outside {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("{}", SAID.lock().unwrap());
+            println!("{}", SAID.take());
         }
     }
 }
@@ -158,7 +171,7 @@ fn dearer(one: Cost, other: Cost) -> Cost {
 /// One run; what the target says against it.
 fn run(target: &Target, input: &[u8]) -> Result<Cost, String> {
     let run = AssertUnwindSafe(|| measured(|| (target.run)(input)));
-    catch_unwind(run).map_err(|_| std::mem::take(&mut *SAID.lock().unwrap()))
+    catch_unwind(run).map_err(|_| SAID.take())
 }
 
 /// One run within its bounds. Slow by the wall, it is run again by the thread's own clock.

@@ -1,29 +1,34 @@
-//! What a run costs: memory by an allocator that counts, time by the thread's own clock, which
+//! What a run costs: memory by an allocator that counts for each thread, time by the thread's own clock, which
 //! stops while the machine does something else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// The system's allocator, and what is allocated through it.
+/// The system's allocator, and what each thread allocates through it.
 pub(crate) struct Counting;
 
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    // Constant and without a destructor: neither is allocated.
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
+}
 
 // SAFETY: every call is passed to the system's allocator unchanged; counting touches no memory of
 // the caller's. `realloc` is the trait's own: an `alloc`, a copy, a `dealloc`.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
+        // Below zero where another thread frees what this one has allocated, and back.
+        let live = LIVE.get().wrapping_add(layout.size());
+        LIVE.set(live);
+        PEAK.set(PEAK.get().max(live));
         // SAFETY: the caller's promises are the system's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        LIVE.set(LIVE.get().wrapping_sub(layout.size()));
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -40,12 +45,13 @@ pub(crate) struct Cost {
 
 /// Runs it.
 pub(crate) fn measured(run: impl FnOnce()) -> Cost {
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    // Nothing that is freed meanwhile, but was allocated before, takes it below zero.
+    LIVE.set(usize::MAX / 2);
+    PEAK.set(usize::MAX / 2);
     let start = Instant::now();
     run();
     Cost {
-        bytes: PEAK.load(Ordering::Relaxed).saturating_sub(before),
+        bytes: PEAK.get() - usize::MAX / 2,
         time: start.elapsed(),
     }
 }

@@ -7,9 +7,7 @@
 //! gave last.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
-mod cases;
-
-use cases::tried;
+use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{

@@ -2,13 +2,11 @@
 //! at once: an evicted pod comes back as a new pending pod of its group.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
-#[path = "../cases/mod.rs"]
-mod cases;
 mod late;
 mod shares;
 mod steps;
 
-use cases::tried;
+use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{NodeName, PodUid, QueueName};
 use scheduler_core::model::{
