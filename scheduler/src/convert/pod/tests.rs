@@ -1,3 +1,4 @@
+
 use super::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -98,7 +99,7 @@ fn a_share_without_its_token_waits_and_says_what_to_do() {
         pod.unsupported
     );
     let admitted = json!({"metadata": {"annotations": {"gpu-memory": "2000"}},
-        "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}}}]}});
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": "2000"}}}]}});
     let pod = read(admitted).unwrap();
     assert!(pod.unsupported.is_empty());
     assert_eq!(pod.gpus.len(), 1);
@@ -108,17 +109,17 @@ fn a_share_without_its_token_waits_and_says_what_to_do() {
 fn what_was_granted_is_what_counts_whatever_the_pod_says_later() {
     let grant = |more: Value| {
         let mut grant = json!({"v": 1, "key": "k", "cluster": "c", "decision": "7-1",
-            "pod": {"uid": "u1", "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
-            "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 20512, "computePercent": 50,
-                "mode": "mps", "asked": {"nanoGpu": 500_000_000}}]});
+                "pod": {"uid": "u1", "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
+                "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 20512, "computePercent": 50,
+                    "mode": "mps", "asked": {"nanoGpu": 500_000_000}}]});
         json_patch::merge(&mut grant, &more);
         format!("sig.{grant}")
     };
     let place = |more: Value, annotations: Value| {
         let mut pod = json!({"metadata": {
-            "annotations": {"aliquot.dev/grant": grant(more)},
-            "labels": {"kai.scheduler/queue": "other"},
-        }, "spec": {"nodeName": "n1"}});
+                "annotations": {"aliquot.dev/grant": grant(more)},
+                "labels": {"kai.scheduler/queue": "other"},
+            }, "spec": {"nodeName": "n1"}});
         json_patch::merge(&mut pod["metadata"]["annotations"], &annotations);
         read(pod).unwrap()
     };
@@ -148,7 +149,7 @@ fn what_was_granted_is_what_counts_whatever_the_pod_says_later() {
     }
     // A scheduler of before wrote neither queue nor what was asked: the limit counts.
     let before = json!({"containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 20512,
-        "computePercent": 50, "mode": "mps"}]});
+            "computePercent": 50, "mode": "mps"}]});
     let pod = place(before, json!({"gpu-memory": "1"}));
     assert_eq!(amount(&pod), Amount::Memory(Mib(20512)));
     assert_eq!(pod.queue.as_str(), "other");
@@ -167,8 +168,8 @@ fn whole_cards_count_whatever_annotations_say() {
 fn another_amount_than_was_admitted_waits_and_says_what_to_do() {
     let pod = |asked: &str, admitted: &str| {
         read(json!({"metadata": {"annotations": {"gpu-memory": asked}},
-            "spec": {"containers": [{"name": "main", "resources": {"limits": {
-                "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": admitted}}}]}}))
+                "spec": {"containers": [{"name": "main", "resources": {"limits": {
+                    "aliquot.dev/gpu-share": "1", "aliquot.dev/gpu-memory-mib": admitted}}}]}}))
         .unwrap()
     };
     // The API server writes 2000 so.
@@ -191,8 +192,8 @@ fn a_grant_of_another_pod_counts_as_none() {
         format!(
             "sig.{}",
             json!({"v": 1, "key": "k", "cluster": "c", "decision": "7-1",
-                "pod": {"uid": uid, "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
-                "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 2000, "computePercent": 100, "mode": "mps"}]})
+                    "pod": {"uid": uid, "namespace": "ns", "name": "p"}, "node": {"name": "n1", "uid": "x"},
+                    "containers": [{"name": "main", "gpus": ["GPU-1"], "memoryMib": 2000, "computePercent": 100, "mode": "mps"}]})
         )
     };
     let place = |uid: &str| {

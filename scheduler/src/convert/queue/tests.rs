@@ -1,17 +1,18 @@
+
 use super::*;
 use serde_json::json;
 
 #[test]
 fn units_of_a_queue_are_kais() {
     let read: kai::Queue = serde_json::from_value(json!({
-        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
-        "spec": {"parentQueue": "", "displayName": "A", "preemptMinRuntime": "1m30s", "reclaimMinRuntime": "-1s",
-            "resources": {
-                "gpu": {"quota": 0.5, "limit": -1, "overQuotaWeight": 2},
-                "cpu": {"quota": 1000, "limit": -2},
-                "memory": {"quota": 10, "limit": -1}}},
-    }))
-    .unwrap();
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
+            "spec": {"parentQueue": "", "displayName": "A", "preemptMinRuntime": "1m30s", "reclaimMinRuntime": "-1s",
+                "resources": {
+                    "gpu": {"quota": 0.5, "limit": -1, "overQuotaWeight": 2},
+                    "cpu": {"quota": 1000, "limit": -2},
+                    "memory": {"quota": 10, "limit": -1}}},
+        }))
+        .unwrap();
     let queue = queue(&read);
     assert_eq!(queue.parent, None);
     assert_eq!(queue.gpu.quota, Bound::Exactly(500_000_000));
@@ -47,7 +48,7 @@ fn quotas_of_products_come_from_an_annotation_and_wrong_ones_are_named() {
     };
     let (rows, bad) = of(
         r#"{"L4": {"limit": 2.5}, "H100": {"quota": -1}, "A30": {"quotaMib": -1, "limitMib": 24576},
-            "T4": {"quota": -3}}"#,
+                "T4": {"quota": -3}}"#,
     );
     let (gpus, memory) = (ProductUnit::Gpus, ProductUnit::Memory);
     let (mib, without) = (Bound::Exactly(24_576), Bound::Unlimited);
@@ -67,7 +68,7 @@ fn quotas_of_products_come_from_an_annotation_and_wrong_ones_are_named() {
 fn a_group_says_its_own_grace_and_delay_in_its_spec_or_by_annotation() {
     let read = |spec: serde_json::Value, annotations: serde_json::Value| {
         let object = serde_json::json!({"metadata": {"name": "g", "annotations": annotations},
-            "spec": spec});
+                "spec": spec});
         let group = group(
             &serde_json::from_value(object).unwrap(),
             50,
@@ -82,7 +83,7 @@ fn a_group_says_its_own_grace_and_delay_in_its_spec_or_by_annotation() {
     let said = (Some(Grace::For(Duration(60_000))), 2_000);
     assert_eq!(read(spec.clone(), none.clone()), said);
     let by_annotation = serde_json::json!({"kai.scheduler/staleness-grace-period": "-1s",
-        "kai.scheduler/preemption-delay": "3s"});
+            "kai.scheduler/preemption-delay": "3s"});
     assert_eq!(
         read(none, by_annotation.clone()),
         (Some(Grace::Never), 3_000)
@@ -231,13 +232,13 @@ fn preemptible_is_what_is_said_else_below_priority_100() {
 fn who_was_tried_in_vain_in_this_pool_and_wants_no_more_is_parked() {
     let parked = |backoff: i32, conditions: serde_json::Value| {
         let object = json!({"metadata": {"name": "g", "namespace": "ns"},
-            "spec": {"schedulingBackoff": backoff}, "status": {"schedulingConditions": conditions}});
+                "spec": {"schedulingBackoff": backoff}, "status": {"schedulingConditions": conditions}});
         let object = serde_json::from_value(object).unwrap();
         super::group(&object, 50, &Limits::default(), "a").parked
     };
     let of = |pool: &str, id: &str, message: &str| {
         json!({"type": "UnschedulableOnNodePool", "nodePool": pool, "status": "True",
-            "transitionID": id, "message": message})
+                "transitionID": id, "message": message})
     };
     let said = parked(1, json!([of("a", "", "no room")])).unwrap();
     assert!(said.starts_with("no room (schedulingBackoff: 1"), "{said}");

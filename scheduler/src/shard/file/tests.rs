@@ -1,3 +1,4 @@
+
 use super::*;
 use scheduler_core::units::Duration;
 use scheduler_core::{Placement, Resolve, Step, Workers};
@@ -35,23 +36,23 @@ fn the_file_in_the_docs_can_be_read() {
 fn kais_fields_and_arguments_mean_here_what_they_mean_there() {
     let (plan, remarks) = read(&format!(
         "{HEAD}  args:
-max-consolidation-preemptees: \"-1\"
-default-staleness-grace-period: 90s
+    max-consolidation-preemptees: \"-1\"
+    default-staleness-grace-period: 90s
   placementStrategy: {{gpu: spread, cpu: binpack}}
   partitionLabelValue: pool-a
   minRuntime:
-preemptMinRuntime: 5m
-reclaimMinRuntime: 1h
+    preemptMinRuntime: 5m
+    reclaimMinRuntime: 1h
   kValue: 0.5
   plugins:
-proportion:
-  arguments:
-    relcaimerSaturationMultiplier: \"1.25\"
+    proportion:
+      arguments:
+        relcaimerSaturationMultiplier: \"1.25\"
   actions:
-preempt:
-  priority: 450
-consolidation:
-  enabled: false
+    preempt:
+      priority: 450
+    consolidation:
+      enabled: false
 "
     ));
     assert_eq!(remarks, Vec::<String>::new());
@@ -168,10 +169,10 @@ fn whose_time_counts_and_what_priority_takes_are_set_as_kai_has_it() {
 fn each_shard_has_its_nodes_its_settings_and_decisions_of_its_own() {
     let (plan, _) = read(
         "# ours\napiVersion: aliquot.dev/v1alpha1\nkind: SchedulerConfiguration\n\
-         queueLabelKey: team\nnodePoolLabelKey: pool\nkeepEmptyNodes: 2\n---\n\
-         apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: default}\n---\n\
-         apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: b}\n\
-         spec: {partitionLabelValue: b}\n",
+             queueLabelKey: team\nnodePoolLabelKey: pool\nkeepEmptyNodes: 2\n---\n\
+             apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: default}\n---\n\
+             apiVersion: kai.scheduler/v1\nkind: SchedulingShard\nmetadata: {name: b}\n\
+             spec: {partitionLabelValue: b}\n",
     );
     assert_eq!(plan.queue_label, "team");
     let seen: Vec<_> = plan
@@ -193,11 +194,11 @@ fn each_shard_has_its_nodes_its_settings_and_decisions_of_its_own() {
 fn what_has_no_effect_is_said_with_its_line() {
     let (_, remarks) = read(&format!(
         "{HEAD}  args:
-schedule-period: 1s
-no-such-flag: x
+    schedule-period: 1s
+    no-such-flag: x
   plugins:
-dreams: {{}}
-topology: {{enabled: false}}
+    dreams: {{}}
+    topology: {{enabled: false}}
   queueDepthPerAction: {{allocate: 10}}
 "
     ));
