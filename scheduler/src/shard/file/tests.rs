@@ -1,4 +1,3 @@
-
 use super::*;
 use scheduler_core::units::Duration;
 use scheduler_core::{Placement, Resolve, Step, Workers};
