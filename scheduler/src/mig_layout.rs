@@ -145,8 +145,8 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
     }
 }
 
-/// What each pod is told of the card that has room for it soon. The layout may be an admin's, or that
-/// of a replica that led before: when it was written is not known then.
+/// What `explain` says to each pod for which a card has room soon. When a layout was written is
+/// known only of the choices of this process, not of an admin's or an earlier leader's.
 fn told(cards: &[MigCard], awaiting: &BTreeMap<PodUid, usize>, lately: &Lately) -> Asked {
     let chosen = lately.values();
     let mut asked: Asked = chosen

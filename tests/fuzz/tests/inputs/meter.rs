@@ -1,5 +1,5 @@
-//! What a run costs: memory by an allocator that counts for each thread, time by the thread's own clock, which
-//! stops while the machine does something else.
+//! What a run costs: memory by an allocator that counts for each thread, time by the thread's own
+//! clock, which stops while the machine does something else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
