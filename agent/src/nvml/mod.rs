@@ -23,6 +23,7 @@ use error::{ErrorClass, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,11 +175,13 @@ impl Owner {
             .init()?;
         let version = nvml.sys_driver_version()?;
         let counted = nvml.device_count()?;
-        let mut cards = read::identities(&nvml, self.settings.slices)?;
-        // A lost card may still be counted. It is asked for its name after the usual pause:
+        let (mut cards, layout) = read::identities(&nvml, self.settings.slices)?;
+        // A lost card may still be counted, as a slice may still be listed. It is asked for its name after the usual pause:
         // reloading the library at once would never end.
         let whole = cards.iter().filter(|card| card.slice.is_none()).count();
-        let nameless = usize::try_from(counted).is_ok_and(|counted| counted > whole);
+        let listed: usize = layout.values().map(BTreeSet::len).sum();
+        let nameless = usize::try_from(counted).is_ok_and(|counted| counted > whole)
+            || listed > cards.len() - whole;
         let mut origins = read::Origins::default();
         // The first full reading is published before any slow call.
         self.look(&nvml, &version, &cards, &mut origins)?;
@@ -189,11 +192,6 @@ impl Owner {
         }
         let events = listen(&nvml, &cards);
         tracing::info!(driver = version, cards = cards.len(), "NVML is up");
-        let layout = if self.settings.slices {
-            read::layout(&nvml, &cards)
-        } else {
-            read::Layout::new()
-        };
         let mut silent = 0;
         let mut lost_since: Option<Instant> = None;
         loop {
@@ -202,10 +200,10 @@ impl Owner {
             }
             if self.settings.slices {
                 let now = read::layout(&nvml, &cards);
-                // A card that does not answer has what it had.
+                // A card that does not list its devices has what it had.
                 if now
                     .iter()
-                    .any(|(card, devices)| layout.get(card).is_some_and(|d| d != devices))
+                    .any(|(card, devices)| layout.get(card) != Some(devices))
                 {
                     tracing::info!("the MIG instances of a card have changed");
                     return Ok(End::Reload);

@@ -38,21 +38,26 @@ fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
 }
 
 /// Every card that answers, without its links: these take a call per link. With `slices`, each
-/// card in MIG mode is followed by its slices.
-pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<Vec<Identity>, NvmlError> {
+/// card in MIG mode is followed by its slices; the layout says which MIG devices were found.
+pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<(Vec<Identity>, Layout), NvmlError> {
     let mut found = Vec::new();
+    let mut layout = Layout::new();
     for index in 0..nvml.device_count()? {
         match identity(nvml, index) {
-            Ok(identity) => {
-                let own = slices.then(|| self::slices(nvml, &identity));
-                found.push(identity);
-                found.extend(own.into_iter().flatten());
+            Ok(card) => {
+                let own = if slices {
+                    self::slices(nvml, &card, &mut layout)
+                } else {
+                    Vec::new()
+                };
+                found.push(card);
+                found.extend(own);
             }
             Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
             Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
         }
     }
-    Ok(found)
+    Ok((found, layout))
 }
 
 fn identity(nvml: &Nvml, index: u32) -> Result<Identity, NvmlError> {
@@ -75,30 +80,53 @@ fn identity(nvml: &Nvml, index: u32) -> Result<Identity, NvmlError> {
 }
 
 /// The MIG devices of a card; none of one that is not in MIG mode.
-fn mig_devices<'a>(card: &nvml_wrapper::Device<'a>) -> Vec<nvml_wrapper::Device<'a>> {
-    let on = card.mig_mode().is_ok_and(|mode| mode.current == 1);
-    let most = if on { card.mig_device_count() } else { Ok(0) };
-    // Indices may have gaps.
-    (0..most.unwrap_or(0))
-        .filter_map(|index| card.mig_device_by_index(index).ok())
-        .collect()
+///
+/// # Errors
+/// All of them or none: with a part of them, the others would be taken for destroyed.
+fn mig_devices<'a>(
+    card: &nvml_wrapper::Device<'a>,
+) -> Result<Vec<nvml_wrapper::Device<'a>>, NvmlError> {
+    if optional(card.mig_mode())?.is_none_or(|mode| mode.current != 1) {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for index in 0..card.mig_device_count()? {
+        match card.mig_device_by_index(index) {
+            Ok(device) => found.push(device),
+            // Indices may have gaps.
+            Err(NvmlError::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 /// The slices of a card, by id. One that cannot be identified is left out.
-fn slices(nvml: &Nvml, card: &Identity) -> Vec<Identity> {
-    let Ok(device) = nvml.device_by_uuid(card.uuid.as_str()) else {
-        return Vec::new();
-    };
-    let total = device.memory_info().map_or(0, |memory| memory.total);
-    let devices = mig_devices(&device).into_iter();
-    let found = devices.filter_map(|device| match slice(nvml, &device, card, total) {
-        Ok(slice) => Some(slice),
-        Err(error) => {
-            tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
-            None
+fn slices(nvml: &Nvml, card: &Identity, layout: &mut Layout) -> Vec<Identity> {
+    let mut found = Vec::new();
+    let mut list = || -> Result<BTreeSet<String>, NvmlError> {
+        let device = nvml.device_by_uuid(card.uuid.as_str())?;
+        let total = || Ok(device.memory_info()?.total);
+        let mut uuids = BTreeSet::new();
+        for device in mig_devices(&device)? {
+            uuids.insert(device.uuid()?);
+            match total().and_then(|total| slice(nvml, &device, card, total)) {
+                Ok(slice) => found.push(slice),
+                Err(error) => {
+                    tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
+                }
+            }
         }
-    });
-    found.collect()
+        Ok(uuids)
+    };
+    match list() {
+        Ok(uuids) => drop(layout.insert(card.uuid.clone(), uuids)),
+        // It is not in the layout, so the first list that can be read is a change.
+        Err(error) => {
+            tracing::warn!(gpu = %card.uuid, %error, "the card's MIG devices cannot be listed");
+        }
+    }
+    found
 }
 
 /// `total`: the card's bytes.
@@ -128,19 +156,20 @@ fn slice(
     })
 }
 
-/// UUIDs of the MIG devices of each card that answers.
+/// UUIDs of the MIG devices of each card that lists them.
 pub(super) type Layout = BTreeMap<GpuUuid, BTreeSet<String>>;
 
 /// The layout as it is now.
 pub(super) fn layout(nvml: &Nvml, cards: &[Identity]) -> Layout {
+    let of = |card: &Identity| -> Result<BTreeSet<String>, NvmlError> {
+        let device = nvml.device_by_uuid(card.uuid.as_str())?;
+        let devices = mig_devices(&device)?;
+        devices.iter().map(nvml_wrapper::Device::uuid).collect()
+    };
     let cards = cards.iter().filter(|card| card.slice.is_none());
-    let found = cards.filter_map(|card| {
-        let device = nvml.device_by_uuid(card.uuid.as_str()).ok()?;
-        let devices = mig_devices(&device);
-        let uuids = devices.iter().filter_map(|device| device.uuid().ok());
-        Some((card.uuid.clone(), uuids.collect()))
-    });
-    found.collect()
+    cards
+        .filter_map(|card| Some((card.uuid.clone(), of(card).ok()?)))
+        .collect()
 }
 
 /// Which cards each card is linked with, in the order of `cards`.

@@ -73,6 +73,10 @@ extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
         if index >= 7 {
             return Err(INVALID_ARGUMENT);
         }
+        match c.number("mig_device")? {
+            fault if fault != 0 && index > 0 => return Err(fault),
+            _ => {}
+        }
         let parent = device.index()?;
         let mut seen = Vec::new();
         for row in c.rows("instances") {

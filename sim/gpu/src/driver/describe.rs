@@ -116,6 +116,7 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("list_C", card.nvml.compute)
         .with("list_M+C", card.nvml.mps)
         .with("list_G", card.nvml.graphics)
+        .with("mig_device", card.nvml.mig_device)
         .with("process_memory", u8::from(!card.nvml.memory_unavailable))
         .with_rows("processes", &processes)
 }

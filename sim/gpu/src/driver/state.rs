@@ -178,6 +178,8 @@ pub struct NvmlFaults {
     pub memory_unavailable: bool,
     /// `nvmlDeviceCreateGpuInstance`; 0: it does what it is asked for.
     pub create_instance: u32,
+    /// `nvmlDeviceGetMigDeviceHandleByIndex` of the second device and later ones; 0: the device.
+    pub mig_device: u32,
 }
 
 /// A refusal: a code and a sentence.
