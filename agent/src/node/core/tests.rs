@@ -121,25 +121,33 @@ impl World {
         }
     }
 
-    /// A core that starts now, and has received every event once.
+    /// A core that starts now, and has received every event once. What it wants done is left.
     fn started(&self) -> Core {
-        let mut core = new_core();
-        core.apply(Event::Local(self.local()), self.now);
-        core.apply(
-            Event::Observed(Arc::new(observation(&BTreeMap::new()))),
-            self.now,
-        );
-        let keys = BTreeMap::from([(SIGNER.key_id().to_owned(), SIGNER.public_key())]);
-        core.apply(
-            Event::Trust(Verifier::new("c", keys), String::new()),
-            self.now,
-        );
-        core.apply(Event::NodeUid("nu1".into()), self.now);
-        core.apply(
-            Event::PodsListed(self.pods.values().cloned().collect()),
-            self.now,
-        );
+        self.start().0
+    }
+
+    /// The agent restarts.
+    fn restarted(&mut self) -> Core {
+        let (core, effects) = self.start();
+        self.carry_out(effects);
         core
+    }
+
+    fn start(&self) -> (Core, Vec<Effect>) {
+        let mut core = new_core();
+        let keys = BTreeMap::from([(SIGNER.key_id().to_owned(), SIGNER.public_key())]);
+        let events = [
+            Event::Local(self.local()),
+            Event::Observed(Arc::new(observation(&BTreeMap::new()))),
+            Event::Trust(Verifier::new("c", keys), String::new()),
+            Event::NodeUid("nu1".into()),
+            Event::PodsListed(self.pods.values().cloned().collect()),
+        ];
+        let effects = events.into_iter();
+        let effects = effects
+            .flat_map(|event| core.apply(event, self.now))
+            .collect();
+        (core, effects)
     }
 
     fn pod(&mut self, n: u32, whole: bool, card: u32, mib: u64) -> PodView {

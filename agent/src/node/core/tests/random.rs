@@ -86,7 +86,7 @@ pub(super) fn step(world: &mut World, core: &mut Core, step: &Step) {
             let local = world.local();
             world.tell(core, Event::Local(local));
         }
-        Step::Restart => *core = world.started(),
+        Step::Restart => *core = world.restarted(),
     }
 }
 
