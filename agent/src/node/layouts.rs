@@ -240,17 +240,21 @@ impl Core {
         let Some(parent) = self.inventory.card(card) else {
             return Some("the node has no such card".to_owned());
         };
+        let of = |other: &&Card| {
+            let slice = other.slice.as_ref();
+            slice.is_some_and(|slice| slice.parent == *card) || other.uuid == *card
+        };
+        let here: Vec<&Card> = self.inventory.cards.iter().filter(of).collect();
+        // It may have slices and processes that are not known.
+        if let Some(silent) = here.iter().find(|card| !self.builder.answers(&card.uuid)) {
+            return Some(format!("{} does not answer", silent.uuid));
+        }
         if !parent.mig {
             return Some("MIG mode is off".to_owned());
         }
         if let Some(why) = self.not_known() {
             return Some(why);
         }
-        let of = |other: &&Card| {
-            let slice = other.slice.as_ref();
-            slice.is_some_and(|slice| slice.parent == *card) || other.uuid == *card
-        };
-        let here: Vec<&Card> = self.inventory.cards.iter().filter(of).collect();
         for slice in &here {
             let id = slice.uuid.as_str();
             if let Some(share) = self.ledger.on(&slice.uuid).next() {

@@ -256,7 +256,8 @@ fn reading(
     // Shares are not offered on such a card, whatever its lists say.
     let mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
     let listed = if mig && slices {
-        // They are its slices'.
+        // They are its slices', all of which must be known.
+        mig_devices(&device)?;
         Listed::default()
     } else {
         processes(&device, proc_root, origins)?

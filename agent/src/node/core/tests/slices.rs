@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::inventory::{Profile, Slice};
+use crate::nvml::UnreadableCard;
 
 const RESOURCE: &str = "nvidia.com/mig-1g.10gb";
 
@@ -430,6 +431,28 @@ fn no_layout_changes_while_it_cannot_be_read_who_has_what() {
     node.world
         .tell(&mut node.core, Event::Local(node.world.local()));
     node.ordered();
+}
+
+/// Its slices cannot be listed, or one of them does not say which processes it has.
+#[test]
+fn no_layout_changes_while_the_card_or_one_of_its_slices_does_not_answer() {
+    for silent in [0, CARDS as usize] {
+        let mut node = Node::new();
+        let mut seen = look(&BTreeMap::new());
+        if silent == 0 {
+            seen.devices.truncate(CARDS as usize);
+        }
+        seen.devices[silent].reading = Err(UnreadableCard {
+            reason: "unknown error".into(),
+            lost: false,
+        });
+        (node.world).tell(&mut node.core, Event::Observed(Arc::new(seen)));
+        node.wants("2g.20gb", 1);
+        assert_eq!(layouts(&node.after(60)), []);
+        assert!(node.says().ends_with("does not answer"), "{}", node.says());
+        node.look(BTreeMap::new());
+        node.ordered();
+    }
 }
 
 #[test]
