@@ -146,6 +146,12 @@ impl InventoryBuilder {
         self.answered.contains(uuid)
     }
 
+    /// Whether a card may have slices that are not known.
+    pub fn hides_slices(&self, uuid: &GpuUuid) -> bool {
+        let seen = self.seen.get(uuid);
+        seen.is_some_and(|(_, reading)| reading.slices_unknown)
+    }
+
     /// Processes on a card at the last good look.
     pub fn processes(&self, uuid: &GpuUuid) -> &[Process] {
         self.seen

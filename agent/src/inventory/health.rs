@@ -101,7 +101,8 @@ struct Latched {
 }
 
 impl HealthHistory {
-    /// Applies one reading. Cards that were seen before and are not in it are lost.
+    /// Applies one reading. Cards that were seen before and are not in it take nothing new, and are
+    /// lost after [`LOST_AFTER`].
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         if let Driver::Gone { reason } = &observation.driver {
             for entry in self.cards.values_mut() {
@@ -141,9 +142,7 @@ impl HealthHistory {
         let seen = |uuid: &GpuUuid| observation.devices.iter().any(|d| d.identity.uuid == *uuid);
         for (uuid, entry) in &mut self.cards {
             if !seen(uuid) {
-                entry.silent = None;
-                let reason = "the driver no longer lists the card".to_owned();
-                entry.set(Some(Cause::lasting(reason)), now);
+                entry.vanish(now);
             }
         }
     }
@@ -220,6 +219,17 @@ impl Entry {
         if !self.known || now.saturating_duration_since(since) >= SILENT_AFTER {
             self.last = Some((unanswered(reason), now));
         }
+    }
+
+    /// The driver lists it no longer. One that starts lists cards one by one, and a card whose name
+    /// cannot be read once is not gone.
+    fn vanish(&mut self, now: Instant) {
+        let reason = "the driver no longer lists the card".to_owned();
+        let since = self.silent.as_ref().map_or(now, |(since, _)| *since);
+        self.silent = Some((since, reason.clone()));
+        let was_lost = self.cause.as_ref().is_some_and(|cause| cause.lasting);
+        let lasting = was_lost || now.saturating_duration_since(since) >= LOST_AFTER;
+        self.set(Some(Cause { reason, lasting }), now);
     }
 
     /// The driver says that nothing is needed, and has had time to say otherwise.
@@ -465,6 +475,31 @@ mod tests {
         builder.observe(&fine(Some(0)), now);
         builder.observe(&silent("GPU is lost", true), now);
         assert!(builder.health(&uuid(), now).is_lasting());
+    }
+
+    #[test]
+    fn a_card_that_is_not_listed_takes_nothing_new_and_evicts_nobody_at_once() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let unlisted = Observation {
+            devices: Vec::new(),
+            ..fine(None)
+        };
+        let mut builder = HealthHistory::default();
+        builder.observe(&fine(Some(0)), start);
+        for second in 1..=16 {
+            builder.observe(&unlisted, at(second));
+            let health = builder.health(&uuid(), at(second));
+            assert!(!health.is_healthy(), "{second}");
+            assert_eq!(health.is_lasting(), second == 16, "{second}");
+        }
+        builder.observe(&fine(Some(0)), at(17));
+        assert!(!builder.health(&uuid(), at(17)).is_lasting());
+        assert!(builder.health(&uuid(), at(27)).is_healthy());
+        // One that was lost before stays lost.
+        builder.observe(&silent("GPU is lost", true), at(30));
+        builder.observe(&unlisted, at(31));
+        assert!(builder.health(&uuid(), at(31)).is_lasting());
     }
 
     #[test]

@@ -245,7 +245,10 @@ impl Core {
             slice.is_some_and(|slice| slice.parent == *card) || other.uuid == *card
         };
         let here: Vec<&Card> = self.inventory.cards.iter().filter(of).collect();
-        // It may have slices and processes that are not known.
+        // Who uses a slice must be known.
+        if self.builder.hides_slices(card) {
+            return Some("not all of its slices can be read".to_owned());
+        }
         if let Some(silent) = here.iter().find(|card| !self.builder.answers(&card.uuid)) {
             return Some(format!("{} does not answer", silent.uuid));
         }

@@ -19,11 +19,9 @@ pub use observation::{
 };
 
 use crate::inventory::GpuUuid;
-use error::{ErrorClass, trouble};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -175,22 +173,25 @@ impl Owner {
             .init()?;
         let version = nvml.sys_driver_version()?;
         let counted = nvml.device_count()?;
-        let (mut cards, layout) = read::identities(&nvml, self.settings.slices)?;
-        // A lost card may still be counted, as a slice may still be listed. It is asked for its name after the usual pause:
+        let mut known = read::identities(&nvml, self.settings.slices)?;
+        // A lost card may still be counted, and a slice listed. It is asked for its name after the usual pause:
         // reloading the library at once would never end.
-        let whole = cards.iter().filter(|card| card.slice.is_none()).count();
-        let listed: usize = layout.values().map(BTreeSet::len).sum();
+        let whole = known
+            .cards
+            .iter()
+            .filter(|card| card.slice.is_none())
+            .count();
         let nameless = usize::try_from(counted).is_ok_and(|counted| counted > whole)
-            || listed > cards.len() - whole;
+            || !known.incomplete.is_empty();
         let mut origins = read::Origins::default();
         // The first full reading is published before any slow call.
-        self.look(&nvml, &version, &cards, &mut origins)?;
-        for (card, peers) in cards.clone().iter().zip(read::links(&nvml, &cards)) {
-            if let Some(found) = cards.iter_mut().find(|other| other.uuid == card.uuid) {
-                found.nvlink_peers = peers;
-            }
+        self.look(&nvml, &version, &known, &mut origins)?;
+        let links = read::links(&nvml, &known.cards);
+        for (card, peers) in known.cards.iter_mut().zip(links) {
+            card.nvlink_peers = peers;
         }
-        let events = listen(&nvml, &cards);
+        let read::Identified { cards, layout, .. } = &known;
+        let events = listen(&nvml, cards);
         tracing::info!(driver = version, cards = cards.len(), "NVML is up");
         let mut silent = 0;
         let mut lost_since: Option<Instant> = None;
@@ -199,7 +200,7 @@ impl Owner {
                 return Ok(End::Reload);
             }
             if self.settings.slices {
-                let now = read::layout(&nvml, &cards);
+                let now = read::layout(&nvml, cards);
                 // A card that does not list its devices has what it had.
                 if now
                     .iter()
@@ -209,7 +210,7 @@ impl Owner {
                     return Ok(End::Reload);
                 }
             }
-            let answered = self.look(&nvml, &version, &cards, &mut origins)?;
+            let answered = self.look(&nvml, &version, &known, &mut origins)?;
             silent = if answered == 0 && !cards.is_empty() {
                 silent + 1
             } else {
@@ -258,7 +259,7 @@ impl Owner {
                 }
                 // NVML counts whole milliseconds.
                 let slice = slice.max(Duration::from_millis(1));
-                if self.wait(&nvml, &cards, events.as_ref(), slice) {
+                if self.wait(&nvml, cards, events.as_ref(), slice) {
                     break;
                 }
             }
@@ -303,18 +304,22 @@ impl Owner {
         &self,
         nvml: &Nvml,
         version: &str,
-        cards: &[Identity],
+        known: &read::Identified,
         origins: &mut read::Origins,
     ) -> Result<usize, NvmlError> {
-        let mut asked = Vec::with_capacity(cards.len());
-        let devices = cards
-            .iter()
+        let mut asked = Vec::with_capacity(known.cards.len());
+        let mut devices = (known.cards.iter())
             .map(|card| {
                 asked.push(Instant::now());
                 let (slices, proc_root) = (self.settings.slices, &self.settings.proc_root);
                 read::device(nvml, card, slices, proc_root, origins)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        for device in &mut devices {
+            if let Ok(reading) = &mut device.reading {
+                reading.slices_unknown |= known.incomplete.contains(&device.identity.uuid);
+            }
+        }
         origins.keep(&devices);
         let watched = self.watched.borrow().cards.clone();
         if !watched.is_empty() {
@@ -388,26 +393,37 @@ fn at_fault(cards: &[Identity], card: &str, instance: Option<raw::InstanceIds>) 
     slice.map_or_else(|| GpuUuid::from(card), |slice| slice.uuid.clone())
 }
 
-/// An event set over all cards; `None` where the driver has none.
+/// An event set over all cards that have events; `None` where none has. The counters that every look
+/// reads say some of the same, a little later.
 fn listen<'nvml>(nvml: &'nvml Nvml, cards: &[Identity]) -> Option<nvml_wrapper::EventSet<'nvml>> {
     let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
-    let mut set = nvml.create_event_set().ok()?;
+    let without = |card: &Identity, error: &NvmlError| {
+        tracing::warn!(gpu = %card.uuid, %error, "no XID events");
+    };
+    let mut heard = Vec::new();
     // A card's set hears of its slices too.
     for card in cards.iter().filter(|card| card.slice.is_none()) {
-        let device = nvml.device_by_uuid(card.uuid.as_str()).ok()?;
-        let supported = device.supported_event_types().ok()?;
-        // A failed registration consumes the set: do without events then, the counters
-        // that every look reads say the same a little later.
-        match device.register_events(supported & wanted, set) {
-            Ok(back) => set = back,
-            Err(error) => {
-                let what = trouble(&error.error);
-                if what != ErrorClass::Unsupported {
-                    tracing::warn!(gpu = %card.uuid, error = %error.error, "no XID events");
-                }
-                return None;
-            }
+        let device = nvml.device_by_uuid(card.uuid.as_str());
+        let found = device.and_then(|device| Ok((device.supported_event_types()?, device)));
+        match found {
+            Ok((supported, device)) => heard.push((card, device, supported & wanted)),
+            Err(error) => without(card, &error),
         }
     }
-    Some(set)
+    // A failed registration consumes the set: it is begun again without that card.
+    while !heard.is_empty() {
+        let set = nvml.create_event_set().ok()?;
+        let registered = (heard.iter().enumerate()).try_fold(set, |set, (at, one)| {
+            let (card, device, types) = one;
+            device.register_events(*types, set).map_err(|error| {
+                without(card, &error.error);
+                at
+            })
+        });
+        match registered {
+            Ok(set) => return Some(set),
+            Err(at) => drop(heard.remove(at)),
+        }
+    }
+    None
 }

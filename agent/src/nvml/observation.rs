@@ -121,6 +121,8 @@ pub struct Reading {
     pub compute_mode: ComputeMode,
     /// MIG mode is on.
     pub mig: bool,
+    /// Some of its slices cannot be listed or identified, so that it is not known who uses them.
+    pub slices_unknown: bool,
     /// Every process with a context, once, by pid.
     pub processes: Vec<Process>,
     /// Why a process may be missing, or listed without its memory; `None`: the lists are complete.

@@ -37,27 +37,69 @@ fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// Every card that answers, without its links: these take a call per link. With `slices`, each
-/// card in MIG mode is followed by its slices; the layout says which MIG devices were found.
-pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<(Vec<Identity>, Layout), NvmlError> {
-    let mut found = Vec::new();
-    let mut layout = Layout::new();
+/// What the driver has, for as long as its layout stays.
+pub(super) struct Identified {
+    /// Every card that answers, without its links: these take a call per link. Each card in MIG mode
+    /// is followed by its slices.
+    pub cards: Vec<Identity>,
+    /// UUIDs of the MIG devices that were found.
+    pub layout: Layout,
+    /// Cards with a MIG device that cannot be identified.
+    pub incomplete: BTreeSet<GpuUuid>,
+}
+
+/// Identifies all cards and, with `slices`, their slices.
+///
+/// # Errors
+/// Those of the whole driver; what cannot be identified is left out.
+pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<Identified, NvmlError> {
+    let mut found = Identified {
+        cards: Vec::new(),
+        layout: Layout::new(),
+        incomplete: BTreeSet::new(),
+    };
     for index in 0..nvml.device_count()? {
         match identity(nvml, index) {
             Ok(card) => {
-                let own = if slices {
-                    self::slices(nvml, &card, &mut layout)
-                } else {
-                    Vec::new()
-                };
-                found.push(card);
-                found.extend(own);
+                found.cards.push(card.clone());
+                if slices {
+                    found.add_slices(nvml, &card);
+                }
             }
             Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
             Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
         }
     }
-    Ok((found, layout))
+    Ok(found)
+}
+
+impl Identified {
+    /// The slices of a card, by id.
+    fn add_slices(&mut self, nvml: &Nvml, card: &Identity) {
+        let mut list = || -> Result<BTreeSet<String>, NvmlError> {
+            let device = nvml.device_by_uuid(card.uuid.as_str())?;
+            let total = || Ok(device.memory_info()?.total);
+            let mut uuids = BTreeSet::new();
+            for device in mig_devices(&device)? {
+                uuids.insert(device.uuid()?);
+                match total().and_then(|total| slice(nvml, &device, card, total)) {
+                    Ok(slice) => self.cards.push(slice),
+                    Err(error) => {
+                        tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
+                        self.incomplete.insert(card.uuid.clone());
+                    }
+                }
+            }
+            Ok(uuids)
+        };
+        match list() {
+            Ok(uuids) => drop(self.layout.insert(card.uuid.clone(), uuids)),
+            // It is not in the layout, so the first list that can be read is a change.
+            Err(error) => {
+                tracing::warn!(gpu = %card.uuid, %error, "the card's MIG devices cannot be listed");
+            }
+        }
+    }
 }
 
 fn identity(nvml: &Nvml, index: u32) -> Result<Identity, NvmlError> {
@@ -99,34 +141,6 @@ fn mig_devices<'a>(
         }
     }
     Ok(found)
-}
-
-/// The slices of a card, by id. One that cannot be identified is left out.
-fn slices(nvml: &Nvml, card: &Identity, layout: &mut Layout) -> Vec<Identity> {
-    let mut found = Vec::new();
-    let mut list = || -> Result<BTreeSet<String>, NvmlError> {
-        let device = nvml.device_by_uuid(card.uuid.as_str())?;
-        let total = || Ok(device.memory_info()?.total);
-        let mut uuids = BTreeSet::new();
-        for device in mig_devices(&device)? {
-            uuids.insert(device.uuid()?);
-            match total().and_then(|total| slice(nvml, &device, card, total)) {
-                Ok(slice) => found.push(slice),
-                Err(error) => {
-                    tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
-                }
-            }
-        }
-        Ok(uuids)
-    };
-    match list() {
-        Ok(uuids) => drop(layout.insert(card.uuid.clone(), uuids)),
-        // It is not in the layout, so the first list that can be read is a change.
-        Err(error) => {
-            tracing::warn!(gpu = %card.uuid, %error, "the card's MIG devices cannot be listed");
-        }
-    }
-    found
 }
 
 /// `total`: the card's bytes.
@@ -256,8 +270,7 @@ fn reading(
     // Shares are not offered on such a card, whatever its lists say.
     let mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
     let listed = if mig && slices {
-        // They are its slices', all of which must be known.
-        mig_devices(&device)?;
+        // They are its slices'.
         Listed::default()
     } else {
         processes(&device, proc_root, origins)?
@@ -274,6 +287,7 @@ fn reading(
         used: Mib(memory.used.div_ceil(1 << 20)),
         compute_mode,
         mig,
+        slices_unknown: mig && slices && mig_devices(&device).is_err(),
         processes: listed.processes,
         unseen: listed.unseen.filter(|_| !unshared),
         counters,

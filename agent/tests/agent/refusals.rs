@@ -150,6 +150,24 @@ async fn a_card_that_broke_is_refused_and_only_unheld_tokens_are_withdrawn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_of_a_card_are_heard_beside_cards_that_have_no_events() {
+    let mut machine = Machine::bare(3).await;
+    for (index, key) in [(0, "event-types"), (1, "register-events")] {
+        let fault = Message::new("ctl-set").with("index", index);
+        machine.ctl(&fault.with("key", key).with("value", 3));
+    }
+    machine.start_agent();
+    machine.registered().await;
+    machine.ctl(&Message::new("ctl-xid").with("index", 2).with("xid", 48));
+    until("the sick card's tokens go, and no others", || async {
+        let healthy = machine.healthy(SHARE);
+        let sick = healthy.iter().any(|id| id.starts_with(&machine.cards[2]));
+        (healthy.len() == 96 && !sick).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_checkpoint_only_what_cannot_be_confused_starts() {
     let machine = Machine::new(1).await;
     let uid = machine.share_pod("p", 0, 1000).await;

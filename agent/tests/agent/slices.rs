@@ -136,7 +136,7 @@ async fn slices_that_the_driver_does_not_list_for_a_while_stay() {
     machine.registered().await;
     // Nor does it take them for the wrong ones.
     wants(&machine, json!({ "3g.20gb": 1, "1g.5gb": 2 })).await;
-    says(&machine, "does not answer").await;
+    says(&machine, "not all of its slices can be read").await;
     machine.ctl(&fault.with("value", 0));
     assert_eq!(offered(&machine, SMALL, 2).await, before);
     offered(&machine, LARGE, 1).await;

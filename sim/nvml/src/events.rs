@@ -62,7 +62,10 @@ extern "C" fn nvmlEventSetFree(set: EventSet) -> Return {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Device, types: Out<u64>) -> Return {
-    code(card(device).and_then(|_| types.put(SUPPORTED)))
+    code(card(device).and_then(|c| match c.number("event_types")? {
+        0 => types.put(SUPPORTED),
+        fault => Err(fault),
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -75,7 +78,10 @@ fn register(device: Device, types: u64, set: EventSet) -> Result<(), Return> {
     if types & !SUPPORTED != 0 {
         return Err(NOT_SUPPORTED);
     }
-    card(device)?;
+    match card(device)?.number("register_events")? {
+        0 => {}
+        fault => return Err(fault),
+    }
     let last: u64 = link::ask("machine")?.number("last_event")?;
     let mut sets = sets();
     let set = sets.live.get_mut(&set.0).ok_or(INVALID_ARGUMENT)?;

@@ -66,6 +66,8 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "graphics-list" => target.nvml.graphics = small,
         "create-instance" => target.nvml.create_instance = small,
         "mig-device" => target.nvml.mig_device = small,
+        "event-types" => target.nvml.event_types = small,
+        "register-events" => target.nvml.register_events = small,
         "process-memory-unavailable" => target.nvml.memory_unavailable = value != 0,
         "answer-ms" => state.answer_ms = value,
         "mps-listed-late-ms" => state.hardware.mps.listed_late_ms = value,

@@ -117,6 +117,8 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("list_M+C", card.nvml.mps)
         .with("list_G", card.nvml.graphics)
         .with("mig_device", card.nvml.mig_device)
+        .with("event_types", card.nvml.event_types)
+        .with("register_events", card.nvml.register_events)
         .with("process_memory", u8::from(!card.nvml.memory_unavailable))
         .with_rows("processes", &processes)
 }

@@ -180,6 +180,10 @@ pub struct NvmlFaults {
     pub create_instance: u32,
     /// `nvmlDeviceGetMigDeviceHandleByIndex` of the second device and later ones; 0: the device.
     pub mig_device: u32,
+    /// `nvmlDeviceGetSupportedEventTypes`; 0: the types.
+    pub event_types: u32,
+    /// `nvmlDeviceRegisterEvents`; 0: it does.
+    pub register_events: u32,
 }
 
 /// A refusal: a code and a sentence.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
@@ -23,16 +24,16 @@ pub(crate) async fn a_pod_group_of_kubernetes_is_a_gang_of_its_count(
     cluster: &mut Cluster,
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
-    cluster.control_plane.serve_with(&FLAGS).await?;
-    served(cluster).await?;
+    serve_with(cluster, &FLAGS).await?;
     let held = gang(cluster).await;
-    cluster.control_plane.serve_with(&[]).await?;
-    served(cluster).await?;
+    serve_with(cluster, &[]).await?;
     held
 }
 
-/// The API server answers again.
-async fn served(cluster: &Cluster) -> Result<()> {
+/// Starts the API server again, with these flags. A scheduler that could not renew its lease meanwhile
+/// has ended; here no kubelet starts it again.
+async fn serve_with(cluster: &mut Cluster, flags: &[(&str, &str)]) -> Result<()> {
+    cluster.control_plane.serve_with(flags).await?;
     until("the API server ready", Duration::from_mins(1), || async {
         let ready = cluster.kubectl.run(&["get", "--raw", "/readyz"]).await;
         Ok(match ready {
@@ -40,7 +41,8 @@ async fn served(cluster: &Cluster) -> Result<()> {
             Err(error) => Seen::NotYet(format!("{error:#}")),
         })
     })
-    .await
+    .await?;
+    cluster.replace_scheduler(Replica::only()).await
 }
 
 /// A share of a card of 15360 MiB, in the group.

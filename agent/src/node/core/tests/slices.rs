@@ -433,15 +433,11 @@ fn no_layout_changes_while_it_cannot_be_read_who_has_what() {
     node.ordered();
 }
 
-/// Its slices cannot be listed, or one of them does not say which processes it has.
 #[test]
 fn no_layout_changes_while_the_card_or_one_of_its_slices_does_not_answer() {
     for silent in [0, CARDS as usize] {
         let mut node = Node::new();
         let mut seen = look(&BTreeMap::new());
-        if silent == 0 {
-            seen.devices.truncate(CARDS as usize);
-        }
         seen.devices[silent].reading = Err(UnreadableCard {
             reason: "unknown error".into(),
             lost: false,
@@ -453,6 +449,20 @@ fn no_layout_changes_while_the_card_or_one_of_its_slices_does_not_answer() {
         node.look(BTreeMap::new());
         node.ordered();
     }
+}
+
+#[test]
+fn no_layout_changes_while_the_card_has_slices_that_are_not_known() {
+    let mut node = Node::new();
+    let mut seen = look_with(&BTreeMap::new(), &["1g.10gb"]);
+    let reading = seen.devices[0].reading.as_mut().unwrap();
+    reading.slices_unknown = true;
+    (node.world).tell(&mut node.core, Event::Observed(Arc::new(seen)));
+    node.wants("1g.10gb", 2);
+    assert_eq!(layouts(&node.after(60)), []);
+    assert_eq!(node.says(), "not all of its slices can be read");
+    node.look(BTreeMap::new());
+    assert_eq!(node.says(), "");
 }
 
 #[test]
