@@ -174,8 +174,8 @@ impl Owner {
         let version = nvml.sys_driver_version()?;
         let counted = nvml.device_count()?;
         let mut known = read::identities(&nvml, self.settings.slices)?;
-        // A lost card may still be counted, and a slice listed. It is asked for its name after the usual pause:
-        // reloading the library at once would never end.
+        // A lost card may still be counted, and a slice listed. It is asked for its name after the
+        // usual pause: reloading the library at once would never end.
         let whole = known
             .cards
             .iter()

@@ -135,8 +135,9 @@ fn mig_devices<'a>(
     for index in 0..card.mig_device_count()? {
         match card.mig_device_by_index(index) {
             Ok(device) => found.push(device),
-            // Indices may have gaps.
-            Err(NvmlError::NotFound) => {}
+            // Indices may have gaps, which drivers answer in one of two ways (go-nvlib,
+            // `VisitMigDevices`).
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
             Err(error) => return Err(error),
         }
     }
