@@ -185,7 +185,7 @@ impl Owner {
             || !known.incomplete.is_empty();
         let mut origins = read::Origins::default();
         // The first full reading is published before any slow call.
-        self.look(&nvml, &version, &known, &mut origins)?;
+        self.look(&nvml, &version, &known, &known.layout, &mut origins)?;
         let links = read::links(&nvml, &known.cards);
         for (card, peers) in known.cards.iter_mut().zip(links) {
             card.nvlink_peers = peers;
@@ -199,18 +199,18 @@ impl Owner {
             if nvml.device_count()? != counted && lost_since.is_none() {
                 return Ok(End::Reload);
             }
-            if self.settings.slices {
-                let now = read::layout(&nvml, cards);
-                // A card that does not list its devices has what it had.
-                if now
-                    .iter()
-                    .any(|(card, devices)| layout.get(card) != Some(devices))
-                {
-                    tracing::info!("the MIG instances of a card have changed");
-                    return Ok(End::Reload);
-                }
+            let listed = if self.settings.slices {
+                read::layout(&nvml, cards)
+            } else {
+                read::Layout::new()
+            };
+            // A card that does not list its devices has what it had.
+            let is_new = |(card, devices)| layout.get(card) != Some(devices);
+            if listed.iter().any(is_new) {
+                tracing::info!("the MIG instances of a card have changed");
+                return Ok(End::Reload);
             }
-            let answered = self.look(&nvml, &version, &known, &mut origins)?;
+            let answered = self.look(&nvml, &version, &known, &listed, &mut origins)?;
             silent = if answered == 0 && !cards.is_empty() {
                 silent + 1
             } else {
@@ -299,12 +299,14 @@ impl Owner {
         Ok(())
     }
 
-    /// Publishes one look; answers how many cards answered.
+    /// Publishes one look; answers how many cards answered. `listed`: the MIG devices of the cards that
+    /// list them now.
     fn look(
         &self,
         nvml: &Nvml,
         version: &str,
         known: &read::Identified,
+        listed: &read::Layout,
         origins: &mut read::Origins,
     ) -> Result<usize, NvmlError> {
         let mut asked = Vec::with_capacity(known.cards.len());
@@ -316,8 +318,12 @@ impl Owner {
             })
             .collect::<Result<Vec<_>, _>>()?;
         for device in &mut devices {
-            if let Ok(reading) = &mut device.reading {
-                reading.slices_unknown |= known.incomplete.contains(&device.identity.uuid);
+            let card = &device.identity.uuid;
+            if let Ok(reading) = &mut device.reading
+                && reading.mig
+            {
+                reading.slices_unknown = self.settings.slices
+                    && (!listed.contains_key(card) || known.incomplete.contains(card));
             }
         }
         origins.keep(&devices);

@@ -288,7 +288,8 @@ fn reading(
         used: Mib(memory.used.div_ceil(1 << 20)),
         compute_mode,
         mig,
-        slices_unknown: mig && slices && mig_devices(&device).is_err(),
+        // The caller has the list of them.
+        slices_unknown: false,
         processes: listed.processes,
         unseen: listed.unseen.filter(|_| !unshared),
         counters,

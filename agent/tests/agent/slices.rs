@@ -143,6 +143,22 @@ async fn slices_that_the_driver_does_not_list_for_a_while_stay() {
     says(&machine, "").await;
 }
 
+/// Which layout the card has is not known then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_layout_is_made_on_a_card_with_a_slice_that_cannot_be_identified() {
+    let mut machine = sliced(MigStrategy::Mixed, MIXED).await;
+    let small = offered(&machine, SMALL, 2).await;
+    let fault = Message::new("ctl-set").with("gpu", small.first().unwrap());
+    machine.ctl(&fault.with("key", "attributes").with("value", 999));
+    machine.kill_agent().await;
+    machine.start_agent();
+    // All but that one are offered as ever.
+    offered(&machine, SMALL, 1).await;
+    offered(&machine, LARGE, 1).await;
+    wants(&machine, json!({ "2g.10gb": 3 })).await;
+    says(&machine, "not all of its slices can be read").await;
+}
+
 const MEDIUM: &str = "nvidia.com/mig-2g.10gb";
 
 /// The admin writes which slices the first card is to have.

@@ -28,7 +28,7 @@ Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected rema
       remapped-failed recovery-action temperature mig reserved-mib sigkill-faults-server
       mps-listed-late-ms answer-ms
       process-lists compute-list mps-list graphics-list: NVML's return code, 0 for the list
-      create-instance mig-device event-types register-events: NVML's return code, 0 for success
+      create-instance mig-device attributes event-types register-events: NVML's return code, 0 for success
       process-memory-unavailable.
 ";
 

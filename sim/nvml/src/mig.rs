@@ -116,6 +116,10 @@ extern "C" fn nvmlDeviceGetComputeInstanceId(device: Device, id: Out<c_uint>) ->
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, attributes: Out<Attributes>) -> Return {
     code(instance(device).and_then(|i| {
+        match i.number("attributes_fault")? {
+            0 => {}
+            fault => return Err(fault),
+        }
         let slices = i.number("slices")?;
         attributes.put(Attributes {
             multiprocessors: i.number("sms")?,

@@ -67,6 +67,7 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "create-instance" => target.nvml.create_instance = small,
         "mig-device" => target.nvml.mig_device = small,
         "event-types" => target.nvml.event_types = small,
+        "attributes" => target.nvml.attributes = small,
         "register-events" => target.nvml.register_events = small,
         "process-memory-unavailable" => target.nvml.memory_unavailable = value != 0,
         "answer-ms" => state.answer_ms = value,

@@ -118,6 +118,7 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("list_G", card.nvml.graphics)
         .with("mig_device", card.nvml.mig_device)
         .with("event_types", card.nvml.event_types)
+        .with("attributes_fault", card.nvml.attributes)
         .with("register_events", card.nvml.register_events)
         .with("process_memory", u8::from(!card.nvml.memory_unavailable))
         .with_rows("processes", &processes)

@@ -12,6 +12,7 @@ mod describe;
 pub mod events;
 mod instances;
 pub mod nodes;
+pub mod nvml_faults;
 mod outside;
 mod peer;
 mod requests;
