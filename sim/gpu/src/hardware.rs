@@ -131,11 +131,6 @@ pub struct MpsBehaviour {
     /// parts, which was set as 3840M. The server's log has the exact bytes.
     #[serde(default = "yes")]
     pub limits_read_back_in_gib: bool,
-    /// An entry for a card that the client does not see lifts all its limits, the server's
-    /// among them. Measured in public on 615.71.09 (NVIDIA Dynamo's MPS guide); no source says
-    /// whether older drivers do it; here they do not.
-    #[serde(default)]
-    pub stray_entry_lifts_limits: Option<bool>,
     /// For how long NVML lists a new client among the compute processes before it is on the MPS
     /// list, ms. No source says whether a driver does this; only a real one can show it.
     #[serde(default)]
@@ -361,13 +356,6 @@ impl Hardware {
     /// Whether clients must share the server's `/dev/shm`.
     pub fn needs_shm(&self) -> bool {
         self.mps.needs_shm.unwrap_or(self.branch() < 580)
-    }
-
-    /// Whether a limit for an unseen card lifts the other limits.
-    pub fn stray_entry_lifts_limits(&self) -> bool {
-        self.mps
-            .stray_entry_lifts_limits
-            .unwrap_or(self.branch() >= 615)
     }
 
     /// Every card, filled in.

@@ -36,6 +36,8 @@ use Guard::{Exclusive, ExclusiveCold, Isolated, Sliced};
 use Outcome::{Escapes, Held, Refused};
 
 const SHARE: u64 = 2000;
+/// What a context takes of an RTX 6000 Ada, MiB.
+const CONTEXT: u64 = 304;
 
 /// Script before the appetite, and what comes of it behind each guard.
 const TABLE: &[(&str, &[(Guard, Outcome)])] = &[
@@ -80,7 +82,8 @@ const TABLE: &[(&str, &[(Guard, Outcome)])] = &[
     // The environment may only lower what the server says; where the server says nothing, it is all there is.
     ("raise 30000", &[(Exclusive, Escapes), (Isolated, Held)]),
     ("unset-limits", &[(Exclusive, Escapes), (Isolated, Held)]),
-    ("stray-limit", &[(Exclusive, Held), (Isolated, Held)]),
+    // What the driver does not understand there lifts both.
+    ("stray-limit", &[(Exclusive, Escapes), (Isolated, Escapes)]),
     // A tenant of the daemon's own user commands the daemon.
     (
         "drive-raise 30000 unset-limits",
@@ -193,7 +196,8 @@ fn a_tenant_of_another_user_cannot_command_a_multiuser_daemon() {
     let daemon = machine.daemon(&["-multiuser-server"]);
     daemon.warm();
     let line = daemon.tenant("drive \"quit -t 0\"").uid(1000).last();
-    assert_eq!(line["code"], 800, "{line}");
+    let refused = line.to_string().contains("Insufficient privileges");
+    assert!(refused, "{line}");
     assert_eq!(
         daemon.tenant("grow 100").limit(SHARE).uid(1000).last()["limit_mib"],
         SHARE
@@ -202,16 +206,25 @@ fn a_tenant_of_another_user_cannot_command_a_multiuser_daemon() {
     assert_eq!(daemon.tenant("drive-raise 30000").last()["ok"], true);
 }
 
+/// Measured on driver 580.159.04: a limit counts bytes, the card loses pages.
 #[test]
-fn a_stray_entry_lifts_all_limits_from_r615() {
-    for (version, expected) in [("610.10.01", Held), ("615.71.09", Escapes)] {
-        let machine = Machine::start(&["--preset", "RTX-6000-Ada", "--driver", version]);
-        let daemon = machine.daemon(&[]);
-        daemon.ask(&format!("set_default_device_pinned_mem_limit 0 {SHARE}M"));
-        let held = daemon.tenant("stray-limit grow 100").limit(SHARE).last()["held_mib"]
-            .as_u64()
-            .unwrap();
-        assert_eq!(held > SHARE, expected == Escapes, "{version}: {held}");
+fn buffers_of_an_odd_size_take_more_than_a_limit_counts() {
+    let machine = Machine::start(&["--preset", "RTX-6000-Ada"]);
+    let daemon = machine.daemon(&[]);
+    daemon.ask(&format!("set_default_device_pinned_mem_limit 0 {SHARE}M"));
+    daemon.warm();
+    let before = machine.used();
+    for (step, excess) in [(1, 0), (2, 0), (3, 1)] {
+        let mut tenant = daemon.tenant(&format!("grow {step} hold")).spawn();
+        let held = tenant.reach("grow")["held_mib"].as_u64().unwrap();
+        assert!(
+            held <= SHARE && held + step > SHARE,
+            "{held} in steps of {step}"
+        );
+        let buffers = (held - CONTEXT) / step;
+        assert_eq!(machine.used() - before, held + buffers * excess, "{step}");
+        drop(tenant);
+        bench::until("its memory is free", || machine.used() == before);
     }
 }
 

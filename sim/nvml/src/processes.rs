@@ -65,7 +65,8 @@ fn list(device: Device, kind: &str, count: &Out<c_uint>, infos: &Out<ProcessInfo
         };
         let found: Vec<ProcessInfo> = rows(&card)?
             .iter()
-            .filter(|row| row.kind == kind)
+            // A client of an MPS server is on both lists (driver 580.159.04).
+            .filter(|row| row.kind == kind || (row.kind == "M+C" && kind == "C"))
             .map(|row| ProcessInfo {
                 pid: row.pid,
                 used_gpu_memory: if memory { row.mib << 20 } else { NOT_AVAILABLE },

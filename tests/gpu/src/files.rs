@@ -2,7 +2,9 @@
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Tries everything; in words, what went through and what did not.
@@ -44,6 +46,17 @@ pub(crate) fn tried(folder: &Path) -> String {
         })
         .collect();
     told.join(", ")
+}
+
+/// Writes a line to what the daemon calls its log there; in words, whether that went through.
+pub(crate) fn logged(folder: &Path, line: &str) -> String {
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    let write = || writeln!(options.open(folder.join("log"))?, "{line}");
+    match write() {
+        Ok(()) => "a line CAN be written to `log`".to_owned(),
+        Err(error) => format!("no line can be written to `log`: {error}"),
+    }
 }
 
 /// Takes a file's name away and gives it back.

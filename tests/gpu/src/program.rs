@@ -4,8 +4,10 @@
 //!
 //! ```text
 //! context | info | alloc MIB | managed MIB | fill STEP | free | touch | kernel | fault
-//! beat N | sleep MS | control COMMAND | graphics MIB | files | ask | hold | end
+//! beat N | sleep MS | control COMMAND | graphics MIB | files | log LINE | ask | hold | end
 //! ```
+//!
+//! `env NAME=VALUE` before them is for the libraries' own start.
 //!
 //! Owns nothing but its process. `code` 0 is success; a refused word is reported and the next one
 //! is tried.
@@ -22,6 +24,7 @@ use nix::unistd::{Gid, Uid, setgid, setuid};
 use proto::names::env::MPS_PIPE_DIRECTORY;
 use serde_json::{Value, json};
 use std::io::{BufRead as _, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -74,6 +77,11 @@ enum Next {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if let [first, setting, ..] = options.words.as_slice()
+        && first == "env"
+    {
+        return Err(with_setting(setting)?.exec()).context("the program cannot be started");
+    }
     isolation(options)?;
     let cuda = Cuda::load(&options.library)?;
     let mut program = Program {
@@ -113,6 +121,16 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         let _ = card.end();
     }
     Ok(())
+}
+
+/// This program again, with a setting in its environment instead of its first two words.
+fn with_setting(setting: &str) -> anyhow::Result<Command> {
+    let (name, value) = setting.split_once('=').context("env NAME=VALUE")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    let mut args = std::env::args_os().skip(1);
+    command.args(args.by_ref().take_while(|arg| arg != "env"));
+    command.args(args.skip(1)).env(name, value);
+    Ok(command)
 }
 
 /// Puts up what the options ask for, before the library is there.
@@ -187,6 +205,11 @@ impl Program<'_> {
             "files" => {
                 let folder = std::env::var_os(MPS_PIPE_DIRECTORY).context("no pipe directory")?;
                 told["files"] = json!(files::tried(Path::new(&folder)));
+                Ok(())
+            }
+            "log" => {
+                let folder = std::env::var_os(MPS_PIPE_DIRECTORY).context("no pipe directory")?;
+                told["log"] = json!(files::logged(Path::new(&folder), operand));
                 Ok(())
             }
             "hold" => {

@@ -50,8 +50,16 @@ pub(crate) const QUESTIONS: &[Question] = &[
         accounting,
     ),
     (
-        "Does an entry for a card that the client does not see lift its limit?",
-        stray_entry,
+        "How much of the card do buffers take whose size is no multiple of 2 MiB, and how much does a limit count?",
+        rounding,
+    ),
+    (
+        "Which settings of a client's own limit lift its server's?",
+        lifting,
+    ),
+    (
+        "Can a tenant write into the daemon's log by way of the pipe directory?",
+        forged_log,
     ),
     ("Does a limit count managed memory?", managed),
     (
@@ -385,22 +393,110 @@ fn accounting(machine: &Machine) -> anyhow::Result<Verdict> {
     )))
 }
 
-fn stray_entry(machine: &Machine) -> anyhow::Result<Verdict> {
+fn rounding(machine: &Machine) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let limit = machine.part(2);
+    let server = Server::limited(machine, "rounding", card, limit)?;
+    let mut rows = Vec::new();
+    for size in [1, 2, 3, 5, 33] {
+        let name = format!("of-{size}");
+        let (mut tenant, begun) = Tenant::begun(machine, &name, &server.around())?;
+        let before = machine.used(card)?;
+        let full = tenant.ask(&format!("fill {size}"))?;
+        let grown = machine.used(card)?.saturating_sub(before);
+        let apps = machine.apps()?;
+        let shown = apps.iter().find(|(pid, _, _)| *pid == tenant.pid());
+        rows.push(format!(
+            "{size} MiB: {} MiB when refused, free was {}, the card has {grown} MiB less, nvidia-smi shows {}",
+            number(&full, "taken_mib"),
+            number(&begun, "free_mib"),
+            shown.and_then(|(_, _, mib)| *mib).unwrap_or_default()
+        ));
+        tenant.end()?;
+    }
+    Ok(Verdict::Answer(format!(
+        "limit {limit} MiB; {}",
+        rows.join("; ")
+    )))
+}
+
+fn lifting(machine: &Machine) -> anyhow::Result<Verdict> {
     let card = machine.cards.first().context("no card")?;
     let limit = machine.part(3);
-    let server = Server::limited(machine, "stray", card, limit)?;
-    let value = format!("0={limit}M,1={limit}M");
-    let around = server
-        .around()
-        .with("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", &value);
-    let (mut tenant, _) = Tenant::begun(machine, "stray", &around)?;
-    let full = tenant.ask(&format!("fill {}", machine.step()))?;
-    let taken = number(&full, "taken_mib");
-    let word = if taken > limit { "YES" } else { "no" };
+    let server = Server::limited(machine, "lifting", card, limit)?;
+    let more = limit * 2;
+    let other = "GPU-11111111-2222-3333-4444-555555555555";
+    let mut held = Vec::new();
+    let mut lifted = Vec::new();
+    for value in [
+        String::new(),
+        format!("0={more}M"),
+        format!("{}={more}M", card.uuid),
+        format!("0={limit}M,0={more}M"),
+        format!("0={limit}M,"),
+        "0=-1M".to_owned(),
+        "0=99999999999G".to_owned(),
+        format!("7={limit}M"),
+        format!("0={limit}M,7={limit}M"),
+        format!("{other}={limit}M"),
+        "0=0".to_owned(),
+        "0=".to_owned(),
+        "0".to_owned(),
+        "nonsense".to_owned(),
+    ] {
+        let around = server
+            .around()
+            .with("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", &value);
+        let (mut tenant, _) = Tenant::begun(machine, "own", &around)?;
+        let full = tenant.ask(&format!("fill {}", machine.step()))?;
+        let list = if number(&full, "taken_mib") > limit {
+            &mut lifted
+        } else {
+            &mut held
+        };
+        list.push(format!("{value:?}"));
+        tenant.end()?;
+    }
     Ok(Verdict::Answer(format!(
-        "{word}: {value} under a server's limit of {limit} MiB: {} at {taken} MiB",
-        code_of(&full)
+        "a server's limit of {limit} MiB is lifted by {}; not by {}",
+        lifted.join(" "),
+        held.join(" ")
     )))
+}
+
+fn forged_log(machine: &Machine) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let server = Server::limited(machine, "forged", card, machine.part(3))?;
+    let pid = server.pid()?.context("no server")?;
+    let pipe = server.pipe().display().to_string();
+    let mut rows = Vec::new();
+    for (who, options) in [
+        ("a user", vec!["--uid", "65534"]),
+        (
+            "a user, read-only",
+            vec!["--uid", "65534", "--read-only", &pipe],
+        ),
+    ] {
+        let around = server.around().option(&options);
+        let mut tenant = Tenant::start(machine, who, &around)?;
+        let mark = format!("aliquot-{}", rows.len());
+        let line = format!("[x Server {pid:5}] {mark}");
+        let wrote = tenant.ask(&format!("log {line}"))?;
+        tenant.ask("sleep 300")?;
+        tenant.end()?;
+        let log = server.log();
+        let found = log.lines().find(|line| line.contains(&mark));
+        rows.push(format!(
+            "{who}: {}; {}",
+            wrote["log"].as_str().unwrap_or("?"),
+            found.map_or_else(
+                || "not in the log".to_owned(),
+                |line| format!("IN THE LOG as {line:?}")
+            )
+        ));
+    }
+    server.show_log();
+    Ok(Verdict::Answer(rows.join("; ")))
 }
 
 fn managed(machine: &Machine) -> anyhow::Result<Verdict> {

@@ -48,14 +48,16 @@ impl<'a> Server<'a> {
         if multiuser {
             command.arg("-multiuser-server");
         }
+        // In the foreground it writes there, and its servers do: it makes no file.
+        let log = std::fs::File::create(dir.join("log/daemon.log"))?;
         let child = command
             .envs(machine.env())
             .env("CUDA_MPS_PIPE_DIRECTORY", dir.join("pipe"))
             .env("CUDA_MPS_LOG_DIRECTORY", dir.join("log"))
             .env("CUDA_VISIBLE_DEVICES", &card.uuid)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
             .spawn()
             .context("nvidia-cuda-mps-control")?;
         let mut server = Self {
@@ -177,22 +179,20 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// The ends of its two logs.
+    /// What it and its server wrote.
     pub(crate) fn log(&self) -> String {
-        let tail = |name: &str| {
-            let text = std::fs::read(self.dir.join("log").join(name)).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let lines: Vec<&str> = text.lines().collect();
-            lines[lines.len().saturating_sub(12)..].join("\n")
-        };
-        format!("{}\n{}", tail("control.log"), tail("server.log"))
+        let text = std::fs::read(self.dir.join("log/daemon.log")).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The server's log, into the transcript.
+    /// The last lines of that, into the transcript.
     pub(crate) fn show_log(&self) {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(30)..].join("\n");
         self.machine
             .transcript
-            .ran("tail control.log server.log", Some(0), &self.log());
+            .ran("tail daemon.log", Some(0), &tail);
     }
 
     /// The files in its pipe directory, with their modes.

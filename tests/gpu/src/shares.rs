@@ -43,6 +43,21 @@ pub(crate) const CLAIMS: &[Claim] = &[
         |machine, node| Box::pin(watchdog(machine, node)),
     ),
     (
+        "a share that is filled to the last MiB goes on",
+        40,
+        |machine, node| Box::pin(filled(machine, node)),
+    ),
+    (
+        "the watchdog ends a program that lifts its server's limit by a limit of its own that the driver does not understand",
+        40,
+        |machine, node| Box::pin(lifted(machine, node)),
+    ),
+    (
+        "the watchdog ends a program of a share that draws",
+        40,
+        |machine, node| Box::pin(drawing(machine, node)),
+    ),
+    (
         "with the last share its server and its directories are gone",
         40,
         |machine, node| Box::pin(nothing_left(machine, node)),
@@ -241,6 +256,75 @@ async fn watchdog(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict>
             beat["code"],
             then["code"]
         ),
+    ))
+}
+
+async fn filled(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let limit = machine.part(3);
+    // Buffers of an odd size are rounded up to pages, which the limit does not count.
+    let words = format!(
+        "context fill {} fill 1 beat 30 kernel hold",
+        machine.step() | 1
+    );
+    node.share("full", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    let begun = node.line(machine, "full", "context").await?;
+    let beat = node.line(machine, "full", "beat").await?;
+    let then = node.line(machine, "full", "kernel").await?;
+    let (pid, taken) = (number(&begun, "pid"), number(&beat, "taken_mib"));
+    let apps = machine.apps()?;
+    let shown = apps.iter().find(|(app, _, _)| u64::from(*app) == pid);
+    Ok(judged(
+        beat["code"] == 0 && then["code"] == 0,
+        format!(
+            "{taken} MiB of its own in a share of {limit}, over {} ms, then {}; nvidia-smi shows {} MiB",
+            number(&beat, "ms"),
+            then["code"],
+            shown.and_then(|(_, _, mib)| *mib).unwrap_or_default()
+        ),
+    ))
+}
+
+async fn lifted(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    let card = machine.cards.first().context("no card")?;
+    let (limit, size) = (machine.part(4), machine.part(8));
+    let words = format!("context alloc {} beat 50 kernel hold", machine.part(1));
+    node.share("beside", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    node.line(machine, "beside", "alloc").await?;
+    let words = format!("env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=nonsense context alloc {size} hold");
+    node.share("lifted", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    let taken = node.line(machine, "lifted", "alloc").await?;
+    if taken["code"] != 0 {
+        return Ok(Verdict::Holds(format!(
+            "it was refused: {}",
+            taken["name"].as_str().unwrap_or("?")
+        )));
+    }
+    let exit = node.exit("lifted").await?;
+    let then = node.line(machine, "beside", "kernel").await?;
+    Ok(judged(
+        exit == KILLED && then["code"] == 0,
+        format!(
+            "{size} MiB in a share of {limit}: exit {exit}; its neighbour: {}",
+            then["code"]
+        ),
+    ))
+}
+
+async fn drawing(machine: &Machine, node: &mut Node) -> anyhow::Result<Verdict> {
+    machine.egl()?;
+    let card = machine.cards.first().context("no card")?;
+    let (limit, size) = (machine.part(4), machine.part(2));
+    let words = format!("graphics {size} hold");
+    node.share("draws", &card.uuid, Mode::MpsIsolated, limit, &words)
+        .await?;
+    let exit = node.exit("draws").await?;
+    Ok(judged(
+        exit == KILLED,
+        format!("a graphics context with {size} MiB in a share of {limit}: exit {exit}"),
     ))
 }
 

@@ -35,17 +35,17 @@ fn everything_that_is_said_of_a_gpu_holds_on_the_simulated_one() {
     let (so, page, said) = asked(&["--budget", "3600", "--may-set-compute-mode"]);
     assert!(so, "{said}");
     // Those of MPS, those of shares, and the settings.
-    assert_eq!(count(&page, "| holds |"), 13, "{said}");
+    assert_eq!(count(&page, "| holds |"), 16, "{said}");
     assert_eq!(count(&page, "| DIFFERS |"), 0, "{said}");
     // A question whose answer is that it failed is none.
     assert!(count(&page, "| answer |") >= 18, "{said}");
     assert!(page.contains("$ mps: get_server_list"), "{page}");
     for seen in [
         // The client, from none to the list of MPS and away; a program without a server.
-        " ms M, ",
+        " ms C+M, ",
         " ms C, ",
         "listed as G",
-        "listed as M+G",
+        "listed as C+M+G",
         "without it: CUDA_ERROR_OUT_OF_MEMORY at ",
         "files-rw: a context success; 8 MiB of a file: CAN",
         "files-ro: a context success; 8 MiB of a file: Read-only file system",

@@ -20,7 +20,7 @@ impl State {
             .values()
             .filter(|process| unified(&process.cgroup).is_some_and(|own| is_within(own, cgroup)))
             .filter_map(|process| process.contexts.get(&card))
-            .map(Context::held)
+            .map(Context::taken)
             .sum()
     }
 }

@@ -88,7 +88,7 @@ fn status(state: &State) -> Message {
                 process.uid.to_string(),
                 state.cards[*card].spec.uuid.clone(),
                 context.kind.name().to_owned(),
-                context.held().to_string(),
+                context.taken().to_string(),
                 process.cgroup.clone(),
                 process.name.clone(),
             ]);

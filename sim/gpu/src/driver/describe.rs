@@ -40,7 +40,7 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
             ContextKind::Unlisted => continue,
         };
         let pid = process.pid.to_string();
-        let held = context.held();
+        let held = context.taken();
         match processes
             .iter_mut()
             .find(|row| row[0] == pid && row[1] == kind)

@@ -135,7 +135,9 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             state.server_ready(conn)?;
             Ok(Message::ok())
         }
-        "server-status" => Ok(Message::ok().with("status", status_name(state.server_status(conn)))),
+        "server-status" => Ok(Message::ok()
+            .with("status", status_name(state.server_status(conn)))
+            .with_some("faulter", state.faulter(conn))),
         "server-fault" => {
             state.fault_whole_server(conn)?;
             Ok(Message::ok())
@@ -151,10 +153,6 @@ fn dispatch(state: &mut State, caller: &Caller<'_>, request: &Message) -> Result
             .with(
                 "limits_read_back_in_gib",
                 state.hardware.mps.limits_read_back_in_gib,
-            )
-            .with(
-                "stray_entry_lifts_limits",
-                state.hardware.stray_entry_lifts_limits(),
             )
             .with("driver", &state.hardware.driver_version)
             .with("cuda", state.hardware.cuda_version())),

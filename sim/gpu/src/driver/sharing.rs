@@ -22,6 +22,8 @@ pub enum ServerStatus {
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) status: ServerStatus,
+    /// The client that faulted, by its pid in the driver's namespace; 0: none did.
+    pub(super) faulter: i32,
 }
 
 /// A server's leave for one client to come to the driver.
@@ -46,6 +48,7 @@ impl State {
         }
         self.servers.entry(conn).or_insert(Server {
             status: ServerStatus::Initializing,
+            faulter: 0,
         });
         self.insert_context(conn, card, ContextKind::Server, overhead);
         Ok(())
@@ -55,6 +58,12 @@ impl State {
     pub fn server_ready(&mut self, conn: ConnId) -> Result<(), Refusal> {
         self.server_mut(conn)?.status = ServerStatus::Active;
         Ok(())
+    }
+
+    /// The pid of the client that faulted a server.
+    pub fn faulter(&self, conn: ConnId) -> Option<i32> {
+        let server = self.servers.get(&conn)?;
+        Some(server.faulter).filter(|pid| *pid > 0)
     }
 
     /// A server's status.
@@ -122,6 +131,7 @@ impl State {
     /// end of every client that shares a card with it.
     pub fn fault(&mut self, conn: ConnId) -> Result<(), Refusal> {
         let process = self.process(conn)?;
+        let pid = process.pid;
         let cards: Vec<CardId> = process.contexts.keys().copied().collect();
         let server = process
             .ticket
@@ -132,7 +142,12 @@ impl State {
             self.emit(*card, 31);
         }
         match server {
-            Some(server) => self.fault_server(server, &cards, CudaError::IllegalAddress),
+            Some(server) => {
+                self.fault_server(server, &cards, CudaError::IllegalAddress);
+                if let Some(server) = self.servers.get_mut(&server) {
+                    server.faulter = pid;
+                }
+            }
             None => {
                 if let Some(process) = self.processes.get_mut(&conn) {
                     process.sticky = Some(CudaError::IllegalAddress);

@@ -82,9 +82,29 @@ pub struct Context {
 }
 
 impl Context {
-    /// Everything it holds, MiB.
+    /// Everything that it asked for, MiB: what a limit of MPS counts.
     pub fn held(&self) -> u64 {
         self.overhead_mib + self.allocations.values().sum::<u64>()
+    }
+
+    /// What that takes of the card, MiB, and what NVML shows.
+    pub fn taken(&self) -> u64 {
+        self.overhead_mib
+            + self
+                .allocations
+                .values()
+                .map(|mib| pages(*mib))
+                .sum::<u64>()
+    }
+}
+
+/// What an allocation takes, MiB: pages of 2 MiB, of which small ones share one (measured on
+/// driver 580.159.04).
+fn pages(mib: u64) -> u64 {
+    if mib > 1 {
+        mib.next_multiple_of(2)
+    } else {
+        mib
     }
 }
 
@@ -277,11 +297,11 @@ impl State {
 
     /// MiB in use on a card, its instances included and the driver's reserve not.
     pub fn used(&self, card: CardId) -> u64 {
-        let held = |id: CardId| -> u64 {
+        let taken = |id: CardId| -> u64 {
             let contexts = self.processes.values().filter_map(|p| p.contexts.get(&id));
-            contexts.map(Context::held).sum()
+            contexts.map(Context::taken).sum()
         };
-        held(card) + self.instances(card).map(held).sum::<u64>()
+        taken(card) + self.instances(card).map(taken).sum::<u64>()
     }
 
     /// MiB free on a card.
@@ -534,7 +554,7 @@ impl State {
             return Err((CudaError::OutOfMemory, text));
         }
         let free = self.free(card);
-        if mib > free {
+        if pages(mib) > free {
             return Err((
                 CudaError::OutOfMemory,
                 format!("{mib} MiB asked for, {free} MiB free on the card"),

@@ -26,9 +26,9 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
     }
     match (*verb, args) {
         ("get_server_list", []) => server_list(&daemon.inner()),
-        ("get_server_status", [pid]) => with_server(daemon, pid, |server| {
-            status(&server.pipe, server.devices.is_some())
-        }),
+        ("get_server_status", [pid]) => {
+            with_server(daemon, pid, |server| vec![status(daemon, server)])
+        }
         ("start_server", ["-uid", uid, ..]) => start_server(daemon, uid),
         ("shutdown_server", [pid, rest @ ..]) => shutdown(daemon, pid, rest.contains(&"-f")),
         ("get_client_list", [pid]) => {
@@ -52,7 +52,7 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
                 daemon.inner().defaults.percent = percent;
                 vec![format!("{percent:.1}")]
             }
-            None => vec!["Invalid active thread percentage".to_owned()],
+            None => vec![format!("{:.1}", daemon.inner().defaults.percent)],
         },
         ("get_active_thread_percentage", [pid]) => with_server(daemon, pid, |server| {
             vec![format!("{:.1}", server.limits.percent)]
@@ -87,10 +87,7 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
             show(limit, daemon.habits.in_gib)
         }
         ("set_default_device_pinned_mem_limit", [device, value]) => {
-            // Not validated: a value that makes no sense changes nothing and says nothing.
-            if let Some(mib) = parse_mib(value) {
-                daemon.inner().defaults.set_memory(device, mib);
-            }
+            daemon.inner().defaults.set_memory(device, parse_mib(value));
             Vec::new()
         }
         ("get_device_pinned_mem_limit", [pid, device]) => {
@@ -106,9 +103,8 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
         }
         ("set_device_pinned_mem_limit", [pid, device, value]) => {
             with_server(daemon, pid, |server| {
-                if let Some(mib) = parse_mib(value) {
-                    server.limits.set_memory(device, mib);
-                }
+                server.limits.set_memory(device, parse_mib(value));
+                daemon.log_limits(server);
                 Vec::new()
             })
         }
@@ -131,7 +127,7 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
             Vec::new()
         }
         ("sim", injection) => inject(daemon, injection),
-        _ => vec![format!("Unknown command: {command}")],
+        _ => vec![format!("Unknown command {command:?}")],
     }
 }
 
@@ -164,15 +160,23 @@ fn with_server(
     }
 }
 
-fn status(pipe: &ServerPipe, ready: bool) -> Vec<String> {
-    if !ready {
-        return vec!["INITIALIZING".to_owned()];
+fn status(daemon: &Daemon, server: &mut Server) -> String {
+    if server.devices.is_none() {
+        return "INITIALIZING".to_owned();
     }
-    let answer = pipe
-        .call(&Message::new("server-status"))
-        .ok()
-        .and_then(|a| a.get("status"));
-    vec![answer.unwrap_or_else(|| "FAULT".to_owned())]
+    let Ok(answer) = server.pipe.call(&Message::new("server-status")) else {
+        return "FAULT".to_owned();
+    };
+    let status = answer.get("status").unwrap_or_else(|| "FAULT".to_owned());
+    // A real server writes it when it happens.
+    let faulted = status == "FAULT" && !server.faulted;
+    server.faulted = status == "FAULT";
+    if let Some(pid) = answer.get("faulter").filter(|_| faulted) {
+        let said = format!("Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.");
+        let line = super::log::line("Server", server.pipe.pid, &said);
+        daemon.log.server(&line);
+    }
+    status
 }
 
 fn start_server(daemon: &Arc<Daemon>, uid: &str) -> Vec<String> {
@@ -306,10 +310,10 @@ fn processes(daemon: &Daemon, args: &[&str]) -> Vec<String> {
             .unwrap_or_default();
         for card in &client.cards {
             // Real tables show a UUID's beginning.
-            let short = card.get(..23).unwrap_or(card);
+            let short = card.get(..22).unwrap_or(card);
             lines.push(row(
                 &pid,
-                "0",
+                "1",
                 &client.server.pid.to_string(),
                 short,
                 &namespace,
@@ -321,7 +325,7 @@ fn processes(daemon: &Daemon, args: &[&str]) -> Vec<String> {
 }
 
 fn row(pid: &str, id: &str, server: &str, device: &str, namespace: &str, command: &str) -> String {
-    format!("{pid:<10}{id:<6}{server:<10}{device:<25}{namespace:<13}{command}")
+    format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command}")
 }
 
 fn terminate(daemon: &Daemon, server: &str, client: &str) -> Vec<String> {
@@ -334,7 +338,8 @@ fn terminate(daemon: &Daemon, server: &str, client: &str) -> Vec<String> {
         .filter(|c| c.pid.to_string() == client)
         .collect();
     if found.is_empty() {
-        return vec![format!("Client {client} not found")];
+        // CUDA_ERROR_INVALID_CONTEXT
+        return vec!["201".to_owned()];
     }
     for client in found {
         if let Err(error) = client

@@ -42,7 +42,6 @@ pub(super) struct Daemon {
 pub(super) struct DriverBehaviour {
     pub(super) needs_shm: bool,
     pub(super) in_gib: bool,
-    pub(super) stray_lifts: bool,
 }
 
 /// Everything that changes.
@@ -68,6 +67,8 @@ pub(super) struct Server {
     pub(super) devices: Option<Vec<String>>,
     /// No new clients; it ends after the last.
     pub(super) draining: bool,
+    /// It was seen to be in FAULT.
+    pub(super) faulted: bool,
     shm: Option<(PathBuf, String)>,
 }
 
@@ -137,7 +138,6 @@ fn start(
         habits: DriverBehaviour {
             needs_shm: flag("needs_shm", true),
             in_gib: flag("limits_read_back_in_gib", true),
-            stray_lifts: flag("stray_entry_lifts_limits", false),
         },
         multiuser,
         inner: Mutex::new(Inner {
@@ -146,11 +146,7 @@ fn start(
         }),
         changed: Condvar::new(),
     });
-    for (name, mode) in [
-        ("control", 0o666),
-        ("control_privileged", 0o600),
-        ("log", 0o666),
-    ] {
+    for (name, mode) in [("control", 0o666), ("control_privileged", 0o755)] {
         let path = pipe.join(name);
         let _ = std::fs::remove_file(&path);
         let listener =
@@ -160,6 +156,7 @@ fn start(
         std::thread::spawn(move || accept_all(&listener, &daemon));
     }
     let _ = std::fs::write(pipe.join("control_lock"), []);
+    drain(&pipe.join("log"))?;
     let pid = std::process::id();
     std::fs::write(pipe.join("nvidia-cuda-mps-control.pid"), format!("{pid}\n"))
         .map_err(|e| e.to_string())?;
@@ -182,6 +179,21 @@ fn start(
         .log
         .control(&format!("CUDA MPS Control binary version: {version}"));
     Ok(daemon)
+}
+
+/// The FIFO that every user may write to, and whose lines appear in no log (driver 580.159.04).
+fn drain(path: &Path) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| format!("Failed to make {}: {e}", path.display());
+    let _ = std::fs::remove_file(path);
+    nix::unistd::mkfifo(path, nix::sys::stat::Mode::empty()).map_err(|e| failed(&e))?;
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(path, all).map_err(|e| failed(&e))?;
+    // Open for writing too, so that it has no end.
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).open(path);
+    let mut file = file.map_err(|e| failed(&e))?;
+    std::thread::spawn(move || std::io::copy(&mut file, &mut std::io::sink()));
+    Ok(())
 }
 
 fn accept_all(listener: &UnixListener, daemon: &Arc<Daemon>) {
@@ -294,12 +306,13 @@ impl Daemon {
 
     fn command(self: &Arc<Self>, peer: Peer, request: &Message) -> Message {
         if peer.uid != 0 && peer.uid != nix::unistd::geteuid().as_raw() {
-            self.log.control("User did not send valid credentials");
-            return Message::err(
-                CudaError::NotPermitted.code(),
-                CudaError::NotPermitted.name(),
-                "User did not send valid credentials",
+            let text = format!(
+                "Insufficient privileges for UID {}. Control deamon settings can only be modified \
+                 by the user who started it or by the root user.",
+                peer.uid
             );
+            self.log.control(&text);
+            return Message::ok().with_rows("lines", &[vec![text]]);
         }
         let command = request.get("command").unwrap_or_default();
         self.log.control(&format!("Cmd:{command}"));
@@ -403,7 +416,6 @@ impl Daemon {
             &visible,
             request.get("pinned").as_deref(),
             request.get("percent").as_deref(),
-            self.habits.stray_lifts,
         );
         let rows: Vec<Vec<String>> = memory
             .into_iter()
@@ -489,6 +501,7 @@ impl Daemon {
             limits: inner.defaults.clone(),
             devices: None,
             draining: false,
+            faulted: false,
             shm: None,
         });
         let daemon = Arc::clone(self);
@@ -549,23 +562,31 @@ impl Daemon {
             "Active Threads Percentage set to {:.1}",
             server.limits.percent
         ));
-        for ordinal in 0..devices.len() {
-            if let Some(mib) = server.limits.memory_of(&devices, ordinal) {
-                log(&format!(
-                    "Device pinned memory limit for device {ordinal} set to 0x{:x} bytes",
-                    mib << 20
-                ));
-            }
-        }
+        server.devices = Some(devices);
+        self.log_limits(server);
         log(&format!(
             "Server Priority set to {}",
             server.limits.priority
         ));
         log("Server has started");
-        server.devices = Some(devices);
         drop(inner);
         self.log.control(&format!("NEW SERVER {pid}: Ready"));
         self.notify();
+    }
+
+    /// Writes a server's memory limits, as it does at its start and when one is set.
+    pub(super) fn log_limits(&self, server: &Server) {
+        let devices = server.devices.as_deref().unwrap_or_default();
+        for ordinal in 0..devices.len() {
+            if let Some(mib) = server.limits.memory_of(devices, ordinal) {
+                let said = format!(
+                    "Device pinned memory limit for device {ordinal} set to 0x{:x} bytes",
+                    mib << 20
+                );
+                let line = super::log::line("Server", server.pipe.pid, &said);
+                self.log.server(&line);
+            }
+        }
     }
 
     /// `quit`: no new clients, then the end of the server, waited for or, after

@@ -1,6 +1,8 @@
 //! MPS's limits as text: commands and variables, and their result.
 //!
-//! Owns the arithmetic of "a client may only lower". Pure.
+//! A client's environment may lower a limit, and a setting there that the driver does not
+//! understand lifts it: measured on driver 580.159.04, and by NVIDIA Dynamo's MPS guide on
+//! 615.71.09. Pure.
 
 /// Memory in MiB, thread percentages in hundredths of the whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,16 +26,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The defaults that a daemon takes from its own environment.
+    /// The defaults that a daemon takes from its own environment: not of memory, whose variable
+    /// there does nothing (measured on driver 580.159.04, in the foreground).
     pub(super) fn of_environment(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut limits = Self::default();
         if let Some(percent) =
             get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").and_then(|t| parse_percent(&t))
         {
             limits.percent = percent;
-        }
-        if let Some(text) = get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
-            limits.memory = parse_limits(&text);
         }
         if let Some(priority) = get("CUDA_MPS_CLIENT_PRIORITY").and_then(|t| t.trim().parse().ok())
         {
@@ -42,10 +42,11 @@ impl Limits {
         limits
     }
 
-    /// Sets a device's limit; the latest wins, under whichever name.
-    pub(super) fn set_memory(&mut self, device: &str, mib: u64) {
+    /// Sets a device's limit; the latest wins, under whichever name. A value that makes no sense
+    /// leaves the device without one (measured on driver 580.159.04).
+    pub(super) fn set_memory(&mut self, device: &str, mib: Option<u64>) {
         self.memory.retain(|(name, _)| name != device);
-        self.memory.push((device.to_owned(), mib));
+        self.memory.extend(mib.map(|mib| (device.to_owned(), mib)));
     }
 
     /// The limit of one device, in a list of devices by ordinal.
@@ -60,33 +61,29 @@ impl Limits {
 
 /// What a client is let in with: MiB by the server's ordinal, and per cent.
 /// `visible` are the ordinals of the server that the client sees, in its order.
-/// Where `stray_lifts` and the client names a card that it does not see, nothing holds.
 pub(super) fn effective(
     server: &Limits,
     devices: &[String],
     visible: &[usize],
     client_memory: Option<&str>,
     client_percent: Option<&str>,
-    stray_lifts: bool,
 ) -> (Vec<(usize, u64)>, u32) {
     let percent = client_percent
         .and_then(parse_percent)
         .map_or(server.percent, |own| own.min(server.percent));
-    let own = client_memory.map(parse_limits).unwrap_or_default();
     let names: Vec<String> = visible
         .iter()
         .filter_map(|ordinal| devices.get(*ordinal).cloned())
         .collect();
-    let stray = own.iter().any(|(name, _)| resolve(&names, name).is_none());
     let mut limits = Vec::new();
-    if !(stray && stray_lifts) {
+    // Where its own setting is not understood, the server's is lifted, too.
+    if let Some(own) = own_limits(client_memory.unwrap_or_default(), &names) {
         for (position, ordinal) in visible.iter().enumerate() {
-            let own = own
-                .iter()
-                .rev()
-                .find(|(name, _)| resolve(&names, name) == Some(position))
-                .map(|(_, mib)| *mib);
-            let limit = match (own, server.memory_of(devices, *ordinal)) {
+            let own = own.iter().find(|(at, _)| *at == position);
+            let limit = match (
+                own.map(|(_, mib)| *mib),
+                server.memory_of(devices, *ordinal),
+            ) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
@@ -118,12 +115,29 @@ pub(super) fn parse_mib(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// `0=2000M,GPU-...=1G`; malformed entries are left out, as NVIDIA does not validate them.
-fn parse_limits(text: &str) -> Vec<(String, u64)> {
-    text.split(',')
-        .filter_map(|entry| entry.split_once('='))
-        .filter_map(|(device, limit)| Some((device.trim().to_owned(), parse_mib(limit)?)))
+/// `0=2000M,GPU-...=1G`, as positions in these devices; `None`: one entry is not understood, is
+/// for another device, or is zero.
+fn own_limits(text: &str, names: &[String]) -> Option<Vec<(usize, u64)>> {
+    let entries = text.split(',').map(str::trim);
+    entries
+        .filter(|entry| !entry.is_empty())
+        .map(|entry| {
+            let (device, value) = entry.split_once('=')?;
+            let mib = own_mib(value.trim())?;
+            Some((resolve(names, device.trim())?, mib))
+        })
         .collect()
+}
+
+/// A negative value, one that is too large, and one without a unit limit nothing.
+fn own_mib(value: &str) -> Option<u64> {
+    let number = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let digits = number.strip_prefix('-').unwrap_or(number);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let zero = digits.bytes().all(|byte| byte == b'0');
+    (!zero).then(|| parse_mib(value).unwrap_or(u64::MAX))
 }
 
 /// Above 0, up to 100.
@@ -155,6 +169,45 @@ mod tests {
         }
     }
 
+    /// Measured on driver 580.159.04 under a server's limit, on the only device.
+    #[test]
+    fn a_setting_that_is_not_understood_lifts_the_servers_limit() {
+        let devices = vec!["GPU-a".to_owned()];
+        let left = |own: &str| {
+            let server = server(&[("0", 4000)], 100.0);
+            effective(&server, &devices, &[0], Some(own), None).0
+        };
+        for held in [
+            "",
+            "0=4000M",
+            "0=9000M",
+            "GPU-a=9000M",
+            "0=-1M",
+            "0=99999999999G",
+            "0=18446744073709551615",
+            "0=4000M,0=9000M",
+            "00=9000M",
+            "0=4000M,",
+            "0 =4000M",
+        ] {
+            assert_eq!(left(held), [(0, 4000)], "{held:?}");
+        }
+        for lifted in [
+            "1=4000M",
+            "0=4000M,1=4000M",
+            "garbage",
+            "0=",
+            "=",
+            "0",
+            "0=0",
+            "-1=4000M",
+            "GPU-b=4000M",
+            "0=4000M,GPU-b=4000M",
+        ] {
+            assert_eq!(left(lifted), [], "{lifted:?}");
+        }
+    }
+
     #[test]
     fn a_client_may_only_lower() {
         type Case<'a> = (
@@ -162,33 +215,28 @@ mod tests {
             f64,
             Option<&'a str>,
             Option<&'a str>,
-            bool,
             &'a [(usize, u64)],
             u32,
         );
         let devices = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
         #[rustfmt::skip]
         let cases: &[Case<'_>] = &[
-            (&[], 100.0, None, None, false, &[], 100),
-            (&[("0", 4000)], 50.0, None, None, false, &[(0, 4000)], 50),
-            (&[("0", 4000)], 50.0, Some("0=2000M"), Some("25"), false, &[(0, 2000)], 25),
-            (&[("0", 4000)], 50.0, Some("0=9000M"), Some("100"), false, &[(0, 4000)], 50),
-            (&[("0", 4000)], 50.0, Some("GPU-a=1G"), Some("nonsense"), false, &[(0, 1024)], 50),
-            (&[], 100.0, Some("0=2000M"), Some("10.5"), false, &[(0, 2000)], 10),
-            (&[("0", 4000), ("GPU-a", 3000)], 100.0, None, None, false, &[(0, 3000)], 100),
-            (&[("GPU-b", 500)], 100.0, Some("0=2000M,1=1000M"), None, false, &[(0, 2000), (1, 500)], 100),
-            (&[("0", 4000)], 100.0, Some("0=2G,7=4G"), None, false, &[(0, 2048)], 100),
-            (&[("0", 4000)], 50.0, Some("0=2G,7=4G"), None, true, &[], 50),
-            (&[("0", 4000)], 100.0, Some("0=,=,1,0=5"), None, false, &[(0, 4000)], 100),
+            (&[], 100.0, None, None, &[], 100),
+            (&[("0", 4000)], 50.0, None, None, &[(0, 4000)], 50),
+            (&[("0", 4000)], 50.0, Some("0=2000M"), Some("25"), &[(0, 2000)], 25),
+            (&[("0", 4000)], 50.0, Some("0=9000M"), Some("100"), &[(0, 4000)], 50),
+            (&[("0", 4000)], 50.0, Some("GPU-a=1G"), Some("nonsense"), &[(0, 1024)], 50),
+            (&[], 100.0, Some("0=2000M"), Some("10.5"), &[(0, 2000)], 10),
+            (&[("0", 4000), ("GPU-a", 3000)], 100.0, None, None, &[(0, 3000)], 100),
+            (&[("GPU-b", 500)], 100.0, Some("0=2000M,1=1000M"), None, &[(0, 2000), (1, 500)], 100),
         ];
-        for (memory, percent, own, own_percent, lifts, expected, threads) in cases {
+        for (memory, percent, own, own_percent, expected, threads) in cases {
             let found = effective(
                 &server(memory, *percent),
                 &devices,
                 &[0, 1],
                 *own,
                 *own_percent,
-                *lifts,
             );
             assert_eq!(
                 (found.0.as_slice(), found.1),
@@ -201,14 +249,7 @@ mod tests {
     #[test]
     fn a_clients_ordinals_count_what_it_sees() {
         let devices = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
-        let found = effective(
-            &server(&[], 100.0),
-            &devices,
-            &[1],
-            Some("0=700M"),
-            None,
-            false,
-        );
+        let found = effective(&server(&[], 100.0), &devices, &[1], Some("0=700M"), None);
         assert_eq!(found.0, [(1, 700)]);
     }
 

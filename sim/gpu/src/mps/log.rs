@@ -1,11 +1,13 @@
-//! `control.log` and `server.log`, in the real programs' format:
+//! What the daemon and its servers write, in the real programs' format:
 //! `[2026-02-06 09:34:17.770 Control   261] Accepting connection...`.
 //!
-//! Owns the two files. Must never: fail its caller; a full disk loses lines, as
-//! it does for the real daemon.
+//! In the foreground both go to standard output and no file is made; in the background the two
+//! have a file each, `control.log` and `server.log` (seen on driver 580.159.04). Must never: fail
+//! its caller; a full disk loses lines, as it does for the real daemon.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,44 +17,41 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(super) struct Log {
     control: Mutex<Option<File>>,
     server: Mutex<Option<File>>,
-    foreground: bool,
 }
 
 impl Log {
-    /// Opens both files in a folder; without the folder there is only standard error.
+    /// Standard output, or both files in a folder.
     pub(super) fn open(folder: &Path, foreground: bool) -> Self {
         let open = |name: &str| {
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(folder.join(name))
-                .ok()
+            if foreground {
+                let output = std::io::stdout().as_fd().try_clone_to_owned();
+                return output.ok().map(File::from);
+            }
+            let mut options = OpenOptions::new();
+            let file = options.create(true).append(true).open(folder.join(name));
+            file.ok()
         };
         Self {
             control: Mutex::new(open("control.log")),
             server: Mutex::new(open("server.log")),
-            foreground,
         }
     }
 
     /// A line of the daemon's.
     pub(super) fn control(&self, text: &str) {
-        self.write(&self.control, &line("Control", std::process::id(), text));
+        write(&self.control, &line("Control", std::process::id(), text));
     }
 
     /// A line of a server's, which it composed itself.
     pub(super) fn server(&self, line: &str) {
-        self.write(&self.server, line);
+        write(&self.server, line);
     }
+}
 
-    fn write(&self, file: &Mutex<Option<File>>, line: &str) {
-        let line = format!("{line}\n");
-        if let Some(file) = file.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            let _ = file.write_all(line.as_bytes());
-        }
-        if self.foreground {
-            let _ = std::io::stderr().write_all(line.as_bytes());
-        }
+fn write(file: &Mutex<Option<File>>, line: &str) {
+    let line = format!("{line}\n");
+    if let Some(file) = file.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        let _ = file.write_all(line.as_bytes());
     }
 }
 

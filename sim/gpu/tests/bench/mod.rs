@@ -283,6 +283,7 @@ impl<'a> Daemon<'a> {
             std::fs::create_dir_all(folder).unwrap();
             open_to_all(folder);
         }
+        let said = std::fs::File::create(log.join("daemon.log")).unwrap();
         let child = machine
             .command("nvidia-cuda-mps-control")
             .arg("-f")
@@ -290,6 +291,7 @@ impl<'a> Daemon<'a> {
             .env("CUDA_MPS_PIPE_DIRECTORY", &pipe)
             .env("CUDA_MPS_LOG_DIRECTORY", &log)
             .env("CUDA_VISIBLE_DEVICES", &machine.cards[0])
+            .stdout(said)
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -357,12 +359,9 @@ impl<'a> Daemon<'a> {
             .env("CUDA_VISIBLE_DEVICES", &self.machine.cards[0])
     }
 
-    pub fn server_log(&self) -> String {
-        std::fs::read_to_string(self.log.join("server.log")).unwrap_or_default()
-    }
-
-    pub fn control_log(&self) -> String {
-        std::fs::read_to_string(self.log.join("control.log")).unwrap_or_default()
+    /// What it and its servers wrote.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log.join("daemon.log")).unwrap_or_default()
     }
 }
 
