@@ -81,10 +81,6 @@ pub struct Config {
     /// Environment added to NVIDIA's programs, `KEY=VALUE`; may be given several times.
     #[arg(long)]
     pub mps_env: Vec<String>,
-    /// Access of tenants to the pipe directory of their MPS server. `ro` keeps root in a container
-    /// from replacing the pipes; whether clients of every driver work with it is not known yet.
-    #[arg(long, value_enum, default_value_t = PipeAccess::Rw)]
-    pub mps_pipe: PipeAccess,
     /// Size limit in MiB of the shared memory of one MPS server and its tenants, for drivers before
     /// r580; what a tenant writes there is charged to its own memory.
     #[arg(long, default_value_t = 1024)]
@@ -157,15 +153,6 @@ pub struct Config {
     /// Drop all capabilities except the needed ones at start.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub drop_capabilities: bool,
-}
-
-/// What tenants may do in a pipe directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum PipeAccess {
-    /// Connects to the cluster.
-    Ro,
-    /// What the user of the container may do to files of root.
-    Rw,
 }
 
 impl Config {

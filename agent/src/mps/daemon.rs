@@ -4,11 +4,11 @@
 //! state has changed. It asks [`Machine`] for one action, carries it out, reports the result to the
 //! machine, and repeats; nothing else decides.
 
-use super::audit::Audit;
 use super::cgroup::DaemonCgroups;
 use super::control::{self, Control};
-use super::machine::{Action, Desired, Event, Machine, ProbeResult, ServerStatus, Time};
-use super::place::{DAEMON_LOG, Mounting, Place};
+use super::log::{DaemonLog, Heard};
+use super::machine::{Action, Desired, Event, Machine, ProbeResult, Time};
+use super::place::{Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
 use super::smi::{Smi, shares_memory_by_name};
@@ -98,16 +98,10 @@ pub struct Daemon {
     child: Option<Child>,
     /// Clients that were seen, so that a pid used again is not taken for one of them.
     known: BTreeMap<u32, Process>,
-    /// By the log of the server with this pid: the limit on each of its cards, to the MiB.
-    exact: Option<(u32, Mib)>,
-    /// Bytes of that log that were written before limits were last set, by any process.
-    before_limits: u64,
     /// Servers that were seen.
     servers: Vec<Process>,
-    /// Bytes of their log at the last look.
-    server_log: u64,
-    /// Of commands that are not ours.
-    audit: Audit,
+    /// What it and its servers write.
+    log: DaemonLog,
     driver_version: String,
     mode_faults: u32,
     generation: u64,
@@ -123,20 +117,14 @@ impl Daemon {
     /// The state of an existing place: a running daemon, or the files of an ended one.
     pub fn found(name: &str, spec: Spec, place: Place, tools: Arc<Tools>) -> Self {
         let process = tools.processes.daemon_of(&place.pipe());
-        let mut audit = Audit::default();
-        let before_limits = place.server_log_len();
         let machine = match process {
             Some(process) => {
                 info!(server = name, pid = process.pid, "adopting an MPS daemon");
-                audit.begin(&place.control_log());
                 Machine::adopted(Time::ZERO)
             }
             None => Machine::leftover(),
         };
-        let mut daemon = Self::new(name, spec, place, tools, machine, process);
-        daemon.audit = audit;
-        daemon.before_limits = before_limits;
-        daemon
+        Self::new(name, spec, place, tools, machine, process)
     }
 
     fn new(
@@ -150,17 +138,14 @@ impl Daemon {
         Self {
             name: name.to_owned(),
             spec,
+            log: DaemonLog::begin(place.log_file()),
             place,
             tools,
             machine,
             process,
             child: None,
             known: BTreeMap::new(),
-            exact: None,
-            before_limits: 0,
             servers: Vec::new(),
-            server_log: 0,
-            audit: Audit::default(),
             driver_version: String::new(),
             mode_faults: 0,
             generation: 0,
@@ -187,7 +172,6 @@ impl Daemon {
                 warn!(server = self.name, reason, "MPS daemon ended");
                 self.machine.on(self.start.elapsed(), Event::Exited(reason));
             }
-            self.audit_commands();
             if self.stirred() {
                 self.machine.on(self.start.elapsed(), Event::Stirred);
             }
@@ -231,9 +215,19 @@ impl Daemon {
             .on(self.start.elapsed(), Event::Desired(order.desired));
     }
 
-    /// Reports commands that were not ours to the machine.
-    fn audit_commands(&mut self) {
-        if let Some(foreign) = self.audit.look(&self.place.control_log()) {
+    /// Reads the log on, and reports a command that was not ours to the machine. Returns whether
+    /// a server wrote something.
+    fn listen(&mut self) -> bool {
+        let Heard {
+            foreign,
+            server_wrote,
+            faulter,
+        } = self.log.look();
+        if let Some(pid) = faulter {
+            let event = Event::ClientFaulted(pid);
+            self.machine.on(self.start.elapsed(), event);
+        }
+        if let Some(foreign) = foreign {
             let command = foreign.command;
             warn!(
                 server = self.name,
@@ -243,6 +237,7 @@ impl Daemon {
             let event = Event::Driven(what, foreign.sets);
             self.machine.on(self.start.elapsed(), event);
         }
+        server_wrote
     }
 
     async fn act(&mut self, action: Action) -> Event {
@@ -265,11 +260,10 @@ impl Daemon {
             Action::Reach => done(control.reach().await.map_err(|e| e.to_string())),
             Action::Configure(limits, servers) => {
                 let devices = self.spec.gpu_uuids.len();
-                let set = control.configure(limits, devices, &servers).await;
-                // What a server has logged so far is about the previous limits.
-                self.exact = None;
-                self.before_limits = self.place.server_log_len();
-                match set {
+                // What servers have logged so far is about the previous limits.
+                self.listen();
+                self.log.forget_limits();
+                match control.configure(limits, devices, &servers).await {
                     Ok(read_back) => Event::Configured(limits, read_back),
                     Err(error) => Event::Failed(error.to_string()),
                 }
@@ -281,17 +275,12 @@ impl Daemon {
             Action::Look => match control.look().await {
                 Ok(sight) => {
                     self.remember(&sight);
-                    if let [(server, ServerStatus::Active)] = sight.servers[..]
-                        && self.exact.is_none_or(|(pid, _)| pid != server)
-                    {
-                        let (devices, since) = (self.spec.gpu_uuids.len(), self.before_limits);
-                        let said = self.place.limit_in_log(server, devices, since);
-                        self.exact = said.map(|limit| (server, limit));
-                    }
+                    // What a server wrote of its fault comes before its state.
+                    self.listen();
                     let place = self.place.clone();
-                    place.rotate_logs(|len| {
-                        self.audit_commands();
-                        self.audit.has_read(len)
+                    place.rotate_log(|len| {
+                        self.listen();
+                        self.log.has_read(len)
                     });
                     Event::Seen(sight)
                 }
@@ -387,7 +376,7 @@ impl Daemon {
     }
 
     fn control(&self) -> Control {
-        Control::new(self.program(), self.audit.given())
+        Control::new(self.program(), self.log.given())
     }
 
     fn program(&self) -> Program {
@@ -402,15 +391,15 @@ impl Daemon {
         let log = OpenOptions::new()
             .create(true)
             .append(true)
-            .open(self.place.log().join(DAEMON_LOG))?;
+            .open(self.place.log_file())?;
         log.set_len(0)?;
-        self.audit.begin(&self.place.control_log());
+        self.log = DaemonLog::begin(self.place.log_file());
         let shm = self.place.shm();
         let mut command = self.program().command(shm.as_deref())?;
         command
             .arg("-f")
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(log.try_clone()?)
             .stderr(log)
             .process_group(0);
         if self.spec.multiuser {
@@ -469,9 +458,7 @@ impl Daemon {
         let processes = &self.tools.processes;
         let before = self.servers.len();
         self.servers.retain(|server| processes.lives(*server));
-        let log = self.place.server_log_len();
-        let grown = std::mem::replace(&mut self.server_log, log) != log;
-        grown || self.servers.len() < before
+        self.listen() || self.servers.len() < before
     }
 
     fn remember(&mut self, sight: &ProbeResult) {
@@ -539,11 +526,13 @@ impl Daemon {
 
     fn report(&self) -> Report {
         let view = self.machine.view();
-        // A daemon answers in whole GiB; what its server's log says is used where both agree.
+        // A daemon answers in whole GiB; what its server wrote is used where both agree.
         let floor = view.observed.memory;
-        // A server says it once: without the audit a later command would go unnoticed.
-        let exact = self.exact.filter(|_| self.audit.hears());
-        let exact = exact.map(|(_, limit)| limit);
+        // Where the log does not name commands, one that sets a limit would go unnoticed.
+        let exact = match view.servers[..] {
+            [server] if self.log.hears() => self.log.limit_of(server, self.spec.gpu_uuids.len()),
+            _ => None,
+        };
         let memory = exact.filter(|limit| limit.0 >> 10 == floor.0 >> 10);
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         Report {

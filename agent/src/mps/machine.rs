@@ -91,6 +91,8 @@ pub struct Machine {
     starts: u32,
     verified: Option<Time>,
     blamed: u32,
+    /// The client that a server named before its fault was seen.
+    faulter: Option<u32>,
     losses: u32,
     /// Its daemon ended while a server of it was up; whether that lives is not known yet.
     orphaned: bool,
@@ -139,6 +141,7 @@ impl Machine {
             starts: 0,
             verified: None,
             blamed: 0,
+            faulter: None,
             losses: 0,
             orphaned: false,
             tampered: String::new(),
@@ -330,6 +333,8 @@ impl Machine {
                 self.tampered = what;
             }
             Event::Driven(what, false) => self.tampered = what,
+            Event::ClientFaulted(pid) if matches!(self.phase, Phase::Fault) => self.blamed = pid,
+            Event::ClientFaulted(pid) => self.faulter = Some(pid),
             Event::Leftovers(tenants, _) if std::mem::take(&mut self.hung) => {
                 if tenants.is_empty() {
                     // No client loses anything, and no new one could start.
@@ -552,11 +557,12 @@ impl Machine {
             self.losses = self.losses.saturating_add(1);
         }
         if faulted {
-            // NVIDIA reports a fault to all clients without saying whose it was.
-            self.blamed = match &self.sight.clients[..] {
+            // Where the server did not name it, an only client is the one.
+            let only = match &self.sight.clients[..] {
                 [only] if sight.clients.iter().all(|client| client == only) => only.pid,
                 _ => 0,
             };
+            self.blamed = self.faulter.take().unwrap_or(only);
         }
         self.sight = sight;
         self.known = true;

@@ -11,8 +11,8 @@
 //! - [`daemon`]: one daemon: the task that owns its process.
 //! - [`machine`]: pure: what happened → the one next thing to do.
 //! - [`control`]: the control daemon's command language; [`answer`]: what it answers;
-//!   [`audit`]: who else used it.
-//! - [`place`]: directories, shared memory, logs.
+//!   [`audit`]: who else used it; [`log`]: what it and its servers write.
+//! - [`place`]: directories, shared memory.
 //! - [`card`]: one card that is used without a server.
 //! - [`cgroup`]: why a daemon outlives the supervisor's container.
 //! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
@@ -28,6 +28,7 @@ pub mod cgroup;
 pub mod client;
 pub mod control;
 pub mod daemon;
+pub mod log;
 pub mod machine;
 pub mod phase;
 pub mod place;

@@ -1,19 +1,16 @@
 //! A daemon's directories: `<base>/<name>/{pipe,tenant,shm,log}`.
 //!
-//! `pipe` is a small file system of its own, mounted afresh at each start of the daemon: files of
-//! tenants in the last one are removed, and a tenant cannot fill the node's `/run`. Tenants see it
-//! as `tenant/pipe`. `tenant` is what is mounted into their containers, read-only, with what is
-//! mounted in it later: a daemon that starts again is at the same path in existing containers.
-//! `shm` is shared memory of bounded size where the driver needs that. No tenant sees `log`.
+//! `pipe` is a small file system of its own, mounted afresh at each start of the daemon. Tenants see
+//! it as `tenant/pipe`. `tenant` is what is mounted into their containers, with what is mounted in
+//! it later: a daemon that starts again is at the same path in existing containers. Both are
+//! read-only there. `shm` is shared memory of bounded size where the driver needs that. No tenant sees `log`.
 //!
 //! In: a name. Out: directories that a tenant of any user can reach. What cannot be mounted
 //! is an error: no tenant gets the node's own `/dev/shm` or a directory of its `/run` instead.
 
-use super::answer;
 use crate::line::one_line;
 use api::Mib;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,11 +19,9 @@ use tracing::warn;
 
 /// Rotated when larger; one older copy is kept.
 const MAX_LOG_BYTES: u64 = 4 << 20;
-/// The daemon's own, which does not rotate them, and what it writes to standard error.
-const LOGS: [&str; 3] = ["control.log", "server.log", DAEMON_LOG];
-/// Standard error of the daemon.
-pub const DAEMON_LOG: &str = "daemon.log";
-/// A pipe directory holds five sockets and small files; root in a container can add to them.
+/// What the daemon and its servers write.
+const DAEMON_LOG: &str = "daemon.log";
+/// A pipe directory holds five sockets and small files.
 const PIPE_OPTIONS: &str = "size=1m,nr_inodes=64,mode=755";
 /// It holds one folder.
 const TENANT_OPTIONS: &str = "size=16k,nr_inodes=8,mode=755";
@@ -41,8 +36,6 @@ pub struct Mounting {
     /// Off for trials without the right to mount: tenants then have plain folders and the
     /// node's `/dev/shm`.
     pub on: bool,
-    /// Tenants can connect to what is in the pipe directory and change nothing in it.
-    pub read_only_pipe: bool,
     /// Most that is in the shared memory of one server.
     pub shm: Mib,
 }
@@ -103,14 +96,9 @@ impl Place {
         self.dir.join("log")
     }
 
-    /// Where the daemon writes down every command.
-    pub fn control_log(&self) -> PathBuf {
-        self.log().join(LOGS[0])
-    }
-
-    /// How long its servers' log is.
-    pub fn server_log_len(&self) -> u64 {
-        fs::metadata(self.log().join(LOGS[1])).map_or(0, |meta| meta.len())
+    /// What the daemon and its servers write to, its standard output and error.
+    pub fn log_file(&self) -> PathBuf {
+        self.log().join(DAEMON_LOG)
     }
 
     /// What the daemon and its tenants have at `/dev/shm`, if it is mounted.
@@ -139,7 +127,7 @@ impl Place {
         if !mounting.on {
             return self.clear_pipe();
         }
-        self.mount_pipe(mounting.read_only_pipe)?;
+        self.mount_pipe()?;
         // Existing tenants and a server share the mount: it is never mounted again.
         match (shares_memory, is_mounted(&shm)) {
             (true, false) => {
@@ -151,8 +139,10 @@ impl Place {
         }
     }
 
-    /// A new file system for the daemon's pipes, and the same one where tenants look.
-    fn mount_pipe(&self, read_only: bool) -> Result<(), PlaceError> {
+    /// A new file system for the daemon's pipes, and the same one, read-only, where tenants look:
+    /// their programs only connect there (checked on driver 580.159.04, and one of another user
+    /// than root can write to no pipe directory of root on any driver).
+    fn mount_pipe(&self) -> Result<(), PlaceError> {
         const NOTHING: Option<&Path> = None;
         let (pipe, seen) = (self.pipe(), self.tenant().join("pipe"));
         self.mount_tenant()?;
@@ -163,9 +153,6 @@ impl Place {
             mount(Some(from), to, NOTHING, MsFlags::MS_BIND, NOTHING)
                 .map_err(|e| error("mount", to, e.into()))
         };
-        if !read_only {
-            return bind(&pipe, &seen);
-        }
         // Containers get a copy at once, as it is: it must be read-only before it is there.
         let staged = self.dir.join("staged");
         fs::create_dir_all(&staged).map_err(|e| error("make", &staged, e))?;
@@ -225,89 +212,39 @@ impl Place {
         }
     }
 
-    /// Cuts logs that have grown too long, keeping one older copy. The daemon goes on
-    /// writing to the same file, at its new end. `audit` reads the control log and says whether
-    /// it has read all of so many bytes: a command in what is cut away would go unnoticed.
-    pub fn rotate_logs(&self, mut audit: impl FnMut(u64) -> bool) {
-        for name in LOGS {
-            let path = self.log().join(name);
-            let long = fs::metadata(&path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES);
-            if !long {
-                continue;
-            }
-            let older = self.log().join(format!("{name}.1"));
-            let mut cut = || {
-                fs::copy(&path, &older)?;
-                let file = fs::OpenOptions::new().write(true).open(&path)?;
-                if name == LOGS[0] && !audit(file.metadata()?.len()) {
-                    // There is a next time.
-                    return Ok(());
-                }
+    /// Cuts a log that has grown too long, keeping one older copy. The daemon goes on writing to
+    /// the same file, at its new end. `is_read` reads the log and says whether it has read all of
+    /// so many bytes: a command in what is cut away would go unnoticed.
+    pub fn rotate_log(&self, is_read: impl FnOnce(u64) -> bool) {
+        let path = self.log_file();
+        let long = fs::metadata(&path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES);
+        if !long {
+            return;
+        }
+        let cut = || {
+            fs::copy(&path, path.with_extension("log.1"))?;
+            let file = fs::OpenOptions::new().write(true).open(&path)?;
+            if is_read(file.metadata()?.len()) {
                 file.set_len(0)
-            };
-            if let Err(source) = cut() {
-                warn!(log = %path.display(), %source, "cannot rotate");
+            } else {
+                // There is a next time.
+                Ok(())
             }
+        };
+        if let Err(source) = cut() {
+            warn!(log = %path.display(), %source, "cannot rotate");
         }
     }
 
-    /// The memory limit that a server says it started with, the same on all its devices;
-    /// `None` where its log does not say so, or says it in words that are not understood.
-    /// What the log's first `since` bytes say is not believed any more.
-    pub fn limit_in_log(&self, server: u32, devices: usize, since: u64) -> Option<Mib> {
-        let text = fs::read(self.log().join(LOGS[1])).ok()?;
-        let since = usize::try_from(since).unwrap_or(usize::MAX);
-        // A log that is shorter was cut since: all of it is newer.
-        let since = if since > text.len() { 0 } else { since };
-        let start = since.max(text.len().saturating_sub(64 << 10));
-        let limits = limits_in(&String::from_utf8_lossy(lines_from(&text, start)), server)?;
-        let first = *limits.values().next()?;
-        let same = limits.values().all(|limit| *limit == first);
-        (same && limits.into_keys().eq(0..devices)).then_some(first)
-    }
-
-    /// The last line that the daemon wrote to standard error, for a reason.
+    /// The last line that was written, for a reason.
     pub fn last_words(&self) -> String {
-        let text = fs::read(self.log().join(DAEMON_LOG)).unwrap_or_default();
+        let text = fs::read(self.log_file()).unwrap_or_default();
         let tail = &text[text.len().saturating_sub(4096)..];
         let text = String::from_utf8_lossy(tail);
         let mut lines = text.lines().rev();
         let last = lines.find(|line| !line.trim().is_empty());
         one_line(last.unwrap_or_default(), 200)
     }
-}
-
-/// The whole lines from here on: the end of one that begins before may read like another's.
-fn lines_from(text: &[u8], start: usize) -> &[u8] {
-    let (before, after) = text.split_at(start);
-    if before.last().is_none_or(|byte| *byte == b'\n') {
-        return after;
-    }
-    let end = after.iter().position(|byte| *byte == b'\n');
-    &after[end.map_or(after.len(), |end| end + 1)..]
-}
-
-/// `[… Server 42] Device pinned memory limit for device 0 set to 0x7d000000 bytes`, the last
-/// one of each device; `None` where such a line is not understood.
-pub fn limits_in(text: &str, server: u32) -> Option<BTreeMap<usize, Mib>> {
-    let said = |line| {
-        let (head, said) = str::split_once(line, "] ")?;
-        let its = head.split_whitespace().last()? == server.to_string();
-        said.strip_prefix("Device pinned memory limit")
-            .filter(|_| its)
-    };
-    let limit = |said: &str| {
-        let (device, bytes) = said
-            .strip_prefix(" for device ")?
-            .split_once(" set to 0x")?;
-        let digits = bytes.strip_suffix(" bytes")?;
-        // A sign would be read, too.
-        let hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let bytes = u64::from_str_radix(digits, 16).ok().filter(|_| hex)?;
-        let whole = bytes % (1 << 20) == 0;
-        Some((answer::number(device)?, whole.then_some(Mib(bytes >> 20))?))
-    };
-    text.lines().filter_map(said).map(limit).collect()
 }
 
 /// Through which every user gets.
@@ -373,7 +310,6 @@ mod tests {
 
     const WITHOUT: Mounting = Mounting {
         on: false,
-        read_only_pipe: false,
         shm: Mib(16),
     };
 
@@ -405,44 +341,41 @@ mod tests {
 
     /// With the right to mount.
     #[test]
-    fn what_tenants_write_to_is_small_and_new_at_each_start() {
+    fn tenants_change_nothing_and_what_they_see_is_new_at_each_start() {
         if !crate::mps::may_mount() {
             return;
         }
-        for read_only_pipe in [false, true] {
-            let tmp = tempfile::tempdir().unwrap();
-            let place = Place::new(tmp.path(), "GPU-1").unwrap();
-            let mounting = Mounting {
-                on: true,
-                read_only_pipe,
-                shm: Mib(1),
-            };
-            place.prepare(mounting, true).unwrap();
-            let seen = place.tenant().join("pipe");
-            fs::write(place.pipe().join("control"), "").unwrap();
-            assert!(seen.join("control").exists());
-            let written = fs::write(seen.join("x"), vec![0; 2 << 20]);
-            assert!(written.is_err(), "2 MiB in it");
-            assert_eq!(seen.join("x").exists(), !read_only_pipe);
-            let made =
-                (0..100).filter(|n| fs::create_dir(place.pipe().join(n.to_string())).is_ok());
-            assert!(made.count() < 64, "more than 64 inodes");
-            assert!(fs::create_dir(place.tenant().join("y")).is_err());
-            let shm = place.shm().unwrap();
-            assert!(
-                fs::write(shm.join("x"), vec![0; 2 << 20]).is_err(),
-                "2 MiB in it"
-            );
-            // A start recreates the pipe directory, and keeps what tenants already share.
-            place.prepare(mounting, true).unwrap();
-            assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
-            assert!(shm.join("x").exists());
-            // A driver that needs no shared memory has none.
-            place.prepare(mounting, false).unwrap();
-            assert_eq!(place.shm(), None);
-            place.remove().unwrap();
-            assert!(!tmp.path().join("GPU-1").exists());
+        let tmp = tempfile::tempdir().unwrap();
+        let place = Place::new(tmp.path(), "GPU-1").unwrap();
+        let mounting = Mounting {
+            on: true,
+            shm: Mib(1),
+        };
+        place.prepare(mounting, true).unwrap();
+        let seen = place.tenant().join("pipe");
+        fs::write(place.pipe().join("control"), "").unwrap();
+        for change in [
+            fs::write(seen.join("x"), ""),
+            fs::create_dir(seen.join("x")),
+            fs::remove_file(seen.join("control")),
+            fs::rename(seen.join("control"), seen.join("x")),
+            fs::create_dir(place.tenant().join("x")),
+        ] {
+            let kind = change.unwrap_err().kind();
+            assert_eq!(kind, io::ErrorKind::ReadOnlyFilesystem);
         }
+        let shm = place.shm().unwrap();
+        let written = fs::write(shm.join("x"), vec![0; 2 << 20]);
+        assert!(written.is_err(), "2 MiB in it");
+        // A start recreates the pipe directory, and keeps what tenants already share.
+        place.prepare(mounting, true).unwrap();
+        assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
+        assert!(shm.join("x").exists());
+        // A driver that needs no shared memory has none.
+        place.prepare(mounting, false).unwrap();
+        assert_eq!(place.shm(), None);
+        place.remove().unwrap();
+        assert!(!tmp.path().join("GPU-1").exists());
     }
 
     /// With the right to mount.
@@ -455,7 +388,6 @@ mod tests {
         let place = Place::new(tmp.path(), "GPU-1").unwrap();
         let mounting = Mounting {
             on: true,
-            read_only_pipe: true,
             shm: Mib(1),
         };
         let staged = tmp.path().join("GPU-1/staged");
@@ -474,86 +406,22 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_was_logged_before_it_was_set_again_is_not_believed() {
-        let tmp = tempfile::tempdir().unwrap();
-        let place = Place::new(tmp.path(), "GPU-1").unwrap();
-        fs::create_dir_all(place.log()).unwrap();
-        let said = |bytes: u64| {
-            format!(
-                "[x Server    42] Device pinned memory limit for device 0 set to 0x{bytes:x} bytes\n"
-            )
-        };
-        let log = place.log().join("server.log");
-        fs::write(&log, said(3200 << 20)).unwrap();
-        assert_eq!(place.limit_in_log(42, 1, 0), Some(Mib(3200)));
-        let since = place.server_log_len();
-        assert_eq!(place.limit_in_log(42, 1, since), None);
-        fs::write(&log, said(3200 << 20) + &said(3900 << 20)).unwrap();
-        assert_eq!(place.limit_in_log(42, 1, since), Some(Mib(3900)));
-        // The log was cut since.
-        fs::write(&log, said(900 << 20)).unwrap();
-        assert_eq!(place.limit_in_log(42, 1, 10 * since), Some(Mib(900)));
-    }
-
-    #[test]
-    fn a_servers_log_tells_its_limit_to_the_mib() {
-        let log = "[2026-02-06 09:34:17.770 Server    42] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n\
-                   [2026-02-06 09:34:18.770 Server    43] Device pinned memory limit for device 0 set to 0x40000000 bytes\n\
-                   [2026-02-06 09:34:18.770 Server    44] Active Threads Percentage set to 50.0\n\
-                   noise\n[x] Device pinned";
-        assert_eq!(limits_in(log, 42), Some(BTreeMap::from([(0, Mib(2000))])));
-        assert_eq!(limits_in(log, 43), Some(BTreeMap::from([(0, Mib(1024))])));
-        assert_eq!(limits_in(log, 4), Some(BTreeMap::new()));
-        for odd in [
-            "for device 0 set to 0x40000001 bytes",
-            "for device 0 set to 2000 MiB",
-            "for device GPU-0 set to 0x40000000 bytes",
-            "for device 0 lifted",
-            "",
-        ] {
-            let log = format!("{log}\n[x Server    42] Device pinned memory limit {odd}\n");
-            assert_eq!(limits_in(&log, 42), None, "{odd}");
-            assert!(limits_in(&log, 43).is_some(), "another server's");
-        }
-    }
-
-    #[test]
-    fn half_a_line_and_a_device_too_many_or_too_few_tell_no_limit() {
-        let tmp = tempfile::tempdir().unwrap();
-        let place = Place::new(tmp.path(), "GPU-1").unwrap();
-        fs::create_dir_all(place.log()).unwrap();
-        let log = place.log().join(LOGS[1]);
-        let line =
-            "[x Server   142] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n";
-        fs::write(&log, line).unwrap();
-        assert_eq!(place.limit_in_log(142, 1, 0), Some(Mib(2000)));
-        for devices in [0, 2] {
-            assert_eq!(place.limit_in_log(142, devices, 0), None, "{devices}");
-        }
-        let cut = line.find("42]").and_then(|at| u64::try_from(at).ok());
-        assert_eq!(place.limit_in_log(42, 1, cut.unwrap()), None);
-    }
-
-    #[test]
     fn a_long_log_is_cut_and_its_last_line_found() {
         let tmp = tempfile::tempdir().unwrap();
         let place = Place::new(tmp.path(), "GPU-1").unwrap();
         fs::create_dir_all(place.log()).unwrap();
-        let path = place.log().join(DAEMON_LOG);
+        let path = place.log_file();
+        let len = || fs::metadata(&path).unwrap().len();
         fs::write(&path, "one\ntwo\u{7}\n\n").unwrap();
         assert_eq!(place.last_words(), "two");
-        place.rotate_logs(|_| true);
-        assert_eq!(fs::metadata(&path).unwrap().len(), 10);
+        place.rotate_log(|_| true);
+        assert_eq!(len(), 10);
         let long = vec![b'x'; usize::try_from(MAX_LOG_BYTES).unwrap() + 1];
-        for path in [&path, &place.control_log()] {
-            fs::write(path, &long).unwrap();
-        }
-        let len = |path: &Path| fs::metadata(path).unwrap().len();
-        place.rotate_logs(|_| false);
-        assert_eq!(len(&path), 0);
+        fs::write(&path, &long).unwrap();
+        place.rotate_log(|_| false);
+        assert!(len() > 0, "its end was not read yet");
+        place.rotate_log(|len| len > MAX_LOG_BYTES);
+        assert_eq!(len(), 0);
         assert!(place.log().join("daemon.log.1").exists());
-        assert!(len(&place.control_log()) > 0, "its end was not read yet");
-        place.rotate_logs(|len| len > MAX_LOG_BYTES);
-        assert_eq!(len(&place.control_log()), 0);
     }
 }

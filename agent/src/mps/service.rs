@@ -10,7 +10,7 @@ use super::process::Processes;
 use super::program::Program;
 use super::smi::Smi;
 use super::supervisor::{PlanError, Request as Ask, Supervisor};
-use crate::config::{Config, PipeAccess};
+use crate::config::Config;
 use api::Mib;
 use driver_root::DriverRoot;
 use futures::StreamExt as _;
@@ -126,7 +126,6 @@ fn tools(config: &Config) -> Result<Tools, ServeError> {
         cgroups: DaemonCgroups::own(),
         mounting: Mounting {
             on: config.mps_mounts,
-            read_only_pipe: config.mps_pipe == PipeAccess::Ro,
             shm: Mib(config.mps_shm_mib),
         },
     })

@@ -345,8 +345,8 @@ impl Core {
         self.guard.broken.insert(server.name.clone(), broken);
     }
 
-    /// Whose client a fault was. A server of one share has no other; the driver itself does
-    /// not say.
+    /// Whose client a fault was. A server of one share has no other; of several, the server names
+    /// its pid.
     fn blamed(&self, server: &ServerState) -> String {
         let own = self.ledger.shares().find(|share| {
             share.mode == Mode::MpsIsolated && server_name(share).as_ref() == Some(&server.name)

@@ -23,7 +23,7 @@ macro_rules! tests {
 tests![
     shared::a_planned_card_gets_a_ready_server_and_holds_its_tenant_to_the_limit,
     shared::a_larger_limit_reaches_the_next_client_without_a_restart,
-    shared::a_limit_that_is_raised_within_a_gib_is_not_reported_as_the_one_before,
+    shared::a_limit_that_is_raised_within_a_gib_is_reported_to_the_mib,
     shared::a_card_out_of_the_plan_keeps_its_server_until_its_clients_end,
     shared::a_daemon_that_died_is_seen_within_a_second_and_comes_back_after_its_clients,
     shared::a_supervisor_that_returns_adopts_what_runs,

@@ -1,5 +1,6 @@
 use super::super::machine::{Limits, ReadBack};
 use super::*;
+use crate::mps::machine::ServerStatus;
 use driver_root::DriverRoot;
 use proto::mps::ServerPhase;
 use std::path::Path;
@@ -18,7 +19,6 @@ pub(in crate::mps) fn tools(base: &Path) -> Tools {
         base: base.to_owned(),
         mounting: Mounting {
             on: false,
-            read_only_pipe: false,
             shm: Mib(16),
         },
     }
@@ -87,18 +87,4 @@ fn a_lost_compute_mode_is_set_again_in_every_case() {
             daemon.machine.on(Time::ZERO, Event::Done);
         }
     }
-}
-
-#[test]
-fn what_a_log_said_before_a_daemon_was_adopted_is_not_believed() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = Place::new(folder.path(), "GPU-0").unwrap();
-    std::fs::create_dir_all(place.log()).unwrap();
-    let line = "[x Server    42] Device pinned memory limit for device 0 set to 0x7d000000 bytes\n";
-    std::fs::write(place.log().join("server.log"), line).unwrap();
-    let spec = ready(folder.path()).spec;
-    let tools = Arc::new(tools(folder.path()));
-    let daemon = Daemon::found("GPU-0", spec, place.clone(), tools);
-    assert_eq!(place.limit_in_log(42, 1, daemon.before_limits), None);
-    assert_eq!(place.limit_in_log(42, 1, 0), Some(Mib(2000)));
 }

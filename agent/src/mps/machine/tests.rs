@@ -515,6 +515,21 @@ fn work_is_lost_by_a_fault_or_a_server_that_ended_and_by_nothing_that_is_only_sl
         faulted.on(at(1100 + n), sight(ServerStatus::Fault, &[42]));
     }
     assert_eq!((faulted.view().losses, faulted.view().blamed), (1, 42));
+    // Of several it is the one that the server named, before its state or after it.
+    for named_at in [1000, 1200] {
+        let mut faulted = ready(&[42, 43]);
+        let mut events = [
+            (1100, sight(ServerStatus::Fault, &[42, 43])),
+            (named_at, Event::ClientFaulted(43)),
+        ];
+        events.sort_by_key(|(time, _)| *time);
+        for (time, event) in events {
+            faulted.on(at(time), event);
+        }
+        assert_eq!(faulted.view().blamed, 43);
+        faulted.on(at(1300), sight(ServerStatus::Fault, &[42, 43]));
+        assert_eq!(faulted.view().blamed, 43);
+    }
     let mut ended = ready(&[42]);
     for n in 0..5 {
         ended.on(at(1100 + n), Event::Seen(ProbeResult::default()));

@@ -108,6 +108,8 @@ pub enum Event {
     ModeLost,
     /// The daemon was given a command that is not ours; whether it may have changed a limit.
     Driven(String, bool),
+    /// A server says that this client of it broke it.
+    ClientFaulted(u32),
     /// Something changed without a command: a server's process has ended, or its log has a new
     /// line. To be checked.
     Stirred,

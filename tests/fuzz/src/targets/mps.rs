@@ -3,7 +3,7 @@
 
 use crate::{Shape, Target};
 use agent::mps::answer::{self, Answered, Printed, Value};
-use agent::mps::{place, smi};
+use agent::mps::{log, smi};
 use api::Mib;
 
 pub(super) const TARGET: Target = Target {
@@ -78,7 +78,7 @@ fn run(input: &[u8]) {
         assert_eq!(clients.len() + 1, lines.len(), "{lines:?}");
         assert!(clients.iter().all(|client| client.server_pid == 7));
     }
-    for (device, limit) in place::limits_in(&text, 42).into_iter().flatten().take(8) {
+    for (device, limit) in lines.iter().filter_map(|line| log::limit(line).flatten()) {
         let bytes = format!("{:x} bytes", limit.0 << 20);
         assert!(
             text.to_ascii_lowercase().contains(&bytes),
