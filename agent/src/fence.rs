@@ -169,27 +169,25 @@ pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> 
         });
     }
     let server = evidence.server.filter(|_| evidence.compute_mode);
-    let (level, reach) = match (mode, server) {
+    let level = match (mode, server) {
         (Mode::Mps, Some(server)) if most_of(server, own) >= own => {
             let most = most_of(server, own);
-            let reach = most.max(evidence.ceiling.unwrap_or_default());
-            let level = if reach == own {
+            if most.max(evidence.ceiling.unwrap_or_default()) == own {
                 Fence::ServerLimit
             } else {
                 Fence::ClientLimit
-            };
-            (level, reach)
+            }
         }
-        // Its server cannot be passed by its clients. In compute mode DEFAULT a process
-        // need not be one.
-        (Mode::MpsIsolated, Some(server)) if server == own => (Fence::ServerLimit, evidence.total),
-        _ => (Fence::WatchdogOnly, evidence.total),
+        (Mode::MpsIsolated, Some(server)) if server == own => Fence::ServerLimit,
+        _ => Fence::WatchdogOnly,
     };
     let limit = server.filter(|_| level != Fence::WatchdogOnly);
     Some(ActiveFence {
         level,
         limit,
-        reach,
+        // A client whose environment has a limit that the driver does not understand is under
+        // none, the server's included (measured on driver 580.159.04).
+        reach: evidence.total,
     })
 }
 
@@ -280,10 +278,10 @@ mod tests {
             ..open
         };
         for (mode, evidence, level, limit, reach) in [
-            (Mps, READ, ServerLimit, 2000, 2000),
-            (Mps, larger, ClientLimit, 8000, 8000),
-            (Mps, earlier, ClientLimit, 2000, 8000),
-            (Mps, rounded, ClientLimit, 1024, 2047),
+            (Mps, READ, ServerLimit, 2000, 49140),
+            (Mps, larger, ClientLimit, 8000, 49140),
+            (Mps, earlier, ClientLimit, 2000, 49140),
+            (Mps, rounded, ClientLimit, 1024, 49140),
             (Mps, smaller, WatchdogOnly, 0, 49140),
             (Mps, unread, WatchdogOnly, 0, 49140),
             (Mps, open, WatchdogOnly, 0, 49140),

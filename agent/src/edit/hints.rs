@@ -1,5 +1,6 @@
-//! Hints for frameworks under a limit that only the watchdog enforces: environment variables that
-//! they read by themselves.
+//! Hints for frameworks under a limit: environment variables that they read by themselves. CUDA
+//! reports a card's total as total in every mode, and a framework that sizes its pool by it runs
+//! into the limit: JAX 0.11 tried to take three quarters of an H200 in a share of 20,000 MiB.
 //!
 //! Pure. In: a share and its cards. Out: environment. Only variables that a framework's own
 //! documentation names are here, each with its source; a framework without one is left out

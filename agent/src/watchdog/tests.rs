@@ -80,6 +80,31 @@ fn the_second_sample_in_a_row_is_acted_on() {
     assert_eq!(acts(&ledger, &at_the_limit), []);
 }
 
+/// Its limit counts the bytes that it asked for, NVML the pages that they take.
+#[test]
+fn a_program_that_a_limit_of_mps_refused_is_not_ended_for_rounding() {
+    let behind = |level| {
+        let mut share = share("a", "main", "mps-isolated", 6400);
+        share.fence = Some(crate::fence::ActiveFence {
+            level,
+            limit: Some(Mib(6400)),
+            reach: Mib(81920),
+        });
+        ledger(&[share])
+    };
+    for level in [Fence::ServerLimit, Fence::ClientLimit] {
+        let ledger = behind(level);
+        assert_eq!(acts(&ledger, &[process("a", "main", 6500, true)]), []);
+        let more = [process("a", "main", 6501, true)];
+        assert_eq!(acts(&ledger, &more), [(1, ViolationKind::Memory)]);
+    }
+    // These limits count what NVML does, or there is none.
+    for level in [Fence::DriverLimit, Fence::WatchdogOnly] {
+        let more = [process("a", "main", 6417, true)];
+        assert_eq!(acts(&behind(level), &more), [(1, ViolationKind::Memory)]);
+    }
+}
+
 #[test]
 fn a_process_past_its_server_is_wrong_whatever_it_holds() {
     for mode in ["mps", "mps-isolated"] {

@@ -44,8 +44,8 @@ pub(super) fn made(
         hook: config.hook_path.clone(),
     };
     let hints = match share.mode {
-        Mode::TimeSlicing => edit::hints::of(share, &state.inventory),
-        _ => Vec::new(),
+        Mode::Exclusive => Vec::new(),
+        _ => edit::hints::of(share, &state.inventory),
     };
     let made = edit::EditInputs {
         driver,

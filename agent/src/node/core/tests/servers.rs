@@ -170,8 +170,7 @@ fn a_card_that_does_not_answer_vouches_for_no_compute_mode() {
         ..Default::default()
     }];
     world.tell(&mut core, Event::Mps(plan, server));
-    let fence = core.ledger.shares().next().unwrap().fence.unwrap();
-    assert_eq!((fence.level, fence.reach), (Fence::ClientLimit, Mib(400)));
+    assert_eq!(fence(&core), Some(Fence::ClientLimit));
 }
 
 #[test]
