@@ -120,6 +120,10 @@ pub(crate) async fn a_fault_costs_the_sharers_of_its_card_alone_and_the_server_c
         Ok(Seen::when(now > before, "not yet"))
     })
     .await?;
+    // The server says whose client it was, of the two shares that it has.
+    let log = std::fs::read_to_string(gpus(cluster)?.agent.log())?;
+    let blamed = format!("blamed: \"{ns}/victim\"");
+    ensure!(log.contains(&blamed), "no {blamed} in the agent's log");
     // kubectl alone takes some of it.
     ensure!(
         began.elapsed() < Duration::from_millis(1500),

@@ -133,7 +133,10 @@ async fn apart_from_the_node(
     let said = shell(write).await?;
     ensure!(said.ends_with("kept\n"), "it writes there: {said}");
     let said = shell("/usr/local/bin/workload drive 'quit -t 0' 2>&1 || true").await?;
-    ensure!(said.contains("valid credentials"), "it commands: {said}");
+    ensure!(
+        said.contains("Insufficient privileges"),
+        "it commands: {said}"
+    );
 
     // Where only the watchdog holds a share, it finds and ends this one as well.
     let alone = [(REQUEST, "2000Mi"), (COMPUTE_MODE, "time-slicing")];

@@ -19,6 +19,8 @@ use crate::modes::policy;
 
 /// MiB of the card of every claim here.
 const TOTAL: u64 = 49140;
+/// What every condition says of a share with a limit of MPS.
+const REACH: &str = "reach 49140 MiB until the watchdog acts";
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
@@ -95,7 +97,7 @@ pub(crate) async fn a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_i
         (
             "True",
             "LimitReadBack",
-            format!("ServerLimit, {mib} MiB granted, {mib} MiB read back, reach {mib} MiB"),
+            format!("ServerLimit, {mib} MiB granted, {mib} MiB read back, {REACH}"),
         )
     };
     let small = pod(
@@ -111,14 +113,13 @@ pub(crate) async fn a_tenant_beside_a_larger_one_is_not_verified_and_its_reach_i
     cluster.run_share(&large).await?;
     let (status, reason, words) = verified(8000);
     isolated(cluster, &ns, "large", (status, reason, &words)).await?;
-    let words =
-        "ClientLimit, 2000 MiB granted, 8000 MiB read back, reach 8000 MiB until the watchdog acts";
-    isolated(cluster, &ns, "small", ("False", "ClientLimit", words)).await?;
+    let words = format!("ClientLimit, 2000 MiB granted, 8000 MiB read back, {REACH}");
+    isolated(cluster, &ns, "small", ("False", "ClientLimit", &words)).await?;
     until("the node says so too", Duration::from_secs(15), || async {
         let ledger = cluster.ledger().await?;
         let reaches = ledger.iter().map(|(_, grant)| grant.reach_mib);
         let both = reaches.clone().count() == 2
-            && reaches.flatten().filter(|mib| mib.0 == 8000).count() == 2;
+            && reaches.flatten().filter(|mib| mib.0 == TOTAL).count() == 2;
         Ok(Seen::when(both, format!("{ledger:?}")))
     })
     .await?;
@@ -161,9 +162,9 @@ async fn unequal(cluster: &Cluster, ns: &str) -> Result<()> {
         cluster.apply_one(&share(name, mib)).await?;
     }
     cluster.run_share(&share("equal", "2000")).await?;
-    let words = "ServerLimit, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB";
+    let words = format!("ServerLimit, 2000 MiB granted, 2000 MiB read back, {REACH}");
     for name in ["first", "equal"] {
-        isolated(cluster, ns, name, ("True", "LimitReadBack", words)).await?;
+        isolated(cluster, ns, name, ("True", "LimitReadBack", &words)).await?;
     }
     for name in ["smaller", "larger"] {
         // The scheduler does not place it, or the agent does not start it.
@@ -289,8 +290,8 @@ pub(crate) async fn a_compute_mode_that_another_process_changes_is_reported_and_
 ) -> Result<()> {
     let ns = card(cluster).await?;
     tenant(cluster, &ns, "held", "report hold").await?;
-    let words = "ServerLimit, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB";
-    let right = ("True", "LimitReadBack", words);
+    let words = format!("ServerLimit, 2000 MiB granted, 2000 MiB read back, {REACH}");
+    let right = ("True", "LimitReadBack", words.as_str());
     isolated(cluster, &ns, "held", right).await?;
     let since = |pod: &Pod| isolation(pod).and_then(|c| c.last_transition_time.clone());
     let before = since(&cluster.pods(&ns).get("held").await?);

@@ -1,5 +1,7 @@
 //! A tenant against its card's MPS server: its directories, its control pipe, its slots.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +22,7 @@ use crate::attacks;
 
 pub(crate) fn claims() -> Vec<Claim> {
     claims![
-        attacks::server::what_root_in_a_container_does_to_the_pipe_directory_ends_there,
+        attacks::server::root_in_a_container_changes_nothing_in_the_pipe_directory,
         attacks::server::a_daemon_that_starts_again_is_found_by_containers_that_are_there,
         attacks::server::shared_memory_is_common_to_a_card_only_where_the_driver_needs_it,
         attacks::server::a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_set_right,
@@ -63,7 +65,7 @@ async fn server_of(cluster: &Cluster, ns: &str, name: &str) -> Result<PathBuf> {
     Ok(Path::new(container::MPS).join(card))
 }
 
-pub(crate) async fn what_root_in_a_container_does_to_the_pipe_directory_ends_there(
+pub(crate) async fn root_in_a_container_changes_nothing_in_the_pipe_directory(
     cluster: &mut Cluster,
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
@@ -71,41 +73,40 @@ pub(crate) async fn what_root_in_a_container_does_to_the_pipe_directory_ends_the
     tenant(cluster, &ns, "attacker", "2000", "hold").await?;
     tenant(cluster, &ns, "neighbour", "3000", "alloc 500 hold").await?;
     cluster.said(&ns, "neighbour", "main", "alloc").await?;
-    let free = nix::sys::statvfs::statvfs("/run")?.blocks_available();
-    let fill = "cd /run/aliquot/mps/pipe
-        dd if=/dev/zero of=fill bs=65536 count=64 2>/dev/null; stat -c %s fill
-        i=0; while mkdir d$i 2>/dev/null && [ $i -lt 1000 ]; do i=$((i+1)); done; echo $i
-        touch /run/aliquot/mps/x 2>/dev/null && echo written || echo closed
-        rm -r fill d*";
-    let said = shell(cluster, &ns, "attacker", fill).await?;
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let number = |at: usize| -> Result<u64> { Ok(words.get(at).context("no number")?.parse()?) };
-    ensure!(number(0)? <= 1 << 20 && number(1)? <= 64, "it fills {said}");
-    ensure!(words.get(2) == Some(&"closed"), "it writes beside: {said}");
-    let now = nix::sys::statvfs::statvfs("/run")?.blocks_available();
-    ensure!(
-        now.abs_diff(free) < 1024,
-        "the node's /run: {free} to {now}"
-    );
-
-    // What a supervisor that starts could follow, wait for or stumble over.
-    let replace = "cd /run/aliquot/mps/pipe
-        rm nvidia-cuda-mps-control.pid; mkfifo nvidia-cuda-mps-control.pid
-        mv control c; mkdir control; ln -s /dev/zero log; ls";
-    shell(cluster, &ns, "attacker", replace).await?;
+    let pipe = server_of(cluster, &ns, "attacker").await?.join("pipe");
+    let files = || -> Result<BTreeSet<OsString>> {
+        let entries = fs::read_dir(&pipe)?;
+        Ok(entries
+            .map(|entry| Ok(entry?.file_name()))
+            .collect::<Result<_>>()?)
+    };
+    let before = files()?;
+    // What would fill the node's `/run`, take other tenants' connections, or be in the way of a
+    // supervisor that starts.
+    for change in [
+        "touch x",
+        "mkdir x",
+        "rm control",
+        "mv control c",
+        "rm nvidia-cuda-mps-control.pid",
+        "mkfifo f",
+        "ln -s /dev/zero l",
+        "touch ../x",
+        "mount -o remount,rw /run/aliquot/mps/pipe",
+    ] {
+        let tried = format!("cd /run/aliquot/mps/pipe && {change} 2>/dev/null && echo changed; :");
+        let said = shell(cluster, &ns, "attacker", &tried).await?;
+        ensure!(!said.contains("changed"), "it can {change}");
+    }
+    ensure!(files()? == before, "{before:?} are {:?}", files()?);
     let gpus = cluster.gpus.as_mut().context("no GPUs")?;
     gpus.mps.kill().await?;
     gpus.mps.start_again()?;
-    // Existing processes keep their memory; a new one waits until both are gone.
-    let beside = cluster.pods(&ns).get("neighbour").await?;
-    let ended = serde_json::to_string(&beside.status)?.contains("terminated");
-    ensure!(!ended, "the neighbour has ended");
-    cluster.delete_pod(&ns, "attacker").await?;
-    cluster.delete_pod(&ns, "neighbour").await?;
-    tenant(cluster, &ns, "after", "2000", "hold").await?;
-    until("the next share works", Duration::from_secs(10), || {
-        allocates(cluster, &ns, "after")
-    })
+    until(
+        "the neighbour's next process",
+        Duration::from_secs(10),
+        || allocates(cluster, &ns, "neighbour"),
+    )
     .await
 }
 
@@ -220,7 +221,7 @@ pub(crate) async fn a_command_of_a_tenant_is_told_and_a_raise_below_one_gib_is_s
     }
     let log = server_of(cluster, &ns, "attacker")
         .await?
-        .join("log/control.log");
+        .join("log/daemon.log");
     let last = |verb: &str| -> Result<String> {
         let text = fs::read_to_string(&log)?;
         let mut commands = text

@@ -10,7 +10,7 @@ use api::Mode;
 /// clients of a server before they use up its share.
 pub(super) const CONTEXT: u64 = 32;
 /// Drivers whose rules differ: clients of a server (48, 60 from 590), `/dev/shm` (needed before
-/// 580), what an entry for another card does to limits (615).
+/// 580), limits of cgroups (615).
 pub(super) const DRIVERS: [&str; 3] = ["570.172.08", "590.44.01", "615.71.09"];
 
 /// What becomes of a tenant's appetite.
@@ -194,18 +194,12 @@ pub(super) const TABLE: [Row; 15] = [
         Decides::Neighbour,
         [Held, Killed(7932), Held, ALL],
     ),
-    Row {
-        newer: Some([
-            [Held, Killed(7932), Held, ALL],
-            [Killed(48_032), Killed(48_032), ALL, ALL],
-        ]),
-        ..row(
-            "raises the limit and adds one for a card that it does not have",
-            "env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=30000M,63=1M",
-            Decides::Both,
-            [Held, Killed(7932), Held, ALL],
-        )
-    },
+    row(
+        "sets a limit in its environment that the driver does not understand, such as one for a card that it does not have",
+        "env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=30000M,63=1M",
+        Decides::Neighbour,
+        [Killed(48_032), Killed(48_032), ALL, ALL],
+    ),
     row(
         "forks three processes, each with less than the share",
         "fork 3 1500",
