@@ -7,7 +7,7 @@ use super::state::{Complaint, Note};
 use crate::inventory::{GpuUuid, Inventory, Stranger};
 use crate::ledger::{Front, HolderKey, Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
-use crate::nvml::{Sample, Watched};
+use crate::nvml::{Process, Sample, Watched};
 use crate::pods::Standing;
 use crate::termination::Termination;
 use crate::watchdog::{self, Allowance, Finding, ShareProcess, ViolationKind, Watchdog, is_of};
@@ -26,6 +26,8 @@ const LEFTOVER_GRACE: Duration = Duration::from_millis(1500);
 const STRANGER_GRACE: Duration = Duration::from_secs(3);
 /// Between two actions against the same.
 const AGAIN: Duration = Duration::from_secs(2);
+/// For so long at least a container's complaint says that its server broke.
+const TOLD: Duration = Duration::from_secs(10);
 /// How long an evicted pod may take to end: Kubernetes' default grace period. The tenant sets
 /// the pod's own, and must not hold memory of others for as long as it likes.
 const EVICTION_GRACE: Duration = Duration::from_secs(30);
@@ -55,6 +57,10 @@ struct BrokenServer {
     clients: BTreeSet<u32>,
     acted: Option<Instant>,
     mended: bool,
+    /// Containers that had clients of it.
+    lost: BTreeSet<HolderKey>,
+    /// What is said of them.
+    text: String,
 }
 
 /// A process without a grant.
@@ -315,21 +321,43 @@ impl Core {
     ) {
         // The supervisor's list may lack new clients, and the latest sample clients that have just
         // ended.
+        let shares = self.ledger.shares();
+        let its: Vec<&Share> = shares
+            .filter(|share| server_name(share).as_ref() == Some(&server.name))
+            .collect();
         let sampled = self.guard.recent.iter().flat_map(|sample| &sample.cards);
-        let sampled = sampled.flat_map(|card| &card.processes);
-        let came_last = sampled
-            .filter(|process| {
-                self.ledger.shares().any(|share| {
-                    server_name(share).as_ref() == Some(&server.name)
-                        && is_of(process, share, &self.ledger)
-                })
-            })
-            .map(|process| process.pid);
+        let sampled: Vec<&Process> = sampled.flat_map(|card| &card.processes).collect();
+        let of_its =
+            |process: &Process| its.iter().any(|share| is_of(process, share, &self.ledger));
+        let came_last = sampled.iter().filter(|process| of_its(process));
         let listed = before.clients.iter().chain(&server.clients);
-        let clients = listed.map(|client| client.pid).chain(came_last);
+        let clients: BTreeSet<u32> = listed
+            .map(|client| client.pid)
+            .chain(came_last.map(|process| process.pid))
+            .collect();
+        let had_clients = |share: &&&Share| {
+            let cards = share.gpus.iter();
+            let read = cards.flat_map(|card| self.builder.processes(card));
+            let mut seen = read.chain(sampled.iter().copied());
+            seen.any(|process| {
+                clients.contains(&process.pid) && is_of(process, share, &self.ledger)
+            })
+        };
+        let blamed = self.blamed(server);
+        let how = match (server.phase(), blamed.as_str()) {
+            (ServerPhase::ServerFault, "unknown") => "faulted".to_owned(),
+            (ServerPhase::ServerFault, pod) => format!("faulted, by a process of pod {pod}"),
+            _ => "ended".to_owned(),
+        };
         let broken = BrokenServer {
             since: now,
-            clients: clients.collect(),
+            lost: its
+                .iter()
+                .filter(had_clients)
+                .map(|share| share.key())
+                .collect(),
+            text: format!("lost its work on the GPU: its MPS server {how}"),
+            clients,
             acted: None,
             mended: false,
         };
@@ -339,7 +367,7 @@ impl Core {
                 ServerPhase::ServerFault => "ServerFault",
                 _ => "Ended",
             },
-            blamed: self.blamed(server),
+            blamed,
             reason: server.reason.clone(),
         }));
         self.guard.broken.insert(server.name.clone(), broken);
@@ -377,7 +405,7 @@ impl Core {
                 // A server that no share needs any more does not come back.
                 let mut shares = self.ledger.shares();
                 let needed = shares.any(|share| server_name(share).as_ref() == Some(name));
-                return needed && !broken.mended;
+                return needed && !(broken.mended && now >= broken.since + TOLD);
             }
             let due = broken
                 .acted
@@ -540,6 +568,13 @@ impl Core {
                 let mut servers = self.mps.seen.servers.iter();
                 servers.find(|s| s.name == name)
             });
+            let broken = server_name(share).and_then(|name| self.guard.broken.get(&name));
+            if let Some(broken) = broken.filter(|broken| broken.lost.contains(&share.key())) {
+                return Some(Complaint {
+                    text: broken.text.clone(),
+                    evict: false,
+                });
+            }
             if let Some(server) = server.filter(|server| !server.tampered.is_empty()) {
                 return Some(Complaint {
                     text: format!("its MPS server was changed by others: {}", server.tampered),

@@ -260,7 +260,7 @@ async fn the_node_says_what_its_cards_have() {
     let machine = Machine::new(2).await;
     let nodes: Api<Node> = Api::all(machine.client.clone());
     // A T4: 15360 MiB, 258 of the driver's, 64 for the MPS server.
-    let expected = (2 * (15_360 - 258 - 64)).to_string();
+    let expected = (2 * (15_360 - 258 - 80)).to_string();
     until("the opaque capacities", || async {
         let node = nodes.get("n1").await.unwrap();
         let capacity = node.status?.capacity?;

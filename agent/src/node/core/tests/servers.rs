@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::inventory::ComputeMode;
+use crate::ledger::HolderKey;
 use crate::node::state::Pool;
 use crate::nvml::{CardSample, UnreadableCard};
 use crate::reconcile::Limited;
@@ -210,6 +211,64 @@ fn a_client_that_came_and_went_between_two_looks_at_its_server_is_ended_with_the
         .flatten()
         .collect();
     assert_eq!(ended, [7]);
+}
+
+#[test]
+fn who_lost_work_by_a_fault_is_told_whose_process_it_was_for_ten_seconds() {
+    let mut world = World::new();
+    let mut core = world.started();
+    for n in 1..=3 {
+        for one in [
+            Step::Bind(n, false, 0, 100),
+            Step::Allocate(n),
+            Step::PreStart(n),
+        ] {
+            step(&mut world, &mut core, &one);
+        }
+    }
+    // The third one has no program on the card.
+    let busy = BTreeMap::from([(0, vec![client(7, "u1"), client(8, "u2")])]);
+    world.tell(&mut core, Event::Observed(Arc::new(observation(&busy))));
+    world.tell(&mut core, seen(0));
+    let mut faulted = observed(1, 1, 1);
+    faulted.servers[0].clients = vec![
+        proto::mps::Client {
+            pid: 7,
+            server_pid: 70,
+        },
+        proto::mps::Client {
+            pid: 8,
+            server_pid: 70,
+        },
+    ];
+    faulted.servers[0].set_phase(ServerPhase::ServerFault);
+    faulted.servers[0].blamed_pid = 8;
+    let effects = core.apply(Event::MpsSeen(faulted), world.now);
+    let named = |pod: &str| {
+        core.ledger
+            .shares()
+            .find(|share| share.pod.uid == pod)
+            .unwrap()
+    };
+    let (first, second) = (named("u1"), named("u2"));
+    let (keys, faulter) = ([first.key(), second.key()], second.pod.to_string());
+    assert!(effects.iter().any(|effect| matches!(effect,
+        Effect::Tell(Note::ServerBroke { blamed, .. }) if *blamed == faulter)));
+    let told = |core: &Core| -> Vec<(HolderKey, String)> {
+        let all = core.state().complaints.into_iter();
+        all.map(|(key, complaint)| (key, complaint.text)).collect()
+    };
+    let text =
+        format!("lost its work on the GPU: its MPS server faulted, by a process of pod {faulter}");
+    assert_eq!(told(&core), keys.map(|key| (key, text.clone())));
+    world.tell(&mut core, Event::MpsSeen(observed(1, 2, 1)));
+    for (later, lines) in [(9, 2), (2, 0)] {
+        world.now += Duration::from_secs(later);
+        let mut look = observation(&BTreeMap::new());
+        look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
+        world.tell(&mut core, Event::Observed(Arc::new(look)));
+        assert_eq!(told(&core).len(), lines, "{later}");
+    }
 }
 
 #[test]
