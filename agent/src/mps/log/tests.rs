@@ -165,7 +165,7 @@ fn a_server_says_its_limit_to_the_mib() {
     scene.heard(&limited(42, 1, 3001 << 20));
     assert_eq!(scene.log.limit_of(42, 2), None);
     scene.log.forget_limits();
-    assert_eq!(scene.log.limit_of(42, 1), None);
+    assert_eq!(scene.log.limit_of(43, 1), None, "it is set again");
     // Half a line is no line.
     let line = limited(142, 0, 2000 << 20);
     scene.heard(&line[..line.len() - 3]);
