@@ -87,7 +87,7 @@ async fn what_the_cards_cannot_honour_is_refused_with_the_figure() {
     assert_eq!(
         refused(&machine, &entry).await,
         format!(
-            "card {card} has 5038 MiB left of 15038 MiB grantable, 10000 MiB are granted to this container"
+            "card {card} has 5022 MiB left of 15022 MiB grantable, 10000 MiB are granted to this container"
         )
     );
     // Neither may hold the card whole.

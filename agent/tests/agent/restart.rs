@@ -108,8 +108,8 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
     assert!(!plans.is_empty() && plans.iter().all(kept), "{plans:?}");
     let second = machine.admit("waiting", &waiting).await;
     machine.kubelet.pre_start(&second).await.unwrap();
-    // What is held is still held: 15038 - 5000 is left of card 0.
-    let third = machine.share_pod("third", 0, 10_039).await;
+    // What is held is still held: 15022 - 5000 is left of card 0.
+    let third = machine.share_pod("third", 0, 10_023).await;
     let third = machine.admit("third", &third).await;
     assert!(
         machine
