@@ -102,6 +102,8 @@ pub struct Daemon {
     servers: Vec<Process>,
     /// What it and its servers write.
     log: DaemonLog,
+    /// A server wrote something since that was last asked.
+    server_wrote: bool,
     driver_version: String,
     mode_faults: u32,
     generation: u64,
@@ -139,6 +141,7 @@ impl Daemon {
             name: name.to_owned(),
             spec,
             log: DaemonLog::begin(place.log_file()),
+            server_wrote: false,
             place,
             tools,
             machine,
@@ -215,14 +218,15 @@ impl Daemon {
             .on(self.start.elapsed(), Event::Desired(order.desired));
     }
 
-    /// Reads the log on, and reports a command that was not ours to the machine. Returns whether
-    /// a server wrote something.
-    fn listen(&mut self) -> bool {
+    /// Reads the log on, and reports a command that was not ours and a client that faulted to the
+    /// machine.
+    fn listen(&mut self) {
         let Heard {
             foreign,
             server_wrote,
             faulter,
         } = self.log.look();
+        self.server_wrote |= server_wrote;
         if let Some(pid) = faulter {
             let event = Event::ClientFaulted(pid);
             self.machine.on(self.start.elapsed(), event);
@@ -237,7 +241,6 @@ impl Daemon {
             let event = Event::Driven(what, foreign.sets);
             self.machine.on(self.start.elapsed(), event);
         }
-        server_wrote
     }
 
     async fn act(&mut self, action: Action) -> Event {
@@ -458,7 +461,8 @@ impl Daemon {
         let processes = &self.tools.processes;
         let before = self.servers.len();
         self.servers.retain(|server| processes.lives(*server));
-        self.listen() || self.servers.len() < before
+        self.listen();
+        std::mem::take(&mut self.server_wrote) || self.servers.len() < before
     }
 
     fn remember(&mut self, sight: &ProbeResult) {

@@ -36,6 +36,9 @@ async fn a_granted_share_gets_its_card_its_limit_and_its_guard() {
         machine.env(&entry, "CUDA_MPS_PIPE_DIRECTORY").unwrap(),
         "/run/aliquot/mps/pipe"
     );
+    // Frameworks size their pools by the card's total where nothing tells them otherwise.
+    let hint = machine.env(&entry, "XLA_CLIENT_MEM_FRACTION").unwrap();
+    assert_eq!(hint, "0.0968", "2000 less the context's 512, of 15360");
     let spec = machine.cdi(&entry).unwrap();
     let edits = &spec["devices"][0]["containerEdits"];
     let nodes: Vec<&str> = edits["deviceNodes"]

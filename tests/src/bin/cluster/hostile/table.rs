@@ -10,8 +10,8 @@ use api::Mode;
 /// clients of a server before they use up its share.
 pub(super) const CONTEXT: u64 = 32;
 /// Drivers whose rules differ: clients of a server (48, 60 from 590), `/dev/shm` (needed before
-/// 580), limits of cgroups (615).
-pub(super) const DRIVERS: [&str; 3] = ["570.172.08", "590.44.01", "615.71.09"];
+/// 580).
+pub(super) const DRIVERS: [&str; 2] = ["570.172.08", "615.71.09"];
 
 /// What becomes of a tenant's appetite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +112,8 @@ pub(super) struct Row {
     pub(super) before: &'static str,
     decides: Decides,
     outcomes: [Outcome; 4],
-    /// Instead of them under 590 and 615, where a rule of the driver decides.
-    newer: Option<[[Outcome; 4]; 2]>,
+    /// Instead of them under 615, where a rule of the driver decides.
+    newer: Option<[Outcome; 4]>,
     /// The agent undoes what it changed within some 250 ms: a process that starts later than that
     /// is held at its share.
     undone: bool,
@@ -207,7 +207,7 @@ pub(super) const TABLE: [Row; 15] = [
         [Killed(4596); 4],
     ),
     Row {
-        newer: Some([[Killed(1888), Killed(1888), Clients(60), Killed(2048)]; 2]),
+        newer: Some([Killed(1888), Killed(1888), Clients(60), Killed(2048)]),
         ..row(
             "starts 64 processes that hold a context each",
             "clients 64",
@@ -258,10 +258,8 @@ impl Row {
 
     /// What comes of it in a column under a driver, by their positions.
     pub(super) fn outcome(&self, column: usize, driver: usize) -> Outcome {
-        match (self.newer, driver.checked_sub(1)) {
-            (Some(newer), Some(at)) => newer[at][column],
-            _ => self.outcomes[column],
-        }
+        let newer = self.newer.filter(|_| driver > 0);
+        newer.unwrap_or(self.outcomes)[column]
     }
 
     /// Whether it is run there.
