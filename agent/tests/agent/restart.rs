@@ -118,7 +118,7 @@ async fn an_agent_that_was_killed_rebuilds_what_it_knew_and_touches_nothing() {
             .await
             .unwrap_err()
             .message()
-            .contains("10038 MiB left")
+            .contains("10022 MiB left")
     );
 }
 
