@@ -132,7 +132,7 @@ impl fmt::Display for Mode {
 pub enum Fence {
     /// The driver's memory limit on the container's cgroup.
     DriverLimit,
-    /// An MPS server's default that the tenant cannot raise.
+    /// An MPS server's default, which is the share's own limit.
     ServerLimit,
     /// An MPS client limit per process.
     ClientLimit,

@@ -91,8 +91,6 @@ pub struct Machine {
     starts: u32,
     verified: Option<Time>,
     blamed: u32,
-    /// The client that a server named before its fault was seen.
-    faulter: Option<u32>,
     losses: u32,
     /// Its daemon ended while a server of it was up; whether that lives is not known yet.
     orphaned: bool,
@@ -141,7 +139,6 @@ impl Machine {
             starts: 0,
             verified: None,
             blamed: 0,
-            faulter: None,
             losses: 0,
             orphaned: false,
             tampered: String::new(),
@@ -333,8 +330,7 @@ impl Machine {
                 self.tampered = what;
             }
             Event::Driven(what, false) => self.tampered = what,
-            Event::ClientFaulted(pid) if matches!(self.phase, Phase::Fault) => self.blamed = pid,
-            Event::ClientFaulted(pid) => self.faulter = Some(pid),
+            Event::ClientFaulted(pid) => self.blamed = pid,
             Event::Leftovers(tenants, _) if std::mem::take(&mut self.hung) => {
                 if tenants.is_empty() {
                     // No client loses anything, and no new one could start.
@@ -556,13 +552,12 @@ impl Machine {
         if (ended || faulted) && matches!(self.desired, Desired::Wanted(_) | Desired::Unknown) {
             self.losses = self.losses.saturating_add(1);
         }
-        if faulted {
-            // Where the server did not name it, an only client is the one.
-            let only = match &self.sight.clients[..] {
+        if faulted && self.blamed == 0 {
+            // The server did not name it: an only client is the one.
+            self.blamed = match &self.sight.clients[..] {
                 [only] if sight.clients.iter().all(|client| client == only) => only.pid,
                 _ => 0,
             };
-            self.blamed = self.faulter.take().unwrap_or(only);
         }
         self.sight = sight;
         self.known = true;
@@ -579,6 +574,7 @@ impl Machine {
         } else if active {
             self.reason.clear();
             if !matches!(self.phase, Phase::Ready { .. }) {
+                self.blamed = 0;
                 self.phase = Phase::Ready { since: now };
             }
         } else if !matches!(self.desired, Desired::Wanted(_)) {

@@ -10,11 +10,12 @@ use aliquot_tests::share::{IMAGE, pod};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use kube::api::ListParams;
+use proto::names::dra;
 use serde_json::{Value, json};
 
 use super::{
-    claim_pod, container_of, gpus, ledger_is, manifest, template, waits, with_driver,
-    with_driver_on,
+    claim_pod, container_of, device_until, gpus, ledger_is, manifest, tainted, template, waits,
+    with_driver, with_driver_on,
 };
 use crate::bench::{bound, histogram, median, millis, time_one};
 use crate::modes::policy;
@@ -199,6 +200,11 @@ pub(crate) async fn from_annotations_to_claims_and_back_nothing_that_runs_is_tou
         let before = container_of(cluster, ns, "granted").await?;
         serves_claims(cluster, true).await?;
         done(cluster, ns, std::slice::from_ref(to_claims)).await?;
+        // The slice of the agent before last shows the card free until this one has written its.
+        device_until(cluster, "closed to claims", |device| {
+            tainted(device, dra::TAINT_FRONT)
+        })
+        .await?;
         claim_pod(cluster, ns, "claimed", "2000Mi", "report hold").await?;
         waits(cluster, ns, "claimed").await?;
         ensure!(
