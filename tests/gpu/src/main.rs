@@ -370,8 +370,10 @@ fn publish(ask: &AskArgs, machine: &Machine, parts: &[Part], took: Duration) -> 
     } else {
         out.clone()
     };
-    std::fs::write(&file, report::page(&title, &facts, parts))
-        .with_context(|| file.display().to_string())?;
+    // The folder of the tree on this machine is no part of the page.
+    let here = format!("{}/", std::env::current_dir()?.display());
+    let page = report::page(&title, &facts, parts).replace(&here, "");
+    std::fs::write(&file, page).with_context(|| file.display().to_string())?;
     let _ = writeln!(std::io::stdout(), "\nwritten to {}", file.display());
     Ok(())
 }
