@@ -159,7 +159,7 @@ fn read_from(log: &Path, offset: u64, most: u64, into: &mut Vec<u8>) -> io::Resu
 }
 
 /// `[2026-11-27 11:33:57.500 Server   520] …`: the server's pid, and what it says.
-fn of_server(line: &str) -> Option<(u32, &str)> {
+pub fn of_server(line: &str) -> Option<(u32, &str)> {
     let (head, said) = line.strip_prefix('[')?.split_once("] ")?;
     let mut words = head.split_whitespace().rev();
     let pid = answer::number(words.next()?)?;
@@ -167,7 +167,7 @@ fn of_server(line: &str) -> Option<(u32, &str)> {
 }
 
 /// `Client {PID: 2503, Context: 1} encountered a fatal GPU error.`
-fn faulter(said: &str) -> Option<u32> {
+pub fn faulter(said: &str) -> Option<u32> {
     let client = said.strip_suffix(" encountered a fatal GPU error.")?;
     let (pid, _) = client.strip_prefix("Client {PID: ")?.split_once(',')?;
     answer::number(pid)

@@ -536,14 +536,8 @@ impl Machine {
     fn seen(&mut self, now: Time, sight: ProbeResult) {
         self.looked = Some(now);
         self.deaf = 0;
-        let fault = sight
-            .servers
-            .iter()
-            .any(|(_, status)| *status == ServerStatus::Fault);
-        let active = sight
-            .servers
-            .iter()
-            .any(|(_, status)| *status == ServerStatus::Active);
+        let has = |wanted| sight.servers.iter().any(|(_, status)| *status == wanted);
+        let (fault, active) = (has(ServerStatus::Fault), has(ServerStatus::Active));
         let was_up = |(pid, status): &(u32, ServerStatus)| {
             *status == ServerStatus::Active && !sight.servers.iter().any(|(now, _)| now == pid)
         };

@@ -21,7 +21,7 @@ use tracing::warn;
 const MAX_LOG_BYTES: u64 = 4 << 20;
 /// What the daemon and its servers write.
 const DAEMON_LOG: &str = "daemon.log";
-/// A pipe directory holds five sockets and small files.
+/// A pipe directory holds sockets, a FIFO and small files.
 const PIPE_OPTIONS: &str = "size=1m,nr_inodes=64,mode=755";
 /// It holds one folder.
 const TENANT_OPTIONS: &str = "size=16k,nr_inodes=8,mode=755";

@@ -159,7 +159,7 @@ impl State {
 
     /// A server goes into FAULT as if a client of it had faulted.
     pub fn fault_whole_server(&mut self, server: ConnId) -> Result<(), Refusal> {
-        self.server_mut(server)?;
+        self.server_mut(server)?.faulter = 0;
         let cards: Vec<CardId> = (0..self.cards.len()).collect();
         self.fault_server(server, &cards, CudaError::IllegalAddress);
         Ok(())

@@ -156,7 +156,7 @@ fn start(
         std::thread::spawn(move || accept_all(&listener, &daemon));
     }
     let _ = std::fs::write(pipe.join("control_lock"), []);
-    drain(&pipe.join("log"))?;
+    super::log::discard(&pipe.join("log"))?;
     let pid = std::process::id();
     std::fs::write(pipe.join("nvidia-cuda-mps-control.pid"), format!("{pid}\n"))
         .map_err(|e| e.to_string())?;
@@ -179,21 +179,6 @@ fn start(
         .log
         .control(&format!("CUDA MPS Control binary version: {version}"));
     Ok(daemon)
-}
-
-/// The FIFO that every user may write to, and whose lines appear in no log (driver 580.159.04).
-fn drain(path: &Path) -> Result<(), String> {
-    let failed = |e: &dyn std::fmt::Display| format!("Failed to make {}: {e}", path.display());
-    let _ = std::fs::remove_file(path);
-    nix::unistd::mkfifo(path, nix::sys::stat::Mode::empty()).map_err(|e| failed(&e))?;
-    let all = std::fs::Permissions::from_mode(0o777);
-    std::fs::set_permissions(path, all).map_err(|e| failed(&e))?;
-    // Open for writing too, so that it has no end.
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.read(true).write(true).open(path);
-    let mut file = file.map_err(|e| failed(&e))?;
-    std::thread::spawn(move || std::io::copy(&mut file, &mut std::io::sink()));
-    Ok(())
 }
 
 fn accept_all(listener: &UnixListener, daemon: &Arc<Daemon>) {

@@ -5,9 +5,10 @@
 //! have a file each, `control.log` and `server.log` (seen on driver 580.159.04). Must never: fail
 //! its caller; a full disk loses lines, as it does for the real daemon.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -53,6 +54,21 @@ fn write(file: &Mutex<Option<File>>, line: &str) {
     if let Some(file) = file.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
         let _ = file.write_all(line.as_bytes());
     }
+}
+
+/// The FIFO that every user may write to, and whose lines appear in no log (driver 580.159.04).
+pub(super) fn discard(path: &Path) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| format!("Failed to make {}: {e}", path.display());
+    let _ = std::fs::remove_file(path);
+    nix::unistd::mkfifo(path, nix::sys::stat::Mode::empty()).map_err(|e| failed(&e))?;
+    let all = Permissions::from_mode(0o777);
+    std::fs::set_permissions(path, all).map_err(|e| failed(&e))?;
+    // Open for writing too, so that it has no end.
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).open(path);
+    let mut file = file.map_err(|e| failed(&e))?;
+    std::thread::spawn(move || std::io::copy(&mut file, &mut std::io::sink()));
+    Ok(())
 }
 
 /// A log line of now.

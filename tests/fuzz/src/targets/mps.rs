@@ -78,7 +78,15 @@ fn run(input: &[u8]) {
         assert_eq!(clients.len() + 1, lines.len(), "{lines:?}");
         assert!(clients.iter().all(|client| client.server_pid == 7));
     }
-    for (device, limit) in lines.iter().filter_map(|line| log::limit(line).flatten()) {
+    let of_servers = lines.iter().filter_map(|line| log::of_server(line));
+    for (server, said) in of_servers {
+        assert!(text.contains(&server.to_string()), "{server} of {text:?}");
+        if let Some(pid) = log::faulter(said) {
+            assert!(said.contains(&pid.to_string()), "{pid} of {said:?}");
+        }
+        let Some((device, limit)) = log::limit(said).flatten() else {
+            continue;
+        };
         let bytes = format!("{:x} bytes", limit.0 << 20);
         assert!(
             text.to_ascii_lowercase().contains(&bytes),
