@@ -61,7 +61,7 @@ impl Demo {
         assert!(status.success());
     }
 
-    /// Every page, once shares run.
+    /// Every page, once the pod with a whole card and the three shares run.
     fn scrape(&self) -> String {
         let deadline = Instant::now() + Duration::from_mins(1);
         let (mut seen, mut faulted) = (String::new(), false);
@@ -78,7 +78,7 @@ impl Demo {
             let pages = targets.iter().map(|target| page(target.as_str().unwrap()));
             seen = pages.flatten().collect();
             let count = |needle: &str| seen.matches(needle).count();
-            if count("aliquot_share_running{") == 3
+            if count("aliquot_share_running{") == 4
                 && count("aliquot_share_fence{") >= 2
                 && seen.contains("kai_queue_fair_share_gpu{")
                 && seen.contains("aliquot_scheduler_reasons_total{")
@@ -92,7 +92,7 @@ impl Demo {
                 }
             }
         }
-        panic!("the demo never exports its shares:\n{seen}");
+        panic!("the demo never exports its four pods:\n{seen}");
     }
 }
 
