@@ -66,7 +66,7 @@ impl Core {
         let events = snapshot::events(&self.state);
         let contradictions = std::mem::take(&mut self.state.contradictions);
         *self = Self::new(config);
-        // The settings changed: which pod made which leave counts no more.
+        // The settings changed: other jobs may be entitled now.
         let still = |event: &Event| !matches!(event, Event::Evicted(_));
         for event in events.into_iter().filter(still) {
             // Their unusable parts were reported when they arrived.

@@ -93,8 +93,7 @@ pub enum Event {
     Backoff(Backoff),
     /// Only in snapshots: until when nothing new is put on a card.
     CardPause(CardPause),
-    /// Only in snapshots: pods that were evicted for a job, until something changes that was
-    /// not decided here.
+    /// Only in snapshots: pods were evicted for a job.
     Evicted(Evicted),
     /// Only in snapshots: a search for victims that was cut short, and waits for its turn.
     Rest(Rest),
@@ -113,18 +112,18 @@ pub struct Namespace {
     pub labels: Labels,
 }
 
-/// Pods of one job were evicted for another. That job evicts more of them only once it has
-/// more active pods, or where none has come back.
+/// Pods were evicted for a job. Until it has more active pods, none is evicted for it before a pause
+/// has passed, which doubles with each decision that gains it none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evicted {
     /// The job that room was made for.
     pub by: GroupName,
-    /// The job that lost pods.
-    pub of: GroupName,
-    /// How many pods with a place the former had at the end of that decision, at most.
+    /// How many pods with a place it had at the end of that decision.
     pub active: u32,
-    /// How many the latter was left with, at least.
-    pub left: u32,
+    /// How many such decisions there were in a row, each of which found it with no more.
+    pub times: u32,
+    /// The end of the pause.
+    pub until: Time,
 }
 
 /// A job's search for victims was cut short.

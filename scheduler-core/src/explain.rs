@@ -28,8 +28,9 @@ pub struct Explanation {
     pub line: Arc<str>,
     /// Each node, in order of name. Empty for a pod that does not wait.
     pub nodes: Vec<NodeVerdict>,
-    /// A line per pod that was to make room for this one's group and may not be evicted now;
-    /// at most eight. Empty for a pod that does not wait.
+    /// A line per pod that was to make room for this one's group and may not be evicted now; at
+    /// most eight. Before them, that no pod is evicted for the group for a while, where evictions
+    /// have gained it nothing. Empty for a pod that does not wait.
     pub spared: Vec<Arc<str>>,
 }
 
@@ -210,9 +211,10 @@ pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -
 }
 
 fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
-    let Some(job) = job.and_then(|job| state.jobs.get(job)) else {
+    let Some((key, job)) = job.and_then(|key| Some((key, state.jobs.get(key)?))) else {
         return Vec::new();
     };
+    let pause = cycle::pause_line(state, key).map(Arc::from);
     let spared = state.task_pauses.iter().map(|(_, task)| *task);
     let spared = spared.filter(|task| state.is_eviction_postponed(*task));
     let lines = spared.filter_map(|task| {
@@ -226,7 +228,7 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
         let (namespace, name) = (&row.facts.namespace, &row.name);
         Some(format!("pod {namespace}/{name} may not be evicted now: {why}").into())
     });
-    lines.take(SPARED).collect()
+    pause.into_iter().chain(lines.take(SPARED)).collect()
 }
 
 #[cfg(test)]
@@ -274,6 +276,34 @@ mod tests {
             assert!(told[0].starts_with("pod default/low may not be evicted now: a budget"));
             assert!(spared("other").is_empty());
         }
+    }
+
+    /// Its owner is told, other owners are not.
+    #[test]
+    fn a_job_for_which_pods_were_evicted_in_vain_is_said_to_wait() {
+        let mut core = Core::new(Config::verified());
+        let cluster = "tick 2000\nqueue q\npod high queue=q gpus.main=1\npod other queue=q gpus.main=1\n\
+            evicted pod:high active=0 times=3 until=5000\n";
+        for event in text::read(cluster).expect("a cluster") {
+            core.apply(event);
+        }
+        let told = |core: &Core, pod: &str| {
+            let explanation = core.explain(&PodUid::new(pod)).expect("it is there");
+            explanation
+                .spared
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        core.decide(Time(2000));
+        let [line] = told(&core, "high").try_into().expect("one line");
+        assert_eq!(
+            line,
+            "pods were evicted for this workload 3 times in a row, and it runs no more pods than before: no pod is evicted for it for 4 s"
+        );
+        assert!(told(&core, "other").is_empty());
+        core.decide(Time(5000));
+        assert!(told(&core, "high").is_empty());
     }
 
     /// Eight nodes with eight cards of two sizes, on which 1000 MiB are left, or nothing.

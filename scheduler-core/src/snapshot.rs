@@ -125,13 +125,13 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             .iter()
             .filter_map(|key| life(state, *key)),
     );
-    // Last: everything else ends them.
-    events.extend(state.evicted.iter().map(|((by, of), evicted)| {
+    // After the queues, which end them.
+    events.extend(state.evicted.iter().map(|(by, last)| {
         Event::Evicted(Evicted {
             by: by.clone(),
-            of: of.clone(),
-            active: evicted.active,
-            left: evicted.left,
+            active: last.active,
+            times: last.times,
+            until: last.until,
         })
     }));
     events.extend(state.search_backoffs.iter().map(|((of, cause), rest)| {

@@ -5,7 +5,6 @@
 mod group;
 mod node;
 mod outcome;
-mod outside;
 mod pod;
 mod queue;
 
@@ -19,7 +18,6 @@ use crate::state::rows::{Evicted, Rest};
 /// Takes one event in.
 pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let (outside, wake_version) = (outside::is_from_outside(state, &event), state.wake_version);
     match event {
         // Handled by the core itself, which is rebuilt.
         Event::Config(_) => {}
@@ -100,9 +98,13 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Backoff(backoff) => outcome::backoff(state, backoff, &mut problems),
         Event::CardPause(pause) => outcome::card_pause(state, pause, &mut problems),
         Event::Evicted(evicted) => {
-            let (active, left) = (evicted.active, evicted.left);
-            let pair = (evicted.by, evicted.of);
-            state.evicted.insert(pair, Evicted { active, left });
+            let (active, times, until) = (evicted.active, evicted.times, evicted.until);
+            let last = Evicted {
+                active,
+                times,
+                until,
+            };
+            state.evicted.insert(evicted.by, last);
         }
         Event::Rest(rest) => {
             let (until, allowance) = (rest.until, rest.steps);
@@ -115,8 +117,5 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
     }
     state.settle_subjects();
-    if outside && state.wake_version != wake_version {
-        state.evicted.clear();
-    }
     problems
 }

@@ -66,6 +66,12 @@ fn postpone_eviction(
     in_favour_of: Option<GroupName>,
     reason: Arc<str>,
 ) {
+    // It has not been evicted: other victims are tried at once.
+    let favoured = in_favour_of.as_ref();
+    if let Some(last) = favoured.and_then(|job| state.evicted.get_mut(job)) {
+        last.times = last.times.saturating_sub(1);
+        last.until = state.now;
+    }
     let refusals = refusals(state, task);
     let until = Some(state.now.after(pause_length(config, refusals)));
     set_pause(

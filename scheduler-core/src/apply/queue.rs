@@ -40,6 +40,7 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     if moved {
         state.queues_changed();
     }
+    state.evicted.clear();
     state.capacity_grew();
 }
 
@@ -58,6 +59,7 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         state.products_changed();
     }
     state.queues_changed();
+    state.evicted.clear();
     if let Some(key) = key {
         state.release_queue(key);
     }

@@ -1,83 +1,99 @@
-//! Keeps a job from being evicted for the same beneficiary again and again.
+//! Pauses between evictions for a job that gains nothing by them.
 //!
 //! Pods are evicted so that another job, the beneficiary, can start. A third job may take the freed
-//! room first. By KAI's rules alone, the victims could then come back and be evicted again, without
-//! end. So the state records each eviction: its beneficiary, how many active pods the beneficiary
-//! had then, and how many the victim was left with. The job is evicted for the same beneficiary
-//! again only if the beneficiary has more active pods than it had, or the victim no more than it
-//! was left with. A job has a limited number of pods, so these evictions end unless something
-//! outside the scheduler changes.
+//! room first, or the victims may come back and have the beneficiary evicted in turn. KAI's rules
+//! alone allow both without end. So the state records the last decision that evicted for a job: how
+//! many active pods the job had then, and how many such decisions in a row gained it none. Until it
+//! has more, no pod is evicted for it before a pause has passed, which doubles each time. Whatever
+//! else happens in the cluster does not shorten the pause; in a large cluster something always does.
+//! A queue that changes ends all pauses: other jobs may be entitled now.
 
 use super::Cycle;
 use crate::action::Action;
-use crate::ids::GroupName;
+use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::job_row::JobRow;
 use crate::state::rows::{Evicted, JobKey};
+use crate::units::{Duration, Time};
+use std::collections::BTreeSet;
+
+/// The first pause: KAI decides once a second, so evictions that gain something are not slower.
+const FIRST: Duration = Duration::seconds(1);
+/// The longest, and how long nothing may be evicted for a job before it counts from the start.
+const LONGEST: Duration = Duration::seconds(60 * 60);
+
+/// The last evictions for that job, while no more are allowed.
+fn paused(state: &State, job: JobKey) -> Option<Evicted> {
+    if state.evicted.is_empty() {
+        return None;
+    }
+    let row = state.jobs.get(job)?;
+    let last = state.evicted.get(&row.group_name())?;
+    (state.now < last.until && active(state, row) <= last.active).then_some(*last)
+}
+
+/// What the job's owner is told of the pause, where evictions have gained it nothing.
+pub(crate) fn pause_line(state: &State, job: JobKey) -> Option<String> {
+    let last = paused(state, job).filter(|last| last.times > 1)?;
+    let (times, pause) = (last.times, pause_after(last.times).0 / 1000);
+    Some(format!(
+        "pods were evicted for this workload {times} times in a row, and it runs no more pods than before: no pod is evicted for it for {pause} s"
+    ))
+}
+
+/// The pause after as many decisions in a row that evicted and gained the job nothing.
+fn pause_after(times: u32) -> Duration {
+    let doublings = times.saturating_sub(1).min(32);
+    Duration(FIRST.0.saturating_mul(1 << doublings).min(LONGEST.0))
+}
+
+/// How many pods of a job have a place, those of the current decision included.
+fn active(state: &State, row: &JobRow) -> u32 {
+    let active = row.tasks.iter().filter(|task| {
+        let status = state.cell(**task).status;
+        matches!(status, Status::Assumed | Status::Bound | Status::Running)
+    });
+    u32::try_from(active.count()).unwrap_or(u32::MAX)
+}
 
 impl Cycle<'_> {
-    /// The victim was evicted for this job before, has more pods again, and the job has no
-    /// more than then.
-    pub(super) fn was_evicted_for_nothing(&self, job: JobKey, victim: JobKey) -> bool {
-        if self.state.evicted.is_empty() {
-            return false;
-        }
-        let (Some(by), Some(of)) = (self.state.jobs.get(job), self.state.jobs.get(victim)) else {
-            return false;
-        };
-        self.state
-            .evicted
-            .get(&(by.group_name(), of.group_name()))
-            .is_some_and(|before| {
-                self.active(job) <= before.active && self.active(victim) > before.left
-            })
+    /// Until when no pod is evicted for that job; `None`: evictions are allowed.
+    pub(super) fn eviction_pause(&self, job: JobKey) -> Option<Time> {
+        paused(self.state, job).map(|last| last.until)
     }
 
-    /// A job was evicted for this one before.
-    pub(super) fn has_evicted(&self, job: JobKey) -> bool {
-        let Some(row) = self.state.jobs.get(job) else {
-            return false;
-        };
-        let name = row.group_name();
-        let first = (name.clone(), GroupName::new(""));
-        self.state
-            .evicted
-            .range(first..)
-            .next()
-            .is_some_and(|((by, _), _)| *by == name)
-    }
-
-    /// How many of its pods have a place, those of this decision included.
-    fn active(&self, job: JobKey) -> u32 {
-        let tasks = self.state.jobs.get(job).map_or(&[][..], |row| &row.tasks);
-        let active = tasks.iter().filter(|task| {
-            let status = self.state.cell(**task).status;
-            matches!(status, Status::Assumed | Status::Bound | Status::Running)
-        });
-        u32::try_from(active.count()).unwrap_or(u32::MAX)
-    }
-
-    /// Records which job is evicted for which by this decision.
+    /// Records for which jobs this decision evicts.
     pub(super) fn remember_evictions(&mut self) {
-        let mut evicted = Vec::new();
-        for action in &self.decision.actions {
-            if let Action::Evict(evict) = action
-                && let Some(by) = &evict.in_favour_of
-                && let Some(job) = self.state.job_of(by)
-                && let Some(task) = self.state.task_of(&evict.pod)
-                && let Some(victim) = self.state.tasks.get(task).and_then(|row| row.job)
-                && let Some(of) = self.state.jobs.get(victim)
-            {
-                let now = Evicted {
-                    active: self.active(job),
-                    left: self.active(victim),
-                };
-                evicted.push(((by.clone(), of.group_name()), now));
-            }
+        let favoured: BTreeSet<_> = (self.decision.actions.iter())
+            .filter_map(|action| match action {
+                Action::Evict(evict) => evict.in_favour_of.clone(),
+                Action::Bind(_) => None,
+            })
+            .collect();
+        if favoured.is_empty() {
+            return;
         }
-        for (pair, now) in evicted {
-            let known = self.state.evicted.entry(pair).or_insert(now);
-            known.active = known.active.max(now.active);
-            known.left = known.left.min(now.left);
+        let now = self.state.now;
+        self.state
+            .evicted
+            .retain(|_, last| now < last.until.after(LONGEST));
+        for name in favoured {
+            let job = self.state.job_of(&name);
+            let Some(row) = job.and_then(|job| self.state.jobs.get(job)) else {
+                continue;
+            };
+            let active = active(self.state, row);
+            let last = self.state.evicted.get(&name);
+            let times = last
+                .filter(|last| active <= last.active)
+                .map_or(1, |last| last.times.saturating_add(1));
+            let until = now.after(pause_after(times));
+            let last = Evicted {
+                active,
+                times,
+                until,
+            };
+            self.state.evicted.insert(name, last);
         }
     }
 }

@@ -7,9 +7,9 @@
 //!    brought up to date for the jobs that have changed.
 //! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
 //!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
-//!    [`relax`] rules the search out; [`history`] protects victims, and [`search_budget`] limits
-//!    each search. [`empty_nodes`] is ours: it keeps nodes empty where moving pods
-//!    is enough.
+//!    [`relax`] rules the search out; [`history`] pauses evictions that gain nothing, and
+//!    [`search_budget`] limits each search. [`empty_nodes`] is ours: it keeps nodes empty where
+//!    moving pods is enough.
 //!    Where nothing waits, [`scale_down`], ours too, empties a node for an autoscaler.
 //! 4. The final state becomes actions, once: [`plan`], [`commit`].
 //! 5. Promises are reported and released. The next decision makes them again from what is then being
@@ -54,6 +54,7 @@ use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::units::{Duration, Time};
 pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
+pub(crate) use history::pause_line;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
 pub use relax::relaxations;

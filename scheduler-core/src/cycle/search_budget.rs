@@ -59,6 +59,10 @@ impl Cycle<'_> {
         if self.postponed.contains(&job) {
             return SearchOutcome::Postponed;
         }
+        if let Some(until) = self.eviction_pause(job) {
+            self.wake_at(until);
+            return SearchOutcome::CutShort;
+        }
         let key = (name, cause);
         let most = self.config.budget;
         let rest = self.state.search_backoffs.get(&key).copied();

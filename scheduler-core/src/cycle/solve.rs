@@ -181,7 +181,6 @@ impl Cycle<'_> {
         let queue = self.state.jobs.get(job)?.queue?;
         if cause == EvictCause::Consolidation && !self.follows_all_movable(job, rules)
             || self.passed_over.contains(&queue)
-            || self.has_evicted(job)
         {
             return None;
         }
@@ -331,7 +330,6 @@ impl Cycle<'_> {
             *victim != job
                 && !self.is_being_bound(*victim)
                 && !self.has_spared(*victim)
-                && !self.was_evicted_for_nothing(job, *victim)
                 && rules.may_be_victim(self, *victim)
         });
         victims

@@ -274,6 +274,7 @@ impl State {
         if unused {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
+                self.evicted.remove(&row.group_name());
                 let jobs = &self.jobs;
                 // Its own row is gone.
                 self.jobs_by_name.remove_by(|known| {

@@ -180,9 +180,8 @@ pub(crate) struct State {
     pub status_log: status_log::StatusLog,
     /// Pods that hold more whole cards than they ask for.
     pub overallocated: u32,
-    /// Past evictions, by the job that room was made for and the job that lost
-    /// pods. Empty again when something changes that was not decided here.
-    pub evicted: BTreeMap<(GroupName, GroupName), Evicted>,
+    /// The last evictions for each job.
+    pub evicted: BTreeMap<GroupName, Evicted>,
     /// Searches for victims that were cut short, by whose and what for.
     pub search_backoffs: BTreeMap<(GroupName, EvictCause), Rest>,
     /// Groups whose only pod had started before it joined them: the shell has not been told

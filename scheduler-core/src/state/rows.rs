@@ -541,12 +541,12 @@ impl Hold {
     }
 }
 
-/// How it stood when pods of one job were evicted for another
-/// ([`crate::event::Evicted`]).
+/// How a job stood when pods were last evicted for it ([`crate::event::Evicted`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub active: u32,
-    pub left: u32,
+    pub times: u32,
+    pub until: Time,
 }
 
 /// A job's search for victims that was cut short.

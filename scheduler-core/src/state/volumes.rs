@@ -49,10 +49,6 @@ impl Volumes {
         self.rows.values()
     }
 
-    pub(crate) fn is_known(&self, name: &VolumeName) -> bool {
-        self.rows.contains_key(name)
-    }
-
     /// Claims in use that were given a volume, in order.
     pub(crate) fn given(&self) -> BTreeMap<&ClaimUid, &VolumeName> {
         let claims = self.claims.iter();

@@ -110,16 +110,9 @@ fn of_line(line: &Line) -> Read<Event> {
         }),
         "evicted" => Event::Evicted(Evicted {
             by: GroupName::new(line.name(1)?),
-            of: GroupName::new(needed(line, "of")?),
             active: line.number("active")?.unwrap_or(0),
-            left: line.number("left")?.unwrap_or(0),
-        }),
-        // Snapshots of the release before.
-        "swap" => Event::Evicted(Evicted {
-            by: GroupName::new(line.name(1)?),
-            of: GroupName::new(needed(line, "of")?),
-            active: line.number("standing")?.unwrap_or(0),
-            left: 0,
+            times: line.number("times")?.unwrap_or(1),
+            until: Time(line.number("until")?.unwrap_or(0)),
         }),
         "rest" => Event::Rest(Rest {
             of: GroupName::new(line.name(1)?),

@@ -205,9 +205,9 @@ impl Text {
             }
             Event::Evicted(evicted) => {
                 self.start("evicted", &evicted.by);
-                self.pair("of", &evicted.of);
                 self.pair("active", evicted.active);
-                self.pair("left", evicted.left);
+                self.pair("times", evicted.times);
+                self.pair("until", evicted.until.0);
                 self.end();
             }
             Event::Rest(rest) => {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
 mod late;
+mod repeated;
 mod shares;
 mod steps;
 

@@ -160,14 +160,6 @@ impl Devices {
         id.is_some_and(|id| self.uses.contains_key(id))
     }
 
-    /// Those devices were picked for it here.
-    pub(crate) fn has_picked(&self, allocation: &Allocation) -> bool {
-        let hold = self.holds.get(&Slot::now(&allocation.claim));
-        let picked = hold.and_then(|hold| hold.picked.as_ref());
-        picked.is_some_and(|picked| picked.devices == allocation.devices)
-            || self.allocated.contains_key(&allocation.claim)
-    }
-
     /// The devices of a claim, and on which nodes they can be used. `None`: it has none.
     pub(crate) fn devices_of(
         &self,

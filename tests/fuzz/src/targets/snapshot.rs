@@ -127,7 +127,7 @@ assumed 1-5 pod=p1 node=n1 received=fraction
   grant main cards=GPU-1 memory=2000 compute=100 mode=mps
 backoff p1 refusals=2 until=5000 reason=no avoid=n1
 card-pause GPU-1 node=n1 refusals=1 until=9000
-evicted ns/g of=ns/h active=3 left=1
+evicted ns/g active=3 times=1 until=1000
 rest ns/g cause=preempt until=5 steps=2
 life ns/g last-start=5 stale-since=6 untold
 pod-gone p3
