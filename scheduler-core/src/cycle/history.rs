@@ -19,8 +19,9 @@ use std::collections::BTreeSet;
 
 /// The first pause: KAI decides once a second, so evictions that gain something are not slower.
 const FIRST: Duration = Duration::seconds(1);
-/// The longest, and how long nothing may be evicted for a job before it counts from the start.
-const LONGEST: Duration = Duration::seconds(60 * 60);
+/// The longest, and how long nothing may be evicted for a job before it counts from the start: not
+/// longer, since tenants whose pods do not end could have other tenants wait for it.
+const LONGEST: Duration = Duration::seconds(10 * 60);
 
 /// The last evictions for that job, while no more are allowed.
 fn paused(state: &State, job: JobKey) -> Option<Evicted> {

@@ -93,7 +93,7 @@ fn run(case: &Case) {
             last.times += 1;
             let (times, seconds) = (last.times, (world.now - last.since) / 1000);
             assert!(
-                1 << times <= 4 + 4 * seconds,
+                1 << times.min(10) <= 4 + 4 * seconds && u64::from(times) <= 12 + seconds / 600,
                 "pods are evicted for j{job} {times} times in {seconds} s\n{}",
                 world.log
             );
@@ -107,8 +107,17 @@ fn run(case: &Case) {
     }
 }
 
+/// Random worlds seldom come to a second eviction in vain, so that more of them would tell little.
+fn few() -> ProptestConfig {
+    let all = tried(256);
+    ProptestConfig {
+        cases: all.cases.min(1000),
+        ..all
+    }
+}
+
 proptest! {
-    #![proptest_config(tried(256))]
+    #![proptest_config(few())]
 
     #[test]
     fn evictions_that_gain_nothing_become_rare_whatever_else_happens(case in case()) {

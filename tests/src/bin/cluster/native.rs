@@ -34,7 +34,8 @@ pub(crate) async fn a_pod_group_of_kubernetes_is_a_gang_of_its_count(
 /// has ended; here no kubelet starts it again.
 async fn serve_with(cluster: &mut Cluster, flags: &[(&str, &str)]) -> Result<()> {
     cluster.control_plane.serve_with(flags).await?;
-    until("the API server ready", Duration::from_mins(1), || async {
+    // Beside another cluster, its own roles alone may take a minute.
+    until("the API server ready", Duration::from_mins(2), || async {
         let ready = cluster.kubectl.run(&["get", "--raw", "/readyz"]).await;
         Ok(match ready {
             Ok(_) => Seen::Done(()),
