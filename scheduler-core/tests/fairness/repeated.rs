@@ -125,6 +125,9 @@ proptest! {
     }
 }
 
+/// How many short jobs.
+const SHORT: usize = 40;
+
 /// Two GPUs, which a workload without quota uses. A gang of two has the quota, but each time that
 /// they are freed for it, a short job of its own queue and of higher priority takes one of them, and
 /// the workload comes back on the other. By KAI's rules the workload would lose a pod each time.
@@ -147,7 +150,6 @@ fn short_jobs_that_take_the_room_cost_the_victims_little() {
         preemptible: true,
         wave: 0,
     };
-    const SHORT: usize = 40;
     let mut jobs = vec![job(0, 2, 1, 50), job(1, 2, 2, 50)];
     jobs.extend((0..SHORT).map(|_| job(1, 1, 1, 75)));
     let case = Case {
