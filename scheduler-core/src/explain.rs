@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Its owner is told, other owners are not.
+    /// Its pods say so, other pods do not.
     #[test]
     fn a_job_for_which_pods_were_evicted_in_vain_is_said_to_wait() {
         let mut core = Core::new(Config::verified());

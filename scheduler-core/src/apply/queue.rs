@@ -40,7 +40,7 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     if moved {
         state.queues_changed();
     }
-    state.evicted.clear();
+    state.end_eviction_pauses();
     state.capacity_grew();
 }
 
@@ -59,7 +59,7 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         state.products_changed();
     }
     state.queues_changed();
-    state.evicted.clear();
+    state.end_eviction_pauses();
     if let Some(key) = key {
         state.release_queue(key);
     }

@@ -6,7 +6,8 @@
 //! many active pods the job had then, and how many such decisions in a row gained it none. Until it
 //! has more, no pod is evicted for it before a pause has passed, which doubles each time. Whatever
 //! else happens in the cluster does not shorten the pause; in a large cluster something always does.
-//! A queue that changes ends all pauses: other jobs may be entitled now.
+//! A queue that changes ends the pauses, since other jobs may be entitled now; the next are as long
+//! as they would have been.
 
 use super::Cycle;
 use crate::action::Action;
@@ -33,7 +34,7 @@ fn paused(state: &State, job: JobKey) -> Option<Evicted> {
     (state.now < last.until && active(state, row) <= last.active).then_some(*last)
 }
 
-/// What the job's owner is told of the pause, where evictions have gained it nothing.
+/// The line about the pause for a job that evictions have gained nothing.
 pub(crate) fn pause_line(state: &State, job: JobKey) -> Option<String> {
     let last = paused(state, job).filter(|last| last.times > 1)?;
     let (times, pause) = (last.times, pause_after(last.times).0 / 1000);

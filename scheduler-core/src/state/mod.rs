@@ -286,6 +286,13 @@ impl State {
         }
     }
 
+    /// Other jobs may be entitled now. How often evictions gained a job nothing stays known.
+    pub(crate) fn end_eviction_pauses(&mut self) {
+        for last in self.evicted.values_mut() {
+            last.until = last.until.min(self.now);
+        }
+    }
+
     /// Something may fit now that did not.
     pub(crate) fn capacity_grew(&mut self) {
         self.capacity_version += 1;
