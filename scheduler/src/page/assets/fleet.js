@@ -133,7 +133,17 @@ function palette() {
   return { free: of('--cell'), text: of('--text'), line: of('--accent'), k: [...Array(15).keys()].map((at) => of(at < 10 ? `--k${at}` : `--h${at - 10}`)) };
 }
 
-/** Draws all cells; rectangles of one colour after another. */
+/** A colour as the pixel of an image. A canvas reads any notation and answers `#rrggbb`. */
+function pixel(context, colour) {
+  context.fillStyle = colour;
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(context.fillStyle.slice(at, at + 2), 16));
+  return new Uint32Array(Uint8Array.of(red, green, blue, 255).buffer)[0];
+}
+
+/**
+ * Draws all cells into one image. A rectangle of the canvas costs a call and is drawn later by the
+ * browser's rasteriser: for 40,000 cards that takes ten times as long.
+ */
 function draw(colour) {
   const begin = performance.now();
   const canvas = document.getElementById('map');
@@ -147,25 +157,30 @@ function draw(colour) {
     canvas.style.width = `${layout.width}px`;
     canvas.style.height = `${layout.height}px`;
   }
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, layout.width, layout.height);
   const colours = palette();
+  const pixels = colours.k.map((name) => pixel(context, name));
+  const free = pixel(context, colours.free);
   const queues = colour === 'queue' ? queueColours() : new Map();
   const { size } = layout;
-  const rectangles = colours.k.map(() => []);
-  context.fillStyle = colours.free;
+  const image = context.createImageData(width, height);
+  const picture = new Uint32Array(image.data.buffer);
+  const rectangle = (x, y, across, value) => {
+    const [left, right] = [Math.round(x * scale), Math.min(width, Math.round((x + across) * scale))];
+    const [top, bottom] = [Math.round(y * scale), Math.min(height, Math.round((y + size) * scale))];
+    for (let row = top * width; row < bottom * width; row += width) {
+      for (let at = row + left; at < row + right; at += 1) picture[at] = value;
+    }
+  };
   for (const { card, x, y } of layout.cells) {
-    context.fillRect(x, y, size, size);
+    rectangle(x, y, size, free);
     for (const [from, to, k] of parts(card, colour, queues)) {
       // A share that is there is seen.
       const left = Math.round(from * size);
-      rectangles[k].push(x + left, y, Math.max(1, Math.round(to * size) - left - (size > 20 ? 1 : 0)));
+      rectangle(x + left, y, Math.max(1, Math.round(to * size) - left - (size > 20 ? 1 : 0)), pixels[k]);
     }
   }
-  rectangles.forEach((list, k) => {
-    context.fillStyle = colours.k[k];
-    for (let at = 0; at < list.length; at += 3) context.fillRect(list[at], list[at + 1], list[at + 2], size);
-  });
+  context.putImageData(image, 0, 0);
+  context.setTransform(scale, 0, 0, scale, 0, 0);
   context.fillStyle = colours.text;
   context.font = '13px system-ui, sans-serif';
   for (const [name, y] of layout.titles) context.fillText(name, 0, y + 13);
