@@ -98,6 +98,17 @@ impl Cluster {
         })
         .await
     }
+
+    /// Deletes pods at once and waits until all are gone: a kubelet takes a second or two for each.
+    pub async fn delete_pods(
+        &self,
+        namespace: &str,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<()> {
+        let delete = |name| async move { self.delete_pod(namespace, AsRef::as_ref(&name)).await };
+        futures::future::try_join_all(names.into_iter().map(delete)).await?;
+        Ok(())
+    }
 }
 
 /// A pod's phase, or nothing.

@@ -9,8 +9,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How often a condition is checked.
+/// The shortest pause between two checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(30);
+/// The longest.
+const LONGEST: Duration = Duration::from_millis(500);
+/// What is waited for is seen late by at most this part of the time that it took. More often is
+/// not better: each check is a request, and a list of a hundred pods, read every 30 ms, takes the
+/// API server and the test a core that the pods wait for.
+const PART: u32 = 32;
+
+/// The pause before the next check of a wait that has lasted so long.
+fn pause(since: Duration) -> Duration {
+    (since / PART).clamp(INTERVAL, LONGEST)
+}
 
 /// What a probe saw.
 #[derive(Debug)]
@@ -61,7 +72,7 @@ where
         if start.elapsed() > limit {
             bail!("{what}: not within {limit:?}; last seen: {seen}");
         }
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(pause(start.elapsed())).await;
     }
 }
 

@@ -102,9 +102,7 @@ async fn preempt(cluster: &Cluster, ns: &str, round: usize) -> Result<()> {
     cluster
         .apply_one(&large(ns, &name("late"), "build-preemptible"))
         .await?;
-    for what in ["late", "build"] {
-        cluster.delete_pod(ns, &name(what)).await?;
-    }
+    cluster.delete_pods(ns, ["late", "build"].map(name)).await?;
     Ok(())
 }
 

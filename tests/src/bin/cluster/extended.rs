@@ -46,6 +46,18 @@ pub(crate) async fn extended_both_fronts_race_a_hundred_times_for_one_idle_card(
     crate::claims::race(cluster, 100).await
 }
 
+pub(crate) async fn extended_a_hundred_pods_at_once_each_get_their_own_card(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::kubelet::pods_at_once(cluster, 100).await
+}
+
+pub(crate) async fn extended_64_claims_at_once_each_start_with_what_they_were_allocated(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::claims::claims_at_once(cluster, 64, 8).await
+}
+
 pub(crate) async fn extended_no_panel_of_kais_dashboards_is_empty_on_a_real_prometheus(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -277,9 +277,7 @@ pub(crate) async fn two_pods_with_one_host_port_are_never_on_one_node(
         "didn't have free ports for the requested pod ports",
     )
     .await?;
-    for name in ["one", "two"] {
-        cluster.delete_pod(&ns, name).await?;
-    }
+    cluster.delete_pods(&ns, ["one", "two"]).await?;
     cluster.pod_phase(&ns, "all", "Running").await?;
     Ok(())
 }

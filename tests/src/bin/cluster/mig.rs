@@ -365,9 +365,7 @@ async fn layouts(cluster: &Cluster, ns: &str) -> Result<()> {
         .await?;
     let why = cluster.reason(ns, "whole").await?;
     ensure!(why.contains("mig"), "{why}");
-    for name in ["first", "second"] {
-        cluster.delete_pod(ns, name).await?;
-    }
+    cluster.delete_pods(ns, ["first", "second"]).await?;
     // Once they have ended, it gets its own.
     cluster.pod_phase(ns, "whole", "Running").await?;
     let ended = cluster.pods(ns).list(&ListParams::default()).await?.items;

@@ -207,9 +207,7 @@ async fn sliced(cluster: &mut Cluster) -> Result<()> {
     let gpus = cluster.gpus.as_ref().context("no GPUs")?;
     let slice = gpus.driver.smi(&["compute-policy", "-l"]).await?;
     ensure!(slice.contains("LONG"), "{slice}");
-    for name in ["one", "two"] {
-        cluster.delete_pod(&ns, name).await?;
-    }
+    cluster.delete_pods(&ns, ["one", "two"]).await?;
     until(
         "the driver's own slice",
         Duration::from_secs(10),

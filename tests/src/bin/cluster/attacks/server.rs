@@ -160,9 +160,7 @@ pub(crate) async fn shared_memory_is_common_to_a_card_only_where_the_driver_need
         ensure!(!Path::new("/dev/shm/left").exists(), "it is the node's");
         let mib = if common { "1024" } else { "64" };
         ensure!(words.get(2) == Some(&mib), "{version}: {seen}");
-        for name in ["writer", "reader"] {
-            cluster.delete_pod(&ns, name).await?;
-        }
+        cluster.delete_pods(&ns, ["writer", "reader"]).await?;
         // With the last share it is gone.
         tenant(cluster, &ns, "later", "2000", "hold").await?;
         let seen = shell(cluster, &ns, "later", look).await?;

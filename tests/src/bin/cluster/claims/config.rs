@@ -184,8 +184,6 @@ async fn reported_and_killed(cluster: &Cluster, ns: &str) -> Result<()> {
         aliquot_tests::pod::phase_of(&pod) == "Running",
         "it was ended"
     );
-    for name in ["told", "ends"] {
-        cluster.delete_pod(ns, name).await?;
-    }
+    cluster.delete_pods(ns, ["told", "ends"]).await?;
     Ok(())
 }

@@ -178,9 +178,7 @@ pub(crate) async fn a_claim_that_runs_comes_back_after_a_reboot(
         }
         ledger_is(cluster, ns, &[("one", 3000), ("two", 3000)]).await?;
         cluster.limits_hold().await?;
-        for name in ["one", "two"] {
-            cluster.delete_pod(ns, name).await?;
-        }
+        cluster.delete_pods(ns, ["one", "two"]).await?;
         ledger_is(cluster, ns, &[]).await.map(drop)
     })
     .await

@@ -83,8 +83,7 @@ pub(crate) async fn cards_that_both_fronts_give_away_at_once_are_different_ones(
                 cards.push(report["devices"][0]["uuid"].to_string());
             }
             ensure!(cards[0] != cards[1], "round {round}: {cards:?}");
-            cluster.delete_pod(ns, &one).await?;
-            cluster.delete_pod(ns, &other).await?;
+            cluster.delete_pods(ns, [&one, &other]).await?;
             ledger_is(cluster, ns, &[]).await?;
         }
         Ok(())

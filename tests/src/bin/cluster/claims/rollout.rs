@@ -77,9 +77,7 @@ pub(crate) async fn a_claim_is_prepared_at_every_moment_of_a_rolling_update(
             .filter(|line| line.contains("prepared"))
             .count();
         ensure!(own > 0, "the new one prepared nothing: {said}");
-        for name in &names {
-            cluster.delete_pod(ns, name).await?;
-        }
+        cluster.delete_pods(ns, &names).await?;
         ledger_is(cluster, ns, &[])
             .await
             .context("after the update")

@@ -170,9 +170,7 @@ pub(crate) async fn a_pod_that_comes_to_a_claim_later_has_its_share_also_while_n
             .exec(ns, "two", "main", &[PROGRAM, "alloc", "900"])
             .await;
         ensure!(held.is_ok(), "{held:?}");
-        for name in ["two", "three"] {
-            cluster.delete_pod(ns, name).await?;
-        }
+        cluster.delete_pods(ns, ["two", "three"]).await?;
         cluster.ledger_is(&[]).await?;
         until("nothing lies around", LIMIT, || async {
             let now = files()?;

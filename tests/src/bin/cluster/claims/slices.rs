@@ -61,9 +61,7 @@ pub(crate) async fn a_slice_is_written_once_at_the_start_and_once_for_a_change(
             cluster.pod_phase(ns, name, "Running").await?;
         }
         written(cluster, "with two claims", mark, 1).await?;
-        for name in ["one", "two"] {
-            cluster.delete_pod(ns, name).await?;
-        }
+        cluster.delete_pods(ns, ["one", "two"]).await?;
         let granted = pod(ns, "granted", &[("gpu-memory", "2000")], "report hold");
         cluster.run_share(&granted).await?;
         written(cluster, "with a grant", mark, 2).await?;

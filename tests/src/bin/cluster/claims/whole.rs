@@ -45,9 +45,7 @@ pub(crate) async fn a_whole_card_by_claim_is_one_pods_alone(cluster: &mut Cluste
         // Now no card takes a share.
         claim_pod(cluster, ns, "late", "1000Mi", "report hold").await?;
         waits(cluster, ns, "late").await?;
-        for name in ["whole", "second", "late"] {
-            cluster.delete_pod(ns, name).await?;
-        }
+        cluster.delete_pods(ns, ["whole", "second", "late"]).await?;
         // Part of a whole card is nothing.
         template(cluster, ns, "part", "1000Mi", &class).await?;
         cluster
