@@ -68,7 +68,7 @@ pub struct Config {
     /// search. Does not change decisions.
     pub most_counted: u64,
     /// Every search that could be skipped is run and compared, and every sum is recomputed after
-    /// each event and decision; differences are in [`crate::Core::violations`]. Does not change
+    /// each decision; differences are in [`crate::Core::violations`]. Does not change
     /// decisions; many times slower: for tests, and to find a defect in a cluster.
     pub verify: bool,
 }

@@ -46,9 +46,7 @@ impl Core {
             self.configure(*config);
             return Vec::new();
         }
-        let problems = apply::event(&mut self.state, &self.config, event);
-        self.check();
-        problems
+        apply::event(&mut self.state, &self.config, event)
     }
 
     /// The settings in force.
@@ -83,12 +81,16 @@ impl Core {
         self.state.deciding = true;
         let decision = cycle::decide(&mut self.state, &self.config, &mut self.memory);
         self.state.deciding = false;
+        // Not after each event, too: what an event breaks is found here, and to look at the whole
+        // state for each of a burst of events takes longer than the burst.
         if self.config.verify {
-            for wrong in crate::invariant::check_decided(&self.state, &decision) {
+            let mut wrong = crate::invariant::check_decided(&self.state, &decision);
+            wrong.extend(self.violations());
+            debug_assert_eq!(wrong, Vec::<String>::new());
+            for wrong in wrong {
                 self.state.contradicts(&wrong);
             }
         }
-        self.check();
         decision
     }
 
@@ -191,14 +193,5 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn state_for_tests(&mut self) -> &mut State {
         &mut self.state
-    }
-
-    fn check(&mut self) {
-        if self.config.verify {
-            for wrong in self.violations() {
-                self.state.contradicts(&wrong);
-            }
-            debug_assert_eq!(self.violations(), Vec::<String>::new());
-        }
     }
 }

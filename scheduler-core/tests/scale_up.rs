@@ -278,7 +278,7 @@ fn a_storm_of_a_thousand_shares_asks_for_no_more_nodes_than_its_sum_needs() {
     assert_eq!(plan.nodes.len() as u64, sum.div_ceil(20_000));
 }
 
-/// Without the recount of every sum after every event.
+/// Without the recount of every sum.
 fn planned_fast(lines: &str, templates: &[NodeTemplate]) -> Plan {
     let mut core = Core::new(Config::default());
     for event in text::read(&format!("{QUEUES}{lines}")).unwrap() {

@@ -47,7 +47,7 @@ fn tell(report: &Report) {
         println!("  {line}");
     }
     println!(
-        "again: SEED={} STEPS={} cargo test --profile checked -p scheduler-sim --test seeds -- --nocapture",
+        "again: SEED={} STEPS={} cargo test -p scheduler-sim --test seeds -- --nocapture",
         report.seed, report.steps
     );
 }

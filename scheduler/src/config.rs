@@ -82,7 +82,7 @@ pub struct Config {
     /// `http://collector:4317`; no spans when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
-    /// Recompute every sum after each change, and run every search that could be skipped: many
+    /// Recompute every sum after each decision, and run every search that could be skipped: many
     /// times slower. Contradictions are counted as `contradictions`; a debug build exits.
     #[arg(long)]
     pub verify: bool,

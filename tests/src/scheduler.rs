@@ -149,7 +149,10 @@ impl Scheduler {
             .flag("--telemetry", format!("0.0.0.0:{telemetry}"))
             .flag("--metrics", replica.metrics())
             .env("KUBECONFIG", kubeconfig)
-            .env("RUST_LOG", "info");
+            .env(
+                "RUST_LOG",
+                std::env::var("ALIQUOT_LOG").unwrap_or("info".to_owned()),
+            );
         if let Some(page) = replica.page {
             command = command.flag("--page", format!("0.0.0.0:{page}"));
         }
