@@ -183,6 +183,16 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
+    /// Milliseconds of CPU time that the page's main thread has spent: other than a clock's, they do
+    /// not grow with what else the machine does.
+    pub(crate) fn busy(&mut self) -> f64 {
+        self.call("Performance.enable", json!({"timeDomain": "threadTicks"}));
+        let all = self.call("Performance.getMetrics", json!({}));
+        let metrics = all["metrics"].as_array().unwrap();
+        let spent = metrics.iter().find(|one| one["name"] == "TaskDuration");
+        spent.unwrap()["value"].as_f64().unwrap() * 1000.0
+    }
+
     /// Waits until an expression is true.
     pub(crate) fn until(&mut self, expression: &str) {
         let deadline = Instant::now() + PATIENCE;
