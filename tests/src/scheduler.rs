@@ -149,6 +149,7 @@ impl Scheduler {
             .flag("--telemetry", format!("0.0.0.0:{telemetry}"))
             .flag("--metrics", replica.metrics())
             .env("KUBECONFIG", kubeconfig)
+            // `ALIQUOT_LOG=info,scheduler=debug` to look for a defect.
             .env(
                 "RUST_LOG",
                 std::env::var("ALIQUOT_LOG").unwrap_or("info".to_owned()),

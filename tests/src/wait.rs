@@ -13,8 +13,8 @@ use anyhow::{Result, bail};
 const INTERVAL: Duration = Duration::from_millis(30);
 /// The longest.
 const LONGEST: Duration = Duration::from_millis(500);
-/// What is waited for is seen late by at most this part of the time that it took. More often is
-/// not better: each check is a request, and a list of a hundred pods, read every 30 ms, takes the
+/// What is waited for is seen late by at most this part of the time that it took, or by the
+/// shortest pause. More often is not better: each check is a request, and a list of a hundred pods, read every 30 ms, takes the
 /// API server and the test a core that the pods wait for.
 const PART: u32 = 32;
 

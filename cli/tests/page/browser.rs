@@ -183,8 +183,8 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
-    /// Milliseconds of CPU time that the page's main thread has spent: other than a clock's, they do
-    /// not grow with what else the machine does.
+    /// Milliseconds of CPU time that the page's main thread has spent. What other processes do does
+    /// not add to them.
     pub(crate) fn busy(&mut self) -> f64 {
         self.call("Performance.enable", json!({"timeDomain": "threadTicks"}));
         let all = self.call("Performance.getMetrics", json!({}));

@@ -223,8 +223,8 @@ impl World {
 
     pub(crate) fn decide(&mut self) -> Decision {
         let placed = pod_rules::placed(&self.pods, &self.open, &self.before);
-        // Looks for violations by itself.
         let decision = self.core.decide(Time(self.now));
+        assert_eq!(self.core.violations(), Vec::<String>::new());
         for action in &decision.actions {
             if let Action::Evict(evict) = action {
                 self.told.insert(evict.pod.clone());
