@@ -16,7 +16,7 @@ mod scale_down;
 mod storage;
 mod world;
 
-use cases::tried;
+use cases::{tried, tried_less};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use scheduler_core::ids::{ClaimUid, GpuUuid, PodUid};
@@ -29,7 +29,7 @@ use storage::{claim, volumes};
 use world::{World, card, nodes, pod, run, steps};
 
 proptest! {
-    #![proptest_config(tried(256))]
+    #![proptest_config(tried_less(256))]
 
     /// And however many matches of selectors are counted: then a reason may be told as it was
     /// when the pod had its turn. The world checks every invariant, too.
@@ -77,6 +77,10 @@ proptest! {
             prop_assert_eq!(rebuilt.explain(uid), lived.core.explain(uid), "{}\nsnapshot\n{}\n{}\n{}", lived.log, text::write(&snapshot), text::decision(&one), text::decision(&two));
         }
     }
+}
+
+proptest! {
+    #![proptest_config(tried(256))]
 
     #[test]
     fn snapshots_survive_their_text(nodes in nodes(), steps in steps(40)) {

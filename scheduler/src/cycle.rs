@@ -9,6 +9,7 @@
 mod decided;
 mod granted;
 mod look;
+mod standstill;
 
 use crate::act::Work;
 use crate::clock::{Clock, Wall};
@@ -24,6 +25,7 @@ use crate::watch::Fact;
 use granted::Granted;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::{Core, Event, Outcome, Problem, text};
+use standstill::{Line, Standstill};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,6 +161,7 @@ pub async fn run(
         observed: Instant::now(),
         swept: Instant::now(),
         granted: Granted::default(),
+        standstill: Standstill::default(),
     };
     // A replica that leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
@@ -186,8 +189,10 @@ pub async fn run(
             .meters
             .queued("outcomes", inputs.outcomes.len());
         let due = if leading || cycle.observer.is_some() {
+            cycle.see_whether_it_waits();
             cycle.due()
         } else {
+            cycle.standstill = Standstill::default();
             None
         };
         tokio::select! {
@@ -206,6 +211,8 @@ pub async fn run(
             () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
             () = at(cycle.look_at) => cycle.look(),
+            // Looks at the beginning of each round.
+            () = at(cycle.standstill.due()) => {}
             () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
             Ok(()) = inputs.usage.told.changed() => {
                 let told = inputs.usage.told.borrow_and_update().clone();
@@ -272,6 +279,7 @@ struct Cycle {
     observed: Instant,
     swept: Instant,
     granted: Granted,
+    standstill: Standstill,
 }
 
 impl Cycle {
@@ -384,9 +392,18 @@ impl Cycle {
         }
     }
 
+    fn see_whether_it_waits(&mut self) {
+        let line = self.standstill.look(&self.world.awaited(), Instant::now());
+        match line {
+            Some(Line::Waits(text)) => tracing::warn!("{text}"),
+            Some(Line::GoesOn(text)) => tracing::info!("{text}"),
+            None => {}
+        }
+    }
+
     /// When to decide next; `None`: only after a change.
     fn due(&self) -> Option<Instant> {
-        if !self.world.is_current() {
+        if !self.world.awaited().is_empty() {
             return None;
         }
         let settled = self

@@ -3,8 +3,7 @@
 //! The holder renews every second and stops acting when it could not for 8 s; others wait
 //! 12 s by their own clock since they last saw it renewed. So the loser stops before the
 //! winner starts, whatever the clocks say; and where the holder dies, the next one acts
-//! within 15 s: a second until its last renewal is seen, 12 s, a second to the next look,
-//! and the write.
+//! within 15 s: a second until its last renewal is seen, 12 s, a read and a write.
 
 use crate::clock::Wall;
 use crate::leader::Grantor;
@@ -25,6 +24,9 @@ const DEADLINE: Duration = Duration::from_secs(8);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(1);
+/// For one request: half of [`DEADLINE`], as in client-go's leader election, so that one without an
+/// answer does not cost the lease.
+const ANSWER: Duration = Duration::from_secs(4);
 
 /// The lease is lost, and with it the right to act.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,8 @@ struct Election {
     seen: Option<(LeaseSpec, Instant)>,
     /// When the last write that made us holder was sent.
     renewed: Option<Instant>,
+    /// When the lease of another replica ends, unless that renews it.
+    free_at: Option<Instant>,
 }
 
 /// The next step for the lease.
@@ -59,6 +63,7 @@ impl Election {
             identity,
             seen: None,
             renewed: None,
+            free_at: None,
         }
     }
 
@@ -77,6 +82,7 @@ impl Election {
         let seconds = found.lease_duration_seconds.unwrap_or_default();
         let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
         if !holder.is_empty() && holder != self.identity && now < since + lasts {
+            self.free_at = Some(since + lasts);
             return Step::Wait;
         }
         Step::Hold(Box::new(self.hold(Some(found), wall)))
@@ -157,7 +163,16 @@ pub(crate) async fn run(
             }
         };
         let round = async {
-            pause.tick().await;
+            // Taken: where the lease cannot be read, the pause counts.
+            match election.free_at.take() {
+                Some(free) => tokio::select! {
+                    _ = pause.tick() => {}
+                    () = tokio::time::sleep_until(free) => {}
+                },
+                None => {
+                    pause.tick().await;
+                }
+            }
             attempt(&leases, &mut election, address.as_deref(), &wall).await
         };
         let outcome = tokio::select! {
@@ -210,7 +225,7 @@ async fn attempt(
     address: Option<&str>,
     wall: &Wall,
 ) -> kube::Result<bool> {
-    let found = leases.get_opt(&election.name).await?;
+    let found = answered(leases.get_opt(&election.name)).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
     let sent = Instant::now();
     let Step::Hold(spec) = election.next(spec, sent, wall.now()) else {
@@ -232,14 +247,21 @@ async fn attempt(
         None => annotations.remove(object::LEASE_ADDRESS),
     };
     let written = if is_new {
-        leases.create(&parameters, &lease).await
+        answered(leases.create(&parameters, &lease)).await
     } else {
-        leases.replace(&election.name, &parameters, &lease).await
+        answered(leases.replace(&election.name, &parameters, &lease)).await
     };
     // A conflict: another writer was faster, which the next round sees.
     written?;
     election.held(sent);
     Ok(true)
+}
+
+/// What a request answers, or that it was not answered in time.
+async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    tokio::time::timeout(ANSWER, request)
+        .await
+        .unwrap_or_else(|late| Err(kube::Error::Service(late.into())))
 }
 
 /// Address of the holder of a lease. `None`: no replica holds it, or it has no address.
@@ -280,6 +302,7 @@ async fn release(leases: &Api<Lease>, election: &Election) {
 mod tests {
     use super::*;
     use crate::leader::leadership;
+    use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
     fn wall() -> jiff::Timestamp {
         jiff::Timestamp::UNIX_EPOCH
@@ -302,6 +325,7 @@ mod tests {
         assert_eq!(a.next(Some(&theirs), start, wall()), Step::Wait);
         let late = start + DURATION - Duration::from_millis(1);
         assert_eq!(a.next(Some(&theirs), late, wall()), Step::Wait);
+        assert_eq!(a.free_at, Some(start + DURATION));
         let ours = held_by(a.next(Some(&theirs), start + DURATION, wall()));
         assert_eq!(ours.holder_identity.as_deref(), Some("a"));
         assert_eq!(ours.lease_transitions, Some(1));
@@ -351,18 +375,18 @@ mod tests {
         assert_eq!(other.next(Some(&spec), stops + RETRY, wall()), Step::Wait);
     }
 
-    async fn server() -> (kube::Client, tokio_util::sync::DropGuard) {
-        use sim_cluster::api_server::{ApiServer, Config};
+    async fn server() -> (Handle, kube::Client, tokio_util::sync::DropGuard) {
         let server = ApiServer::bind(Config::default()).await.expect("a port");
-        let client = kube::Client::try_from(server.handle().config()).expect("a client");
+        let handle = server.handle();
+        let client = kube::Client::try_from(handle.config()).expect("a client");
         let stop = CancellationToken::new();
         tokio::spawn(server.serve(stop.clone()));
-        (client, stop.drop_guard())
+        (handle, client, stop.drop_guard())
     }
 
     #[tokio::test]
     async fn one_acts_and_the_next_one_when_it_stops() {
-        let (client, _server) = server().await;
+        let (_server, client, _stop) = server().await;
         let start = |name: &str| {
             let (leading, acts) = watch::channel(false);
             let stop = CancellationToken::new();
@@ -396,9 +420,35 @@ mod tests {
         second.await.expect("no panic").expect("told to stop");
     }
 
+    /// A connection that swallows requests, as behind a load balancer that was replaced.
+    #[tokio::test]
+    async fn a_renewal_that_is_never_answered_costs_no_lease() {
+        let (server, client, _stop) = server().await;
+        let (leading, mut acts) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(
+            Api::namespaced(client.clone(), "default"),
+            Candidate {
+                lease: object::LEASE.to_owned(),
+                identity: "a".to_owned(),
+                address: None,
+            },
+            leading,
+            leadership().0,
+            Wall::machine(),
+            stop.clone(),
+        ));
+        acts.wait_for(|acts| *acts).await.expect("it runs");
+        server.plan("PUT", "/leases/", Fault::NoAnswer);
+        tokio::time::sleep(DEADLINE + RETRY * 2).await;
+        assert!(*acts.borrow(), "the lease is lost");
+        stop.cancel();
+        task.await.expect("no panic").expect("it is held");
+    }
+
     #[tokio::test]
     async fn who_finds_another_holder_stops_acting() {
-        let (client, _server) = server().await;
+        let (_server, client, _stop) = server().await;
         let (leading, mut acts) = watch::channel(false);
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(

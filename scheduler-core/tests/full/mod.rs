@@ -7,7 +7,7 @@
 //! gave last.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 
-use crate::cases::tried;
+use crate::cases::tried_less;
 use proptest::prelude::*;
 use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::model::{
@@ -305,7 +305,7 @@ fn said(decision: &Decision) -> Vec<(PodUid, Option<EvictCause>, String)> {
 }
 
 proptest! {
-    #![proptest_config(tried(256))]
+    #![proptest_config(tried_less(256))]
 
     #[test]
     fn what_is_known_without_a_search_is_what_a_search_finds(case in case()) {

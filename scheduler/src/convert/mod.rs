@@ -217,11 +217,16 @@ impl World {
         self.devices.listing().behind = ListingState::Waits;
     }
 
-    /// Whether all is known that a decision needs.
-    pub(crate) fn is_current(&self) -> bool {
-        self.missing().is_empty()
-            && self.pods.behind == ListingState::No
-            && !self.devices.is_behind()
+    /// Kinds of objects whose listing a decision waits for: the first one, or one that has begun
+    /// since this replica leads.
+    pub(crate) fn awaited(&self) -> Vec<&'static str> {
+        let mut awaited = self.missing();
+        let pods = self.pods.behind != ListingState::No;
+        awaited.extend(pods.then_some("pods"));
+        awaited.extend(self.devices.is_behind().then_some("resourceclaims"));
+        awaited.sort_unstable();
+        awaited.dedup();
+        awaited
     }
 
     /// What the kubelet says of the pod's resize, as one sentence. `None`: it has none that is

@@ -38,6 +38,7 @@ fn cycle() -> Cycle {
         observed: now,
         swept: now,
         granted: Granted::default(),
+        standstill: Standstill::default(),
     }
 }
 

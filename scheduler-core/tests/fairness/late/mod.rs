@@ -11,7 +11,7 @@ mod case;
 mod judge;
 
 use super::{QUARTER, resource};
-use crate::cases::tried;
+use crate::cases::tried_less;
 use case::{Case, Shape, Step, case, is_whole};
 use proptest::prelude::*;
 use scheduler_core::ids::{DecisionId, GpuUuid, GroupName, PodUid, QueueName, SetName};
@@ -535,7 +535,7 @@ impl<'a> World<'a> {
 }
 
 proptest! {
-    #![proptest_config(tried(256))]
+    #![proptest_config(tried_less(256))]
 
     /// However late answers come: no card and no queue ever has more than it may, no gang is
     /// begun by halves, and in the end the core knows what is, and nothing else.

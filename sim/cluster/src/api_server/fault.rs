@@ -6,6 +6,8 @@
 pub enum Fault {
     /// The request is done, its answer breaks off: the caller cannot know.
     LoseAnswer,
+    /// Nothing is done or answered, and the connection stays open.
+    NoAnswer,
     /// 429, nothing done.
     TooManyRequests,
     /// 500, nothing done.

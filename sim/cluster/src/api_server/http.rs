@@ -45,6 +45,7 @@ async fn answer(
         Some(Fault::TooManyRequests) => Some(ApiError::too_many()),
         Some(Fault::InternalError) => Some(ApiError::internal("a planned fault")),
         Some(Fault::Forbidden) => Some(ApiError::forbidden("a planned fault")),
+        Some(Fault::NoAnswer) => std::future::pending().await,
         Some(Fault::LoseAnswer) | None => None,
     };
     let result = match early {

@@ -71,7 +71,6 @@ pub(crate) async fn a_replica_that_stood_still_longer_than_its_lease_sends_nothi
             }
             let after = leaders_writes(&proxies[acting]);
             ensure!(after.len() == before, "it wrote {:?}", &after[before..]);
-            scene.pair.revive()?;
             scene.all_bound(PLACES).await
         }
         .boxed_local()

@@ -148,14 +148,34 @@ pub(crate) async fn a_killed_server_costs_its_sharers_alone_and_comes_back(
     let ns = three(cluster).await?;
     let large = cluster.pods(&ns).get("large").await?;
     let card = grant_of(&large)?.containers[0].gpus[0].clone();
-    let status = gpus(cluster)?.driver.control(&["status"]).await?;
-    let server = status
-        .lines()
-        .map(|line| line.split('\t').collect::<Vec<_>>())
-        .find(|row| row.get(3) == Some(&"server") && row.get(2) == Some(&card.as_str()))
-        .with_context(|| status.clone())?;
-    let pid: i32 = server[0].parse()?;
-    kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    let broke = r#"aliquot_mps_servers_broke_total{state="Ended"}"#;
+    let before = metric(cluster, broke).await?;
+    let driver = &gpus(cluster)?.driver;
+    // That of a claim before this one may still be about to end.
+    let (server, status) = until(
+        "one server of the card",
+        Duration::from_secs(10),
+        || async {
+            let status = driver.control(&["status"]).await?;
+            let rows = status.lines().map(|line| line.split('\t').collect());
+            let of_card = |row: &Vec<&str>| row.get(2..4) == Some(&[card.as_str(), "server"]);
+            let servers: Vec<Vec<&str>> = rows.filter(of_card).collect();
+            Ok(match &servers[..] {
+                [server] => Seen::Done((server[0].parse()?, status.clone())),
+                _ => Seen::NotYet(status.clone()),
+            })
+        },
+    )
+    .await?;
+    kill(Pid::from_raw(server), Signal::SIGKILL)?;
+    until("its end seen", Duration::from_secs(10), || async {
+        let now = metric(cluster, broke).await?;
+        Ok(Seen::when(
+            now > before,
+            format!("killed {server} of\n{status}"),
+        ))
+    })
+    .await?;
     works(cluster, &ns, "large", 1).await?;
     works(cluster, &ns, "victim", 1).await?;
     works(cluster, &ns, "beside", 0).await
