@@ -42,14 +42,13 @@ fn a_storm_of_shares_ends_with_the_fewest_machines() {
 fn arrivals_and_departures_do_not_oscillate() {
     let lasts = number("MINUTES").unwrap_or(3) * MINUTE;
     for seed in seeds(0..2) {
-        for scale_down in [None, Some(60)] {
-            let outcome = traffic(seed, lasts, scale_down);
-            println!("seed {seed}, emptied after {scale_down:?} s: {outcome:?}");
-            assert_eq!(outcome.violations, Vec::<String>::new());
-            assert_eq!(outcome.bound, outcome.pods);
-            assert_eq!((outcome.left, outcome.placeholders), (0, 0));
-            assert_eq!(outcome.removed, outcome.asked);
-        }
+        let scale_down = (!seed.is_multiple_of(2)).then_some(60);
+        let outcome = traffic(seed, lasts, scale_down);
+        println!("seed {seed}, emptied after {scale_down:?} s: {outcome:?}");
+        assert_eq!(outcome.violations, Vec::<String>::new());
+        assert_eq!(outcome.bound, outcome.pods);
+        assert_eq!((outcome.left, outcome.placeholders), (0, 0));
+        assert_eq!(outcome.removed, outcome.asked);
     }
 }
 

@@ -81,9 +81,10 @@ fn what_was_granted_is_reported(demo: &Demo) {
     until("a sum", || {
         let said = report(&["-o", "json"]).json();
         let rows = said["rows"].as_array()?;
-        rows.iter()
-            .any(|row| row["gpuHours"].as_f64() > Some(0.0))
-            .then_some(())
+        let any = rows.iter().any(|row| row["gpuHours"].as_f64() > Some(0.0));
+        // The last one to run.
+        let all = report(&["--by", "owner"]).out.contains("Pod/notebook");
+        (any && all).then_some(())
     });
     let prices = demo.write("prices.yaml", "currency: EUR\ngpuHour: 1000\n");
     let said = report(&["--prices", &prices, "-o", "json"]).json();

@@ -52,6 +52,12 @@ pub(crate) async fn extended_a_hundred_pods_at_once_each_get_their_own_card(
     crate::kubelet::pods_at_once(cluster, 100).await
 }
 
+pub(crate) async fn extended_an_agent_costs_little_with_64_shares_and_knows_them_after_a_kill(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    crate::load::agent_costs_little(cluster, 64).await
+}
+
 pub(crate) async fn extended_64_claims_at_once_each_start_with_what_they_were_allocated(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -140,16 +140,14 @@ pub(crate) async fn a_container_that_starts_again_without_the_agent_keeps_its_ca
 
 /// How many pods come at once. Each takes a second of a machine of two cores, also from the claims
 /// of the other cluster; `--extended` has a hundred.
-const POD_COUNT: usize = 40;
+const POD_COUNT: usize = 24;
 
 /// Nearly two seconds each on a machine of two busy cores.
 fn patience(pods: usize) -> Duration {
     Duration::from_millis(1700 * u64::try_from(pods).unwrap_or(u64::MAX))
 }
 
-pub(crate) async fn forty_pods_at_once_each_get_their_own_card(
-    cluster: &mut Cluster,
-) -> Result<()> {
+pub(crate) async fn pods_at_once_each_get_their_own_card(cluster: &mut Cluster) -> Result<()> {
     pods_at_once(cluster, POD_COUNT).await
 }
 

@@ -227,7 +227,7 @@ pub(crate) async fn from_annotations_to_claims_and_back_nothing_that_runs_is_tou
 }
 
 /// Each takes a second of a machine of two cores; `--extended` has 64.
-const CLAIMS: usize = 24;
+const CLAIMS: usize = 12;
 /// Of pods with a claim and without; `--extended` has eight.
 const PAIRS: usize = 2;
 
