@@ -4,6 +4,18 @@ use super::*;
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::DecisionId;
 use scheduler_core::{Config, OutcomeResult};
+use std::sync::Mutex;
+
+fn outputs() -> CycleOutputs {
+    CycleOutputs {
+        relist: watch::Sender::new(0),
+        work: mpsc::unbounded_channel().0,
+        status: watch::Sender::new(Status::default()),
+        views: watch::Sender::new(Views::default()),
+        meters: Arc::new(Meters::registered(&mut Registry::default())),
+        pool: String::new(),
+    }
+}
 
 fn cycle() -> Cycle {
     let now = Instant::now();
@@ -15,14 +27,7 @@ fn cycle() -> Cycle {
             quiet: Duration::ZERO,
             patience: Duration::ZERO,
         },
-        outputs: CycleOutputs {
-            relist: watch::Sender::new(0),
-            work: mpsc::unbounded_channel().0,
-            status: watch::Sender::new(Status::default()),
-            views: watch::Sender::new(Views::default()),
-            meters: Arc::new(Meters::registered(&mut Registry::default())),
-            pool: String::new(),
-        },
+        outputs: outputs(),
         change: None,
         wake_at: None,
         said: BTreeSet::new(),
@@ -95,4 +100,60 @@ async fn evictions_in_favour_of_a_pod_alone_name_the_group_that_it_gets() {
     };
     let winner = evict.in_favour_of.as_ref().map(ToString::to_string);
     assert_eq!(winner.as_deref(), Some("default/pg-high-high"));
+}
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
+    for (leads, lines) in [(true, 2), (false, 0)] {
+        let log = Log::default();
+        let writer = log.clone();
+        let logged = tracing_subscriber::fmt().with_writer(move || writer.clone());
+        let logged = tracing::subscriber::set_default(logged.finish());
+        // Kept: an input that ends, ends the cycle.
+        let (_facts, facts) = mpsc::unbounded_channel();
+        let (_heard, heard) = crate::telemetry::channel(None);
+        let (_outcomes, outcomes) = mpsc::unbounded_channel();
+        let (_questions, questions) = mpsc::channel(1);
+        let (_leading, leading) = watch::channel(leads);
+        let inputs = CycleInputs {
+            facts,
+            heard,
+            outcomes,
+            questions,
+            leading,
+            usage: UsageClient::silent(),
+            scale_up: None,
+            layouts: None,
+            wall: Wall::machine(),
+        };
+        let pace = CoalesceWindow {
+            quiet: Duration::ZERO,
+            patience: Duration::ZERO,
+        };
+        let world = World::new("kai-scheduler");
+        let core = Core::new(Config::default());
+        let stop = CancellationToken::new();
+        let runs = run(core, world, None, pace, inputs, outputs(), stop);
+        // After 10 s, and again a minute later.
+        let time = Duration::from_secs(75);
+        assert!(tokio::time::timeout(time, runs).await.is_err(), "it ended");
+        drop(logged);
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let said = log.matches("not listed yet: ").count();
+        assert_eq!(said, lines, "{log}");
+    }
 }
