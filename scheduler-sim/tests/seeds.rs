@@ -1,6 +1,6 @@
 //! Many seeds of the simulated world; each runs on one thread, several threads side by side.
 //!
-//! - `SEEDS=n`: so many, `tests/run` tries 100; `BASE=n`: from that one on, else from a new one each time.
+//! - `SEEDS=n`: so many, `tests/run` tries 60; `BASE=n`: from that one on, else from a new one each time.
 //! - `SEED=n`: that one alone, with its trace; `STEPS=n`: its first steps alone.
 #![allow(clippy::unwrap_used)] // A test from its first line to its last.
 #![allow(clippy::print_stdout)] // A failing seed is printed.

@@ -147,7 +147,7 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
         let world = World::new("kai-scheduler");
         let core = Core::new(Config::default());
         let stop = CancellationToken::new();
-        let runs = run(core, world, None, pace, inputs, outputs(), stop);
+        let runs = Box::pin(run(core, world, None, pace, inputs, outputs(), stop));
         // After 10 s, and again a minute later.
         let time = Duration::from_secs(75);
         assert!(tokio::time::timeout(time, runs).await.is_err(), "it ended");
