@@ -303,6 +303,7 @@ mod tests {
     use super::*;
     use crate::leader::leadership;
     use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+    use tokio::task::JoinHandle;
 
     fn wall() -> jiff::Timestamp {
         jiff::Timestamp::UNIX_EPOCH
@@ -384,29 +385,38 @@ mod tests {
         (handle, client, stop.drop_guard())
     }
 
+    /// A replica; whether it acts; what stops it.
+    fn start(
+        client: &kube::Client,
+        name: &str,
+    ) -> (
+        JoinHandle<Result<(), LeaseError>>,
+        watch::Receiver<bool>,
+        CancellationToken,
+    ) {
+        let (leading, acts) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let task = run(
+            Api::namespaced(client.clone(), "default"),
+            Candidate {
+                lease: object::LEASE.to_owned(),
+                identity: name.to_owned(),
+                address: Some(format!("https://{name}")),
+            },
+            leading,
+            leadership().0,
+            Wall::machine(),
+            stop.clone(),
+        );
+        (tokio::spawn(task), acts, stop)
+    }
+
     #[tokio::test]
     async fn one_acts_and_the_next_one_when_it_stops() {
         let (_server, client, _stop) = server().await;
-        let start = |name: &str| {
-            let (leading, acts) = watch::channel(false);
-            let stop = CancellationToken::new();
-            let task = run(
-                Api::namespaced(client.clone(), "default"),
-                Candidate {
-                    lease: object::LEASE.to_owned(),
-                    identity: name.to_owned(),
-                    address: Some(format!("https://{name}")),
-                },
-                leading,
-                leadership().0,
-                Wall::machine(),
-                stop.clone(),
-            );
-            (tokio::spawn(task), acts, stop)
-        };
-        let (first, mut first_acts, first_stop) = start("a");
+        let (first, mut first_acts, first_stop) = start(&client, "a");
         first_acts.wait_for(|acts| *acts).await.expect("it runs");
-        let (second, mut second_acts, second_stop) = start("b");
+        let (second, mut second_acts, second_stop) = start(&client, "b");
         tokio::time::sleep(RETRY * 2).await;
         assert!(!*second_acts.borrow(), "two act at once");
         first_stop.cancel();
@@ -424,20 +434,7 @@ mod tests {
     #[tokio::test]
     async fn a_renewal_that_is_never_answered_costs_no_lease() {
         let (server, client, _stop) = server().await;
-        let (leading, mut acts) = watch::channel(false);
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(run(
-            Api::namespaced(client.clone(), "default"),
-            Candidate {
-                lease: object::LEASE.to_owned(),
-                identity: "a".to_owned(),
-                address: None,
-            },
-            leading,
-            leadership().0,
-            Wall::machine(),
-            stop.clone(),
-        ));
+        let (task, mut acts, stop) = start(&client, "a");
         acts.wait_for(|acts| *acts).await.expect("it runs");
         server.plan("PUT", "/leases/", Fault::NoAnswer);
         tokio::time::sleep(DEADLINE + RETRY * 2).await;
@@ -449,20 +446,7 @@ mod tests {
     #[tokio::test]
     async fn who_finds_another_holder_stops_acting() {
         let (_server, client, _stop) = server().await;
-        let (leading, mut acts) = watch::channel(false);
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(run(
-            Api::namespaced(client.clone(), "default"),
-            Candidate {
-                lease: object::LEASE.to_owned(),
-                identity: "a".to_owned(),
-                address: None,
-            },
-            leading,
-            leadership().0,
-            Wall::machine(),
-            stop,
-        ));
+        let (task, mut acts, _runs) = start(&client, "a");
         acts.wait_for(|acts| *acts).await.expect("it runs");
         let leases: Api<Lease> = Api::namespaced(client, "default");
         let mut stolen = leases.get(object::LEASE).await.expect("a lease");
