@@ -191,15 +191,10 @@ impl Daemon {
     }
 }
 
-/// Percentage of new to live memory at which Go's runtime collects garbage; 100 by default, with which
-/// Kubernetes' daemons spend a fifth of their time on that.
-const GOGC: &str = "400";
-
 fn spawn(command: &Command, log: &Path) -> Result<Child> {
     let out = OpenOptions::new().create(true).append(true).open(log)?;
     tokio::process::Command::new(&command.program)
         .args(&command.args)
-        .env("GOGC", GOGC)
         .envs(&command.env)
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)

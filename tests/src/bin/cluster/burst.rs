@@ -74,10 +74,12 @@ impl Pair {
         .await
     }
 
-    /// Whichever has ended by itself is started again, as the kubelet would.
+    /// Whichever has ended is started again, as the kubelet would; one that panicked is a defect.
     pub(crate) fn revive(&mut self) -> Result<()> {
         for scheduler in &mut self.replicas {
-            if scheduler.daemon.alive().is_err() {
+            if let Err(ended) = scheduler.daemon.alive() {
+                let why = ended.to_string();
+                ensure!(!why.contains("panicked at"), "{why}");
                 scheduler.daemon.start_again()?;
             }
         }
