@@ -312,13 +312,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kubernetes' own scheduler beside whatever runs; it is the caller's.
+    /// Kubernetes' own scheduler beside whatever runs; it is the caller's. Its client's limit is
+    /// raised, which is 50 requests a second by default: it would bind no faster.
     pub fn start_kube_scheduler(&self) -> Result<Daemon> {
         let program = self.programs.daemons.join("kube-scheduler");
         Command::new("kube-scheduler", program)
             .flag("--kubeconfig", self.control_plane.kubeconfig("admin"))
             .flag("--leader-elect", "false")
             .flag("--secure-port", "0")
+            .flag("--kube-api-qps", "1000")
+            .flag("--kube-api-burst", "1000")
             .start(&self.work.logs())
     }
 

@@ -397,13 +397,16 @@ pub fn all_leave(pods: usize) -> Vec<Event> {
 
 /// The large cluster.
 ///
-/// Every tenth node has eight GPUs, all of them taken. Per node 32.5 pods run and 2.5 wait for a
-/// GPU; a queue for each four nodes, in 20 departments. Every second pod without GPUs is another
-/// scheduler's. Its own pods are single, or each in a group, as controllers' pods do; those that
-/// wait ask for one thing or for many.
+/// Every tenth node has eight GPUs, all of them taken. A queue for each four nodes, in 20
+/// departments. Every second pod without GPUs is another scheduler's. Its own pods are single, or
+/// each in a group, as controllers' pods do; those that wait ask for one thing or for many.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {
     pub nodes: usize,
+    /// Pods that run, at least as many as there are GPUs.
+    pub running: usize,
+    /// Pods that wait for a GPU.
+    pub waiting: usize,
     /// Each pod of ours has a pod group.
     pub grouped: bool,
     /// How many different requests there are among those that wait.
@@ -426,11 +429,11 @@ impl Large {
             let parent = format!("dept-{:02}", index % 20);
             take(queue(&self.queue(index), Some(&parent), quota, 1));
         }
-        for index in 0..self.nodes * 130 / 4 {
-            self.made(self.running(index), &mut take);
+        for index in 0..self.running {
+            self.made(self.placed(index), &mut take);
         }
-        for index in 0..self.nodes * 10 / 4 {
-            let pod = self.waiting(&format!("wait-{index:06}"), index, 1);
+        for index in 0..self.waiting {
+            let pod = self.pending(&format!("wait-{index:06}"), index, 1);
             self.made(pod, &mut take);
         }
     }
@@ -440,7 +443,7 @@ impl Large {
     }
 
     /// A pod that runs. The first ones hold the GPUs.
-    fn running(&self, index: usize) -> Pod {
+    fn placed(&self, index: usize) -> Pod {
         let gpu_pods = self.nodes / 10 * GPUS;
         let name = format!("run-{index:06}");
         let mut new = long(&name, &self.queue(index), u32::from(index < gpu_pods));
@@ -453,7 +456,7 @@ impl Large {
     }
 
     /// A pending pod, with one of this many requests.
-    fn waiting(&self, name: &str, index: usize, gpus: u32) -> Pod {
+    fn pending(&self, name: &str, index: usize, gpus: u32) -> Pod {
         let mut new = long(name, &self.queue(index), gpus);
         let request = index % self.requests;
         new.cpu = CpuMilli(1000 + request as u64 % 100);
@@ -494,17 +497,17 @@ impl Large {
         let mut take = |event| events.push(event);
         for index in 0..20 {
             let at = turn * 20 + index;
-            self.gone(&self.running(at), &mut take);
-            self.gone(&self.running(gpu_pods + at), &mut take);
+            self.gone(&self.placed(at), &mut take);
+            self.gone(&self.placed(gpu_pods + at), &mut take);
         }
         for index in 0..40 {
             let name = format!("new-{turn:03}-{index:02}");
-            let mut new = self.waiting(&name, turn * 40 + index, index as u32 % 2);
+            let mut new = self.pending(&name, turn * 40 + index, index as u32 % 2);
             new.created = Time(20_000);
             self.made(new, &mut take);
         }
         for index in 0..15 {
-            let mut pod = self.running(gpu_pods + 10_000 + turn * 15 + index);
+            let mut pod = self.placed(gpu_pods + 10_000 + turn * 15 + index);
             if self.grouped && pod.ours {
                 pod.group = Some(GroupName::new(group_of(&pod)));
             }
@@ -522,7 +525,7 @@ impl Large {
     /// A pod that fits nowhere.
     pub fn one_more(&self, turn: usize) -> Vec<Event> {
         let mut events = Vec::new();
-        let mut new = self.waiting(&format!("more-{turn:03}"), turn, 1);
+        let mut new = self.pending(&format!("more-{turn:03}"), turn, 1);
         new.created = Time(20_000);
         self.made(new, |event| events.push(event));
         events

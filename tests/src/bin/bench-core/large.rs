@@ -8,24 +8,48 @@ use aliquot_tests::workloads::{Large, NOW};
 use scheduler_core::{Config, Core, Event};
 use std::time::{Duration, Instant};
 
-/// A shape, what a decision may cost after 100 changes, and what the core may hold.
+/// A shape, and its targets.
 struct Shape {
+    size: &'static str,
     large: Large,
+    /// Of a decision after 100 changes, in milliseconds.
     changes: f64,
+    /// Of a decision after a new pod and after a new queue, in milliseconds.
+    pod: Option<f64>,
+    queue: Option<f64>,
+    /// Of the core's memory.
     mib: Option<usize>,
 }
 
 /// Its rows; how many of them missed their target.
 pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
-    const NODES: usize = 4000;
     let shape = |grouped, requests, changes, mib| Shape {
+        size: "large",
         large: Large {
-            nodes: NODES,
+            nodes: 4000,
+            running: 130_000,
+            waiting: 10_000,
             grouped,
             requests,
         },
         changes,
+        pod: Some(0.3),
+        queue: Some(0.2),
         mib,
+    };
+    let huge = Shape {
+        size: "huge",
+        large: Large {
+            nodes: 20_000,
+            running: 400_000,
+            waiting: 100_000,
+            grouped: true,
+            requests: 1000,
+        },
+        changes: 20.0,
+        pod: None,
+        queue: None,
+        mib: Some(96),
     };
     let mut missed = 0;
     for shape in [
@@ -33,6 +57,7 @@ pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
         shape(true, 1, 1.0, Some(32)),
         shape(true, 100, 2.0, None),
         shape(true, 1000, 5.0, None),
+        huge,
     ] {
         let grouped = if shape.large.grouped {
             "grouped"
@@ -40,8 +65,8 @@ pub(crate) fn rows(rounds: usize, wanted: impl Fn(&str) -> bool) -> u32 {
             "alone"
         };
         let name = format!(
-            "large cluster, {grouped}, {} requests",
-            shape.large.requests
+            "{} cluster, {grouped}, {} requests",
+            shape.size, shape.large.requests
         );
         if wanted(&name) {
             missed += of(rounds, &name, &shape);
@@ -96,10 +121,12 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
         ("100 changes", Some(shape.changes), &|turn| {
             large.changes(turn)
         }),
-        ("a pod that fits nowhere", Some(0.3), &|turn| {
+        ("a pod that fits nowhere", shape.pod, &|turn| {
             large.one_more(turn)
         }),
-        ("a queue is made", Some(0.2), &|turn| large.one_queue(turn)),
+        ("a queue is made", shape.queue, &|turn| {
+            large.one_queue(turn)
+        }),
         ("a node flaps", None, &|turn| large.flap(turn)),
     ];
     for (what, target, events) in kinds {

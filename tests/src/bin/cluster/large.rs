@@ -73,7 +73,7 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     println!("  every card taken after {:.1} s", seconds(begin));
     let waiting = names("waits", sizes.pending, |name| whole(LOAD, name, 1));
     make(&cluster.client, waiting).await?;
-    let settled = meter::settled(cluster, &scheduler).await?;
+    let settled = meter::settled(cluster, &scheduler.daemon).await?;
     println!(
         "  {} wait, and all is said, after {:.1} s; {}",
         sizes.pending,
@@ -97,7 +97,9 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     );
     println!(
         "  {}",
-        Meter::read(cluster, Some(&scheduler)).await?.memory()
+        Meter::read(cluster, Some(&scheduler.daemon))
+            .await?
+            .memory()
     );
     scheduler.daemon.alive()?;
     drop(bound);

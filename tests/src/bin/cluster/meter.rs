@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::scheduler::Scheduler;
+use aliquot_tests::daemon::Daemon;
 use anyhow::{Context, Result};
 
 /// Verbs that change something.
@@ -32,14 +32,14 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub(crate) async fn read(cluster: &Cluster, scheduler: Option<&Scheduler>) -> Result<Self> {
+    pub(crate) async fn read(cluster: &Cluster, scheduler: Option<&Daemon>) -> Result<Self> {
         let [api_server, etcd] = cluster.control_plane.pids().context("no API server")?;
         let mut meter = Self {
             writes: writes(cluster).await?,
             cpu: [seconds(api_server)?, seconds(etcd)?, 0.0],
             memory: [0, 0],
         };
-        if let Some(pid) = scheduler.and_then(|scheduler| scheduler.daemon.pid()) {
+        if let Some(pid) = scheduler.and_then(Daemon::pid) {
             meter.cpu[2] = seconds(pid)?;
             meter.memory = [memory(pid, "VmRSS:")?, memory(pid, "VmHWM:")?];
         }
@@ -67,6 +67,11 @@ impl Meter {
             );
         }
         text
+    }
+
+    /// The API server's processor time since then, in seconds.
+    pub(crate) fn api_server_since(&self, before: &Self) -> f64 {
+        self.cpu[0] - before.cpu[0]
     }
 
     /// What the scheduler holds.
@@ -100,7 +105,7 @@ impl Meter {
 }
 
 /// Waits until nothing is written any more.
-pub(crate) async fn settled(cluster: &Cluster, scheduler: &Scheduler) -> Result<Meter> {
+pub(crate) async fn settled(cluster: &Cluster, scheduler: &Daemon) -> Result<Meter> {
     let mut last = Meter::read(cluster, Some(scheduler)).await?;
     for _ in 0..LOOKS {
         tokio::time::sleep(QUIET).await;

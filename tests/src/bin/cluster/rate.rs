@@ -16,6 +16,7 @@ use kube::{Api, Client};
 use proto::names::kai;
 use serde_json::{Value, json};
 
+use crate::jobs::{clear_jobs, employ, job, make_jobs};
 use crate::meter::{self, Meter};
 use crate::scale::{CARDS, LIMIT, LOAD, Sizes, gang, member, names, start, stop};
 
@@ -70,7 +71,7 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
         alone.push(reason_of_one(cluster, &format!("alone-{at}")).await?);
     }
     meter::row("  made to reason shown, one pod", &mut alone);
-    let before = Meter::read(cluster, Some(&scheduler)).await?;
+    let before = Meter::read(cluster, Some(&scheduler.daemon)).await?;
     // No more than there is room for: a card takes nine of them beside its reserve.
     let marked = reclaimed.div_ceil(CARDS as usize) * CARDS as usize;
     let free = (cards - marked).saturating_sub(filled - reclaimed);
@@ -99,7 +100,7 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
     if let Err(error) = bound.reach(filled + comers + reclaimed, REST).await {
         println!("  MISSED: {error:#}");
     }
-    let after = Meter::read(cluster, Some(&scheduler)).await?;
+    let after = Meter::read(cluster, Some(&scheduler.daemon)).await?;
     let times = bound.times();
     let took = |prefix: &str| -> Vec<Duration> {
         made.iter()
@@ -118,6 +119,82 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
     drop(bound);
     stop(cluster, scheduler).await?;
     clear(cluster, LOAD).await
+}
+
+/// Jobs of one pod come at a rate, where four fifths of all cards are taken by Jobs, and many
+/// other Jobs of as many different requests wait for what there is not.
+pub(crate) async fn owned(cluster: &mut Cluster, sizes: &Sizes) -> Result<()> {
+    /// Different requests among those that wait.
+    const REQUESTS: usize = 100;
+    const RATE: u32 = 20;
+    /// Half a minute's, or what there is room for.
+    const COMERS: usize = 600;
+    let cards = sizes.nodes * CARDS as usize;
+    let filled = cards * 4 / 5;
+    let comers = ((cards - filled) * 9).min(COMERS);
+    mark(cluster, 0).await?;
+    employ(cluster)?;
+    let mut scheduler = start(cluster, "scheduler").await?;
+    scheduler.ready().await?;
+    cluster.heard().await?;
+    let mut bound = Bound::follow(cluster.client.clone(), LOAD);
+    let fillers = names("filler", filled, |name| job(&whole(LOAD, name, 1)));
+    make_jobs(&cluster.client, fillers).await?;
+    bound.reach(filled, LIMIT).await?;
+    let waiting = (0..sizes.pending).map(|at| {
+        let mut pod = whole(LOAD, &format!("infeasible-{at:05}"), 1);
+        pod["spec"]["nodeSelector"] = json!({ "marked": "nowhere" });
+        pod["spec"]["containers"][0]["resources"]["requests"] =
+            json!({ "cpu": format!("{}m", 1 + at % REQUESTS) });
+        job(&pod)
+    });
+    make_jobs(&cluster.client, waiting).await?;
+    reasons(cluster, sizes.pending).await?;
+    meter::settled(cluster, &scheduler.daemon).await?;
+    println!(
+        "\n{RATE} Jobs/s of one pod, {filled} of {cards} cards taken, {} Jobs of {REQUESTS} different requests wait",
+        sizes.pending
+    );
+    let before = Meter::read(cluster, Some(&scheduler.daemon)).await?;
+    let mut tick = tokio::time::interval(Duration::from_secs(1) / RATE);
+    let mut under_way = stream::FuturesUnordered::new();
+    for at in 0..comers {
+        tick.tick().await;
+        let name = format!("comer-{at:05}");
+        let job = job(&fraction(LOAD, &name, "0.1"));
+        let client = cluster.client.clone();
+        under_way.push(tokio::spawn(async move {
+            let submitted = Instant::now();
+            make_jobs(&client, [job]).await?;
+            anyhow::Ok((name, submitted))
+        }));
+    }
+    let mut submitted = BTreeMap::new();
+    while let Some(one) = under_way.next().await {
+        let (name, at) = one??;
+        submitted.insert(name, at);
+    }
+    if let Err(error) = bound.reach(filled + comers, REST).await {
+        println!("  MISSED: {error:#}");
+    }
+    let after = Meter::read(cluster, Some(&scheduler.daemon)).await?;
+    let times = bound.times();
+    // A pod's name is its Job's with a suffix.
+    let job_of = |pod: &str| pod.rsplit_once('-').map(|(job, _)| job.to_owned());
+    let mut took: Vec<Duration> = times
+        .iter()
+        .filter_map(|(pod, bound)| {
+            let submitted = submitted.get(&job_of(pod)?)?;
+            Some(bound.saturating_duration_since(*submitted))
+        })
+        .collect();
+    meter::row("  a Job submitted to its pod bound", &mut took);
+    println!("    {}", after.since(&before, comers));
+    println!("    {}", after.writes_since(&before, comers));
+    judge(cluster, LOAD).await?;
+    drop(bound);
+    stop(cluster, scheduler).await?;
+    clear_jobs(cluster).await
 }
 
 async fn come(client: Client, pod: Value) -> Result<(String, Instant)> {

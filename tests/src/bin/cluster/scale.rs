@@ -55,8 +55,8 @@ pub(crate) struct Sizes {
     /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Only this part: whole, shares, jobs, gangs, rate, failover; or large, which is never one
-    /// of all: `--only large --nodes 4000 --pods 130000` takes a quarter of an hour.
+    /// Only this part: whole, shares, jobs, gangs, rate, owned, agents, failover; or large, which
+    /// is never one of all: `--only large --nodes 4000 --pods 130000` takes a quarter of an hour.
     #[arg(long)]
     only: Option<String>,
     /// Leaves profiles of the API server's processor time here, of the first seconds of each
@@ -112,6 +112,12 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
         for rate in [50, 200] {
             rate::arrivals(&cluster, &sizes, rate).await?;
         }
+    }
+    if asked("owned") {
+        rate::owned(&mut cluster, &sizes).await?;
+    }
+    if asked("agents") {
+        agents(&cluster).await?;
     }
     if asked("failover") {
         failover(&cluster, sizes.rounds).await?;
@@ -222,8 +228,8 @@ async fn paired(
         scheduler.daemon.alive()?;
         reached?;
         let ours = round_of(begin, &bound)?;
-        let at_last = Meter::read(cluster, Some(&scheduler)).await?;
-        let settled = meter::settled(cluster, &scheduler).await?;
+        let at_last = Meter::read(cluster, Some(&scheduler.daemon)).await?;
+        let settled = meter::settled(cluster, &scheduler.daemon).await?;
         if let Some(profiled) = profiled {
             profiled.await??;
         }
@@ -382,6 +388,20 @@ pub(crate) fn member(name: &str, group: &str) -> Value {
     let mut pod = whole(LOAD, name, 1);
     pod["metadata"]["annotations"] = json!({ kai::POD_GROUP: group });
     pod
+}
+
+/// What the scheduler holds of nodes and agents alone.
+async fn agents(cluster: &Cluster) -> Result<()> {
+    let mut scheduler = start(cluster, "scheduler").await?;
+    scheduler.ready().await?;
+    cluster.heard().await?;
+    let settled = meter::settled(cluster, &scheduler.daemon).await?;
+    println!(
+        "\n{} agents connected: {}",
+        cluster.simulated_agents()?.nodes.len(),
+        settled.memory()
+    );
+    stop(cluster, scheduler).await
 }
 
 /// Two replicas; the one that acts is killed while pods come, again and again.
