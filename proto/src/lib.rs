@@ -5,9 +5,12 @@
 //! - [`telemetry`]: agent to scheduler.
 //! - [`mps`]: agent to the MPS supervisor on the same node.
 //! - [`names`]: every string that two processes must agree on.
+//! - [`codec`]: how the messages of [`telemetry`] are buffered.
 //!
 //! No logic.
 #![forbid(unsafe_code)]
+
+pub mod codec;
 
 /// The kubelet's device-plugin API, v1beta1.
 pub mod deviceplugin {

@@ -54,7 +54,7 @@ pub(crate) struct Sizes {
     pub(crate) pending: usize,
     /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
     #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    pub(crate) rounds: usize,
     /// Only this part: whole, shares, jobs, gangs, rate, owned, agents, failover; or large, which
     /// is never one of all: `--only large --nodes 4000 --pods 130000` takes a quarter of an hour.
     #[arg(long)]
@@ -68,6 +68,7 @@ pub(crate) struct Sizes {
 pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> Result<ExitCode> {
     let mut cluster = Cluster::start(programs, work).await?;
     cluster.install().await?;
+    cluster.admit().await?;
     cluster.make_namespace(LOAD).await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), LOAD);
     until("the default account", Duration::from_secs(30), || async {
