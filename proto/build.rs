@@ -3,37 +3,30 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=vendor");
     println!("cargo:rerun-if-changed=aliquot");
-    const DEFAULT: &str = "tonic_prost::ProstCodec";
-    for (file, include, codec) in [
+    for (file, include) in [
         (
             "vendor/deviceplugin/v1beta1/api.proto",
             "vendor/deviceplugin/v1beta1",
-            DEFAULT,
         ),
-        (
-            "vendor/podresources/v1/api.proto",
-            "vendor/podresources/v1",
-            DEFAULT,
-        ),
-        ("vendor/dra/v1/api.proto", "vendor/dra/v1", DEFAULT),
+        ("vendor/podresources/v1/api.proto", "vendor/podresources/v1"),
+        ("vendor/dra/v1/api.proto", "vendor/dra/v1"),
         (
             "vendor/dra-health/v1alpha1/api.proto",
             "vendor/dra-health/v1alpha1",
-            DEFAULT,
         ),
         (
             "vendor/pluginregistration/v1/api.proto",
             "vendor/pluginregistration/v1",
-            DEFAULT,
         ),
-        (
-            "aliquot/telemetry.proto",
-            "aliquot",
-            "crate::codec::SmallBuffers",
-        ),
-        ("aliquot/mps.proto", "aliquot", DEFAULT),
+        ("aliquot/telemetry.proto", "aliquot"),
+        ("aliquot/mps.proto", "aliquot"),
     ] {
         let descriptors = protox::compile([file], [include])?;
+        let codec = if file == "aliquot/telemetry.proto" {
+            "crate::codec::SmallBuffers"
+        } else {
+            "tonic_prost::ProstCodec"
+        };
         tonic_prost_build::configure()
             .build_transport(true)
             .codec_path(codec)

@@ -408,8 +408,9 @@ impl JobQueue {
     }
 
     /// The job that was taken last found nothing, and nothing has moved since. Those behind it
-    /// that want the same, and would find nothing either by `finds_nothing`, are taken out
-    /// too: it would be their turn, one after the other. Only for waiting jobs.
+    /// that would find nothing either by `finds_nothing` are taken out too, as long as it would be
+    /// their turn, one after the other: while they want the same, or where no other queue has jobs.
+    /// Only for waiting jobs.
     pub(crate) fn pass_alike(
         &mut self,
         state: &State,
@@ -419,11 +420,12 @@ impl JobQueue {
         let (Some(leaf), Some(wanted)) = (self.taken, self.wanted) else {
             return;
         };
+        let alone = self.has_no_sibling(leaf);
         let Some(node) = self.nodes.get_mut(&leaf) else {
             return;
         };
         while let Some(best) = node.best()
-            && best.wanted == wanted
+            && (alone || best.wanted == wanted)
             && finds_nothing(leaf, best)
         {
             let job = best.job;
@@ -433,6 +435,22 @@ impl JobQueue {
             self.taken = self.prune(state, shares, leaf);
             self.wanted = None;
         }
+    }
+
+    /// No queue with jobs is beside this one or beside an ancestor: its jobs follow each other.
+    fn has_no_sibling(&self, leaf: QueueKey) -> bool {
+        let mut at = leaf;
+        while let Some(node) = self.nodes.get(&at) {
+            let Some(parent) = node.parent else {
+                return self.top.len() == 1;
+            };
+            let beside = self.nodes.get(&parent).map(|node| node.children.len());
+            if beside != Some(1) {
+                return false;
+            }
+            at = parent;
+        }
+        false
     }
 
     /// The next of the jobs that are in the tree beside a line. Those of the line before it take

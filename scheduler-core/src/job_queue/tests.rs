@@ -14,8 +14,8 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 /// Queues in two departments, one of which has a quota for this many GPUs, and below one of them a
-/// third.
-fn cluster(quota: u64, pods: usize) -> Core {
+/// third. The pods are in the first queues.
+fn cluster(quota: u64, pods: usize, queues: usize) -> Core {
     let mut lines = format!(
         "node n1 cpu=8000 memory=8589934592 pods=10 gpus=8\n\
          queue a gpu={quota}000000000/-1/1000000\nqueue b\nqueue c parent=b gpu=1000000000/-1/1000000\n"
@@ -27,7 +27,7 @@ fn cluster(quota: u64, pods: usize) -> Core {
         );
     }
     for pod in 0..pods {
-        let (queue, _) = QUEUES[pod % QUEUES.len()];
+        let (queue, _) = QUEUES[pod % queues];
         let _ = writeln!(
             lines,
             "pod p{pod:02} queue={queue} gpus.main=1 created={pod}"
@@ -108,7 +108,7 @@ fn best_of<'a>(
 }
 
 /// Takes all; a job with a place is counted in its queue, a job without is left out.
-fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
+fn order(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> Vec<JobKey> {
     let state = core.state_for_tests();
     state.refresh_queues();
     let uses: Vec<_> = state
@@ -123,7 +123,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], by: By) -> Vec<JobKey> {
         let mut line: Vec<Entry> = wants
             .iter()
             .enumerate()
-            .filter(|(index, _)| QUEUES[index % QUEUES.len()].0 == name)
+            .filter(|(index, _)| QUEUES[index % queues].0 == name)
             .map(|(index, (size, _))| Entry {
                 job: state.job_of(&format!("pod:p{index:02}").into()).unwrap(),
                 rank: JobRank {
@@ -214,13 +214,14 @@ proptest! {
     #[test]
     fn jobs_are_taken_in_the_order_of_the_rule(
         quota in 0_u64..8,
+        queues in 1..=QUEUES.len(),
         wants in proptest::collection::vec((0_usize..3, proptest::bool::weighted(0.3)), 1..60),
     ) {
-        let mut core = cluster(quota, wants.len());
-        let rule = order(&mut core, &wants, By::Rule);
-        prop_assert_eq!(&rule, &order(&mut core, &wants, By::Tree));
-        prop_assert_eq!(&rule, &order(&mut core, &wants, By::TreePassingAlike));
-        let beside = order(&mut core, &wants, By::Beside);
-        prop_assert_eq!(beside, order(&mut core, &wants, By::Own));
+        let mut core = cluster(quota, wants.len(), queues);
+        let rule = order(&mut core, &wants, queues, By::Rule);
+        prop_assert_eq!(&rule, &order(&mut core, &wants, queues, By::Tree));
+        prop_assert_eq!(&rule, &order(&mut core, &wants, queues, By::TreePassingAlike));
+        let beside = order(&mut core, &wants, queues, By::Beside);
+        prop_assert_eq!(beside, order(&mut core, &wants, queues, By::Own));
     }
 }
