@@ -409,8 +409,8 @@ impl JobQueue {
 
     /// The job that was taken last found nothing, and nothing has moved since. Those behind it
     /// that would find nothing either by `finds_nothing` are taken out too, as long as it would be
-    /// their turn, one after the other: while they want the same, or where no other queue has jobs.
-    /// Only for waiting jobs.
+    /// their turn, one after the other: while they want the same, or no other queue has jobs. Only
+    /// for waiting jobs.
     pub(crate) fn pass_alike(
         &mut self,
         state: &State,
@@ -420,12 +420,12 @@ impl JobQueue {
         let (Some(leaf), Some(wanted)) = (self.taken, self.wanted) else {
             return;
         };
-        let alone = self.has_no_sibling(leaf);
+        let one_leaf = self.has_one_leaf();
         let Some(node) = self.nodes.get_mut(&leaf) else {
             return;
         };
         while let Some(best) = node.best()
-            && (alone || best.wanted == wanted)
+            && (one_leaf || best.wanted == wanted)
             && finds_nothing(leaf, best)
         {
             let job = best.job;
@@ -437,18 +437,16 @@ impl JobQueue {
         }
     }
 
-    /// No queue with jobs is beside this one or beside an ancestor: its jobs follow each other.
-    fn has_no_sibling(&self, leaf: QueueKey) -> bool {
-        let mut at = leaf;
-        while let Some(node) = self.nodes.get(&at) {
-            let Some(parent) = node.parent else {
-                return self.top.len() == 1;
-            };
-            let beside = self.nodes.get(&parent).map(|node| node.children.len());
-            if beside != Some(1) {
-                return false;
+    /// One queue alone has jobs: they follow each other.
+    fn has_one_leaf(&self) -> bool {
+        let mut level = &self.top;
+        while let [only] = level.as_slice()
+            && let Some(node) = self.nodes.get(&only.queue)
+        {
+            if node.children.is_empty() {
+                return true;
             }
-            at = parent;
+            level = &node.children;
         }
         false
     }

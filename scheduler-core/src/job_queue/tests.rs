@@ -107,8 +107,14 @@ fn best_of<'a>(
     best.map(|(_, _, found)| found)
 }
 
-/// Takes all; a job with a place is counted in its queue, a job without is left out.
+/// Those that find a place, in order.
 fn order(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> Vec<JobKey> {
+    turns(core, wants, queues, by).0
+}
+
+/// Takes all; a job with a place is counted in its queue, a job without is left out. Those with a
+/// place in order, and how many jobs were taken.
+fn turns(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> (Vec<JobKey>, usize) {
     let state = core.state_for_tests();
     state.refresh_queues();
     let uses: Vec<_> = state
@@ -169,7 +175,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> Vec
     } else {
         queue.fill_with(state, &shares, &line);
     }
-    let mut placed = Vec::new();
+    let (mut placed, mut turns) = (Vec::new(), 0);
     loop {
         let entry = if let By::Rule = by {
             let top = state.top_queues.clone();
@@ -188,6 +194,7 @@ fn order(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> Vec
         let Some(entry) = entry else {
             break;
         };
+        turns += 1;
         if !fits[&entry.job] {
             if let By::TreePassingAlike = by {
                 queue.pass_alike(state, &shares, |_, entry| !fits[&entry.job]);
@@ -205,7 +212,17 @@ fn order(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> Vec
     for (key, used) in uses {
         state.set(Cell::Queue(key, used));
     }
-    placed
+    (placed, turns)
+}
+
+/// A pod that comes to a queue in which thousands of other requests wait does not pay for each.
+#[test]
+fn jobs_of_one_queue_that_find_nothing_take_one_turn_whatever_they_want() {
+    let mut wants: Vec<(usize, bool)> = (0..58).map(|index| (index % 3, false)).collect();
+    wants.push((0, true));
+    let mut core = cluster(0, wants.len(), 1);
+    let (placed, turns) = turns(&mut core, &wants, 1, By::TreePassingAlike);
+    assert_eq!((placed.len(), turns), (1, 2));
 }
 
 proptest! {

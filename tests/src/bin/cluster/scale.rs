@@ -52,7 +52,8 @@ pub(crate) struct Sizes {
     /// Pods that wait for what there is not, while others come.
     #[arg(long, default_value_t = 10_000)]
     pub(crate) pending: usize,
-    /// Pairs of the scheduler and the bare writes; repetitions of gangs and fail-overs.
+    /// Pairs of the scheduler and the bare writes, or kube-scheduler; repetitions of gangs and
+    /// fail-overs.
     #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
     /// Only this part: whole, shares, jobs, gangs, rate, owned, agents, failover; or large, which
