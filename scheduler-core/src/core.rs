@@ -7,8 +7,8 @@ use crate::config::{Config, Plugin};
 use crate::cycle::{self, CycleCache};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
-use crate::groups::{self, GroupView};
-use crate::ids::{NodeName, PodUid};
+use crate::groups::{self, GroupChange, GroupView};
+use crate::ids::{GroupName, NodeName, PodUid};
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Scope, Shortage};
@@ -174,6 +174,31 @@ impl Core {
     /// What each pod group has, wants and waits for.
     pub fn groups(&self) -> Vec<GroupView> {
         groups::views(&self.state)
+    }
+
+    /// The pod groups whose views are other ones than those that were taken last: all that
+    /// [`Core::groups`] returns in the beginning. At most `most` groups are looked at, and nothing
+    /// is done for others: those that are gone first, then those that changed first.
+    pub fn take_changed_groups(&mut self, most: usize) -> Vec<GroupChange> {
+        groups::take_changed(&mut self.state, most)
+    }
+
+    /// True if that pod group is there.
+    pub fn has_group(&self, name: &GroupName) -> bool {
+        let job = self.state.job_of(name);
+        job.and_then(|job| self.state.jobs.get(job))
+            .is_some_and(groups::is_there)
+    }
+
+    /// True if some are left for [`Core::take_changed_groups`] to look at.
+    pub fn has_changed_groups(&self) -> bool {
+        !self.state.changed_groups.is_empty()
+    }
+
+    /// [`Core::take_changed_groups`] returns all groups again. For a replica that begins to lead:
+    /// it does not know what others have made of their views.
+    pub fn forget_taken_groups(&mut self) {
+        groups::forget_taken(&mut self.state);
     }
 
     /// The events from which an equal core can be built: settings, objects, open decisions,

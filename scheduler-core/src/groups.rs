@@ -4,6 +4,10 @@ use crate::action::ReasonKind;
 use crate::ids::GroupName;
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::job_row::JobRow;
+use crate::state::rows::{JobKey, TaskKey};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// One pod group. Amounts come as GPU (nano), CPU (milli), memory (bytes).
@@ -26,72 +30,170 @@ pub struct GroupView {
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
 
-/// Every pod group that is there, in order of name: not one that was announced before its
-/// object was made.
+/// What became of a pod group since its view was taken last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupChange {
+    /// It has another view, or its first one.
+    Changed(GroupView),
+    /// It is gone. Another group may have its name since.
+    Gone(GroupName),
+}
+
+/// Every pod group that is there, in order of name.
 pub(crate) fn views(state: &State) -> Vec<GroupView> {
-    let mut views: Vec<GroupView> = state
-        .jobs
-        .values()
-        .filter(|job| {
-            job.group
-                .as_ref()
-                .is_some_and(|group| !group.uid.is_empty())
-        })
-        .map(|job| {
-            let mut view = GroupView {
-                group: job.group_name(),
-                running: 0,
-                pending: 0,
-                held: [0; 3],
-                held_non_preemptible: [0; 3],
-                requested: [0; 3],
-                reason: None,
-            };
-            for key in job.tasks.iter() {
-                let Some(row) = state.tasks.get(*key) else {
-                    continue;
-                };
-                let cell = state.cell(*key);
-                let add = |sum: &mut [u128; 3], amounts: [u128; 3]| {
-                    for (sum, amount) in sum.iter_mut().zip(amounts) {
-                        *sum = sum.saturating_add(amount);
-                    }
-                };
-                match cell.status {
-                    Status::Running | Status::Stuck => view.running += 1,
-                    Status::Pending | Status::Promised | Status::Assumed | Status::Bound => {
-                        view.pending += 1;
-                    }
-                    Status::Detached | Status::Releasing | Status::Victim | Status::Done => {}
-                }
-                match cell.status {
-                    Status::Running | Status::Assumed | Status::Bound => {
-                        let charge = state.charge(*key, cell.holds());
-                        add(&mut view.held, charge);
-                        add(&mut view.requested, charge);
-                        if !state.preemptible(row) {
-                            add(&mut view.held_non_preemptible, charge);
-                        }
-                    }
-                    Status::Pending | Status::Promised => {
-                        if let Some(spec) = state.specs.get(row.spec) {
-                            add(&mut view.requested, spec.request());
-                        }
-                        if view.reason.is_none() {
-                            let said = state.said.get(key);
-                            view.reason = said.map(|why| (why.kind, Arc::clone(&why.line)));
-                        }
-                    }
-                    Status::Stuck
-                    | Status::Detached
-                    | Status::Releasing
-                    | Status::Victim
-                    | Status::Done => {}
-                }
-            }
-            view
-        })
-        .collect();
+    let jobs = state.jobs.values();
+    let mut views: Vec<GroupView> = jobs.filter_map(|job| view(state, job)).collect();
     views.sort_by(|a, b| a.group.cmp(&b.group));
     views
+}
+
+/// What changed since the views were taken. At most `most` changes, of as many groups.
+pub(crate) fn take_changed(state: &mut State, most: usize) -> Vec<GroupChange> {
+    let gone = state.changed_groups.take_gone(most).into_iter();
+    let mut changes: Vec<GroupChange> = gone.map(GroupChange::Gone).collect();
+    for _ in changes.len()..most {
+        let Some(key) = state.next_changed_group() else {
+            break;
+        };
+        let Some(job) = state.jobs.get(key) else {
+            continue;
+        };
+        let (view, name) = (view(state, job), job.group_name());
+        let digest = view.as_ref().map(digest);
+        let Some(job) = state.jobs.get_mut(key) else {
+            continue;
+        };
+        if std::mem::replace(&mut job.taken, digest) != digest {
+            changes.push(view.map_or(GroupChange::Gone(name), GroupChange::Changed));
+        }
+    }
+    changes
+}
+
+/// Every view that was taken counts as changed.
+pub(crate) fn forget_taken(state: &mut State) {
+    let keys: Vec<JobKey> = state.jobs.keys().collect();
+    for key in keys {
+        if let Some(job) = state.jobs.get_mut(key)
+            && job.taken.is_some()
+        {
+            job.taken = Some(FORGOTTEN);
+            state.group_changed(key);
+        }
+    }
+}
+
+/// In place of a view's digest: one was taken, which one is not known any more.
+const FORGOTTEN: NonZeroU64 = NonZeroU64::MIN;
+
+/// It only says whether a view is another one.
+pub(crate) fn digest(view: &GroupView) -> NonZeroU64 {
+    let mut hasher = DefaultHasher::new();
+    view.hash(&mut hasher);
+    NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX)
+}
+
+/// Not of a pod of its own, nor of a group that was announced before its object was made.
+pub(crate) fn is_there(job: &JobRow) -> bool {
+    let group = job.group.as_ref();
+    group.is_some_and(|group| !group.uid.is_empty())
+}
+
+/// `None`: it is not there.
+pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
+    if !is_there(job) {
+        return None;
+    }
+    let mut view = GroupView {
+        group: job.group_name(),
+        running: 0,
+        pending: 0,
+        held: [0; 3],
+        held_non_preemptible: [0; 3],
+        requested: [0; 3],
+        reason: None,
+    };
+    for key in job.tasks.iter() {
+        add(state, *key, &mut view);
+    }
+    Some(view)
+}
+
+/// One more pod.
+fn add(state: &State, key: TaskKey, view: &mut GroupView) {
+    let Some(row) = state.tasks.get(key) else {
+        return;
+    };
+    let cell = state.cell(key);
+    let add = |sum: &mut [u128; 3], amounts: [u128; 3]| {
+        for (sum, amount) in sum.iter_mut().zip(amounts) {
+            *sum = sum.saturating_add(amount);
+        }
+    };
+    match cell.status {
+        Status::Running | Status::Stuck => view.running += 1,
+        Status::Pending | Status::Promised | Status::Assumed | Status::Bound => {
+            view.pending += 1;
+        }
+        Status::Detached | Status::Releasing | Status::Victim | Status::Done => {}
+    }
+    match cell.status {
+        Status::Running | Status::Assumed | Status::Bound => {
+            let charge = state.charge(key, cell.holds());
+            add(&mut view.held, charge);
+            add(&mut view.requested, charge);
+            if !state.preemptible(row) {
+                add(&mut view.held_non_preemptible, charge);
+            }
+        }
+        Status::Pending | Status::Promised => {
+            if let Some(spec) = state.specs.get(row.spec) {
+                add(&mut view.requested, spec.request());
+            }
+            if view.reason.is_none() {
+                let said = state.said.get(&key);
+                view.reason = said.map(|why| (why.kind, Arc::clone(&why.line)));
+            }
+        }
+        Status::Stuck | Status::Detached | Status::Releasing | Status::Victim | Status::Done => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Time;
+    use crate::{Action, Config, Core, text};
+
+    #[test]
+    fn a_group_that_loses_a_pod_to_another_has_changed_with_the_decision() {
+        let mut core = Core::new(Config::verified());
+        let events = "queue q\nnode n cpu=4000 pods=10 gpus=2\n\
+            group a/low queue=q priority=50\ngroup a/high queue=q priority=75\n\
+            pod low1 group=a/low gpus.main=1 on=n\npod low2 group=a/low gpus.main=1 on=n\n";
+        for event in text::read(events).unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        assert_eq!(core.take_changed_groups(usize::MAX).len(), 2);
+        for event in text::read("pod high group=a/high gpus.main=1\n").unwrap() {
+            assert_eq!(core.apply(event), []);
+        }
+        let decision = core.decide(Time(1_000));
+        assert!(
+            matches!(decision.actions.as_slice(), [Action::Evict(_)]),
+            "{decision:?}"
+        );
+        let changed = core.take_changed_groups(usize::MAX);
+        let mut running: Vec<(String, u32)> = changed
+            .into_iter()
+            .filter_map(|change| match change {
+                GroupChange::Changed(view) => Some((view.group.to_string(), view.running)),
+                GroupChange::Gone(_) => None,
+            })
+            .collect();
+        running.sort();
+        assert_eq!(running, [("a/high".into(), 0), ("a/low".into(), 1)]);
+        assert!(!core.has_changed_groups());
+        assert_eq!(core.violations(), Vec::<String>::new());
+    }
 }

@@ -7,8 +7,10 @@ mod sums;
 
 use crate::action::{Action, Decision};
 use crate::fit::card as fit;
+use crate::groups;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
+use crate::state::job_row::JobRow;
 use crate::state::rows::TaskKey;
 use crate::state::sorted::Sorted;
 use std::collections::BTreeMap;
@@ -106,6 +108,13 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         != state.tasks.len()
     {
         wrong.push("request signatures have other users than tasks".to_owned());
+    }
+    let untold = |job: &JobRow| {
+        let digest = groups::view(state, job).as_ref().map(groups::digest);
+        !job.single && !job.is_changed && job.taken != digest
+    };
+    if state.jobs.values().any(untold) {
+        wrong.push("a group has changed and is not among those that have".to_owned());
     }
     if state.in_trial() {
         wrong.push("a trial was left open".to_owned());

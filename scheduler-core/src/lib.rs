@@ -136,6 +136,6 @@ pub use event::{
     Rest,
 };
 pub use explain::Explanation;
-pub use groups::GroupView;
+pub use groups::{GroupChange, GroupView};
 pub use problem::Problem;
 pub use queues::{ProductView, QueueView};

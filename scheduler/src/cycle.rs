@@ -8,6 +8,7 @@
 
 mod decided;
 mod granted;
+mod group_feed;
 mod look;
 mod standstill;
 
@@ -16,15 +17,16 @@ use crate::clock::{Clock, Wall};
 use crate::convert::World;
 use crate::mig_layout;
 use crate::observe::{self, Observer};
-use crate::report::Views;
+use crate::report::{GroupReport, Views};
 use crate::scale_up;
 use crate::status::{Meters, Status};
 use crate::telemetry::{AgentEvent, AgentEventReceiver};
 use crate::usage::{UsageClient, UsageResult};
 use crate::watch::Fact;
 use granted::Granted;
+use group_feed::GroupFeed;
 use scheduler_core::ids::{PodUid, QueueName};
-use scheduler_core::{Core, Event, Outcome, Problem, text};
+use scheduler_core::{Core, Event, Outcome, Problem};
 use standstill::{Line, Standstill};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Events that are applied before the time is read again.
 const BATCH: usize = 4096;
-/// Time between two full reports of queues and groups.
+/// Time between two reports of queues, and of the groups that have changed.
 const REPORT: Duration = Duration::from_secs(1);
 /// Interval at which lasting differences are checked again, with an observed scheduler.
 const OBSERVED_AGAIN: Duration = Duration::from_secs(5);
@@ -79,8 +81,10 @@ pub struct CycleOutputs {
     pub work: mpsc::UnboundedSender<Work>,
     /// For health.
     pub status: watch::Sender<Status>,
-    /// Queues and groups, for the tasks that report them.
+    /// Queues, for the tasks that report them.
     pub views: watch::Sender<Views>,
+    /// Pod groups whose statuses are to be written.
+    pub groups: mpsc::Sender<GroupReport>,
     /// For metrics.
     pub meters: Arc<Meters>,
     /// The shard's node pool, for metrics: set when a shard begins.
@@ -90,8 +94,8 @@ pub struct CycleOutputs {
 /// What people ask; answered between decisions.
 #[derive(Debug)]
 pub enum Question {
-    /// The state as the events that rebuild it, as text.
-    Snapshot(oneshot::Sender<String>),
+    /// The state as the events that rebuild it.
+    Snapshot(oneshot::Sender<Vec<Event>>),
     /// The state as the events that rebuild it, and the settings in force, of the shard that has
     /// this queue. Nothing is answered where none has.
     State(
@@ -152,6 +156,7 @@ pub async fn run(
         orphans: BTreeMap::new(),
         report_at: None,
         reported: Instant::now(),
+        group_feed: GroupFeed::default(),
         clock: Clock::start(inputs.wall.clone()),
         scale_up: inputs.scale_up.take(),
         layouts: inputs.layouts.take(),
@@ -165,15 +170,20 @@ pub async fn run(
     };
     // A replica that leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
+    if led {
+        cycle.group_feed.begins_to_lead(Instant::now());
+    }
     loop {
         let leading = *inputs.leading.borrow_and_update();
         if leading && !led {
             // In this order: a listing that was begun before counts for nothing.
             cycle.world.begins_to_lead();
+            cycle.group_feed.begins_to_lead(Instant::now());
             cycle.outputs.relist.send_modify(|count| *count += 1);
         }
         if led && !leading {
             cycle.look_away();
+            cycle.group_feed.stop();
         }
         led = leading;
         cycle.publish(leading);
@@ -210,6 +220,7 @@ pub async fn run(
             },
             () = at(due) => if cycle.observer.is_some() { cycle.observe() } else { cycle.decide() },
             () = at(cycle.report_at) => cycle.report(leading),
+            () = at(cycle.groups_due()) => cycle.report_groups(),
             () = at(cycle.look_at) => cycle.look(),
             // Looks at the beginning of each round.
             () = at(cycle.standstill.due()) => {}
@@ -267,6 +278,7 @@ struct Cycle {
     /// Something changed that was not reported.
     report_at: Option<Instant>,
     reported: Instant,
+    group_feed: GroupFeed,
     clock: Clock,
     scale_up: Option<scale_up::Line>,
     layouts: Option<mig_layout::Line>,
@@ -507,7 +519,7 @@ impl Cycle {
         match question {
             Question::Of(_, question) => self.answer(*question, leading),
             Question::Snapshot(to) => {
-                let _ = to.send(text::write(&self.core.snapshot()));
+                let _ = to.send(self.core.snapshot());
             }
             Question::State(queue, to) => {
                 if self.core.queues().iter().any(|view| view.queue == queue) {
@@ -567,16 +579,32 @@ impl Cycle {
         self.report_at = None;
         self.reported = Instant::now();
         if self.world.missing().is_empty() {
-            let (pool, groups) = (self.outputs.pool.as_str(), self.core.groups());
-            let names = groups.iter().map(|view| &view.group);
-            self.outputs.meters.groups(pool, names);
+            let (pool, core) = (self.outputs.pool.as_str(), &self.core);
+            self.outputs
+                .meters
+                .groups(pool, |name| core.has_group(name));
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
-                groups: vec![(pool.into(), groups.into())],
                 capacity: self.core.capacity(),
                 leading,
             });
+            if leading {
+                self.report_groups();
+            }
         }
+    }
+
+    /// When to report groups though nothing has happened. Before all is read they seem to have
+    /// less than they do.
+    fn groups_due(&self) -> Option<Instant> {
+        let due = self.group_feed.due();
+        due.filter(|_| self.world.missing().is_empty())
+    }
+
+    fn report_groups(&mut self) {
+        let (pool, reports) = (self.outputs.pool.as_str(), &self.outputs.groups);
+        self.group_feed
+            .feed(&mut self.core, pool, reports, Instant::now());
     }
 
     fn publish(&self, leading: bool) {

@@ -152,6 +152,7 @@ pub(crate) fn start(
             work: outputs.work.clone(),
             status: status_out,
             views: views_out,
+            groups: outputs.groups.clone(),
             meters: outputs.meters.clone(),
             pool: String::new(),
         };

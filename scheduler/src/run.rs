@@ -12,7 +12,7 @@ use crate::cycle::{CycleInputs, CycleOutputs};
 use crate::endpoints::{Endpoints, Listeners};
 use crate::leader::ApiAccess;
 use crate::preflight::PodSelection;
-use crate::report::{self, QueueMeters, Views};
+use crate::report::{self, QueueMeters, ReportInputs, Views};
 use crate::scale_up::{self, ScaleUp, ScaleUpMeters};
 use crate::shard::Plan;
 use crate::status::{Meters, Pages, Status, counted, router};
@@ -44,6 +44,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const UNREADABLE: usize = 64;
 /// Questions of people that wait.
 pub(crate) const QUESTIONS: usize = 16;
+/// Reports of pod groups at once: as many statuses as are written in about two seconds.
+const GROUP_REPORTS: usize = 4096;
 
 /// Why a scheduler ended without a request.
 #[derive(Debug, thiserror::Error)]
@@ -362,6 +364,7 @@ async fn start(
         ),
     ));
     let (views_out, views) = watch::channel(Views::default());
+    let (groups_out, groups) = mpsc::channel(GROUP_REPORTS);
     let mut flows = page::Flows { facts, heard };
     if let (Some(listener), Some(page)) = (endpoints.page, page) {
         let access = if config.page_is_open {
@@ -417,7 +420,7 @@ async fn start(
             leaders.clone(),
             show.queue_meters.clone(),
             Some(events),
-            views,
+            ReportInputs { views, groups },
             wall.clone(),
             end.clone(),
         ),
@@ -474,6 +477,7 @@ async fn start(
         work: work_out,
         status: show.status,
         views: views_out,
+        groups: groups_out,
         meters: show.meters,
     };
     let services = cycles::CycleServices {

@@ -87,6 +87,7 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
+    state.group_changed(key);
     state.check_staleness(key);
     state.capacity_grew();
 }

@@ -304,5 +304,6 @@ impl Cycle<'_> {
             line: Arc::clone(&why.line),
         });
         self.state.said.insert(task, why);
+        self.state.pod_changed(task);
     }
 }

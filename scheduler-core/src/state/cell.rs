@@ -257,6 +257,14 @@ impl State {
     pub(crate) fn keep(&mut self, _mark: Mark) {
         if self.journal.open == 1 && self.is_tentative() {
             self.settled += 1;
+            let old = std::mem::take(&mut self.journal.old);
+            for cell in &old {
+                if let Cell::Task(task, _) = cell {
+                    self.pod_changed(*task);
+                }
+            }
+            // To be cleared: the next trial needs as much room.
+            self.journal.old = old;
         }
         self.close();
     }
@@ -288,6 +296,9 @@ impl State {
                 }
                 self.pod_counts.task_moved();
                 self.reindex(key, &value);
+                if !self.in_trial() {
+                    self.pod_changed(key);
+                }
                 Cell::Task(key, value)
             }
             Cell::Node(key, mut value) => {

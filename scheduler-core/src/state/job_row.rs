@@ -168,6 +168,11 @@ pub(crate) struct JobRow {
     pub stale_since: MaybeTime,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
+    /// It is in [`super::State::changed_groups`].
+    pub is_changed: bool,
+    /// A digest of the view that was taken last of the group. `None`: it has none, or none was
+    /// taken.
+    pub taken: Option<NonZeroU64>,
 }
 
 impl JobRow {
@@ -199,6 +204,8 @@ impl State {
             stale_since: MaybeTime::default(),
             stamp: 0,
             maybe_stale: false,
+            is_changed: false,
+            taken: None,
         });
         let jobs = &self.jobs;
         self.job_names.insert(key, jobs);
@@ -275,6 +282,9 @@ impl State {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
                 self.evicted.remove(&row.group_name());
+                if row.taken.is_some() {
+                    self.changed_groups.is_gone(row.group_name());
+                }
                 let jobs = &self.jobs;
                 // Its own row is gone.
                 self.jobs_by_name.remove_by(|known| {

@@ -11,7 +11,8 @@
 //! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of which pods
 //!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
 //!   be spread.
-//! - [`status_log`]: which pods have moved lately.
+//! - [`status_log`]: which pods have moved lately; [`changed_groups`]: which groups have changed
+//!   since their views were taken.
 //! - [`volumes`]: volumes that may be given to claims, and the claims in use.
 //! - [`devices`]: devices of drivers, and the claims that hold them.
 //! - [`products`]: what queues hold of single GPU products.
@@ -23,6 +24,7 @@
 
 mod card_use;
 pub(crate) mod cell;
+mod changed_groups;
 pub(crate) mod column;
 pub(crate) mod devices;
 mod extra_use;
@@ -178,6 +180,7 @@ pub(crate) struct State {
     /// Jobs of which a pod has moved.
     pub moved: ChangedJobs,
     pub status_log: status_log::StatusLog,
+    pub changed_groups: changed_groups::ChangedGroups,
     /// Pods that hold more whole cards than they ask for.
     pub overallocated: u32,
     /// The last evictions for each job.

@@ -3,7 +3,7 @@
 use super::*;
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::DecisionId;
-use scheduler_core::{Config, OutcomeResult};
+use scheduler_core::{Config, OutcomeResult, text};
 use std::sync::Mutex;
 
 fn outputs() -> CycleOutputs {
@@ -12,6 +12,7 @@ fn outputs() -> CycleOutputs {
         work: mpsc::unbounded_channel().0,
         status: watch::Sender::new(Status::default()),
         views: watch::Sender::new(Views::default()),
+        groups: mpsc::channel(1).0,
         meters: Arc::new(Meters::registered(&mut Registry::default())),
         pool: String::new(),
     }
@@ -34,6 +35,7 @@ fn cycle() -> Cycle {
         orphans: BTreeMap::new(),
         report_at: None,
         reported: now,
+        group_feed: GroupFeed::default(),
         clock: Clock::start(Wall::machine()),
         scale_up: None,
         layouts: None,

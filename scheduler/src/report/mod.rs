@@ -2,35 +2,42 @@
 //!
 //! - `amounts`: the core's numbers as Kubernetes' quantities.
 //! - `patch`: pure: a view → the status that an object is to have.
+//! - `groups`: the statuses of pod groups that are to be written.
 //! - [`QueueMeters`]: gauges by queue. `group_events`: events about pod groups that wait.
 //!
-//! In: the latest [`Views`]. Out: one patch for each object whose status differs from the last
-//! written one. A patch without an answer is sent again, and once more when the first one can no
-//! longer arrive, because it may arrive after its successor. The same holds for a patch of the
-//! previous leader: everything is written once more when none of those can arrive. Decides nothing.
+//! In: the latest [`Views`], and the pod groups that changed. Out: one patch for each queue whose
+//! status differs from the last written one, and for each of these groups. A patch without an
+//! answer is sent again, and once more when the first one can no longer arrive, because it may
+//! arrive after its successor. The same holds for a patch of the previous leader: everything is
+//! written once more when none of those can arrive. Decides nothing.
 
 mod amounts;
 mod group_events;
+mod groups;
 mod meters;
 mod patch;
 mod products;
 
 pub(crate) use group_events::GroupEvents;
+pub use groups::GroupReport;
 pub use meters::QueueMeters;
 
 use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
 use futures::StreamExt as _;
+use groups::{GroupStatus, GroupStatuses};
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use scheduler_core::QueueView;
 use scheduler_core::ids::{GroupName, QueueName};
-use scheduler_core::{GroupView, QueueView};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -39,33 +46,34 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Writes at once.
 const AT_ONCE: usize = 8;
 
-/// The reports.
+/// The queues, as they are now.
 #[derive(Clone, Debug, Default)]
 pub struct Views {
     /// Every queue.
     pub queues: Vec<QueueView>,
-    /// Every pod group, by the name of its node pool. Shared: there are as many as workloads.
-    pub groups: Vec<(Arc<str>, Arc<[GroupView]>)>,
     /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
     pub capacity: [u128; 3],
     /// False while another replica reports.
     pub leading: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Object {
-    Queue(QueueName),
-    Group(GroupName),
+/// What the task writes, from the cycles.
+#[derive(Debug)]
+pub(crate) struct ReportInputs {
+    /// The queues.
+    pub views: watch::Receiver<Views>,
+    /// Pod groups, each when its status is to be written.
+    pub groups: mpsc::Receiver<GroupReport>,
 }
 
-/// The statuses written since this replica leads.
+/// The statuses of queues that were written since this replica leads.
 #[derive(Debug)]
 struct Written {
-    /// Last of each object, as a digest of 64 bits: it only says whether something is
+    /// Last of each queue, as a digest of 64 bits: it only says whether something is
     /// another than it was.
-    digests: BTreeMap<Object, u64>,
-    /// Objects of which a write had no answer: until when that one may be carried out.
-    unknown: BTreeMap<Object, Instant>,
+    digests: BTreeMap<QueueName, u64>,
+    /// Queues of which a write had no answer: until when that one may be carried out.
+    unknown: BTreeMap<QueueName, Instant>,
     /// Until when writes of the leader before may be carried out. `None`: that is over.
     before: Option<Instant>,
     since: Since,
@@ -95,12 +103,12 @@ impl Written {
         }
     }
 
-    /// When objects are to be written once more though nothing about them is new.
+    /// When queues are to be written once more though nothing about them is new.
     fn settles_at(&self) -> Option<Instant> {
         self.unknown.values().copied().chain(self.before).min()
     }
 
-    /// Objects are written once more when a write whose end was not observed can no longer arrive.
+    /// Queues are written once more when a write whose end was not observed can no longer arrive.
     fn settle(&mut self, now: Instant) {
         if self.before.take_if(|until| *until <= now).is_some() {
             self.digests.clear();
@@ -108,10 +116,10 @@ impl Written {
         let Self {
             digests, unknown, ..
         } = self;
-        unknown.retain(|object, until| {
+        unknown.retain(|queue, until| {
             let open = now < *until;
             if !open {
-                digests.remove(object);
+                digests.remove(queue);
             }
             open
         });
@@ -123,11 +131,12 @@ pub(crate) async fn run(
     client: kube::Client,
     meters: Arc<QueueMeters>,
     mut events: Option<GroupEvents>,
-    mut views: watch::Receiver<Views>,
+    mut inputs: ReportInputs,
     wall: Wall,
     stop: CancellationToken,
 ) {
     let mut leads: Option<Written> = None;
+    let mut groups = GroupStatuses::default();
     // When it is tried again without news.
     let mut again: Option<Instant> = None;
     loop {
@@ -140,10 +149,14 @@ pub(crate) async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            changed = views.changed() => if changed.is_err() { return },
+            changed = inputs.views.changed() => if changed.is_err() { return },
+            Some(report) = inputs.groups.recv() => take(report, &mut groups, events.as_mut()),
             () = due => {}
         }
-        let views = views.borrow_and_update().clone();
+        while let Ok(report) = inputs.groups.try_recv() {
+            take(report, &mut groups, events.as_mut());
+        }
+        let views = inputs.views.borrow_and_update().clone();
         meters.set(&views.queues);
         meters.set_capacity(views.capacity);
         if !views.leading {
@@ -153,10 +166,11 @@ pub(crate) async fn run(
         }
         let written = leads.get_or_insert_with(|| Written::since(Instant::now()));
         written.settle(Instant::now());
+        groups.settle(Instant::now());
         let round = async {
-            let whole = round(&client, &views, written, wall.second()).await;
+            let whole = round(&client, &views, written, &mut groups, wall.second()).await;
             let told = match &mut events {
-                Some(events) => events.tell(&views.groups).await,
+                Some(events) => events.tell().await,
                 None => true,
             };
             whole && told
@@ -167,7 +181,8 @@ pub(crate) async fn run(
             whole = round => whole,
         };
         again = if whole {
-            written.settles_at()
+            let settle = [written.settles_at(), groups.settles_at()];
+            settle.into_iter().flatten().min()
         } else {
             Some(Instant::now() + PAUSE)
         };
@@ -179,20 +194,45 @@ pub(crate) async fn run(
     }
 }
 
-/// What a status is to say. Of groups there are as many as workloads: theirs is only put
-/// into words when it is written.
-enum Content {
-    Queue(Value),
-    Group(Arc<str>, GroupView),
+fn take(report: GroupReport, groups: &mut GroupStatuses, events: Option<&mut GroupEvents>) {
+    if let Some(events) = events {
+        events.take(&report);
+    }
+    groups.take(report);
 }
 
-impl Content {
-    fn status(self) -> Value {
+/// What is written. Of groups there are as many as workloads: a status is only put into words
+/// when it is written.
+enum Write {
+    Queue(QueueName, Value, u64),
+    Group(GroupName, GroupStatus),
+}
+
+impl Write {
+    async fn send(&self, client: &kube::Client) -> Answer<()> {
         match self {
-            Self::Queue(status) => status,
-            Self::Group(pool, view) => patch::group(&view, &pool),
+            Self::Queue(name, status, _) => {
+                let api: Api<api::Queue> = Api::all(client.clone());
+                patch_status(&api, name.as_str(), status).await
+            }
+            Self::Group(group, status) => {
+                let Some((namespace, name)) = group.as_str().split_once('/') else {
+                    return Answer::Done(());
+                };
+                let api: Api<api::PodGroup> = Api::namespaced(client.clone(), namespace);
+                patch_status(&api, name, &patch::group(&status.view, &status.pool)).await
+            }
         }
     }
+}
+
+async fn patch_status<K>(api: &Api<K>, name: &str, status: &Value) -> Answer<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let patch = Patch::Merge(serde_json::json!({"status": status}));
+    let parameters = PatchParams::default();
+    answer::of(async { api.patch_status(name, &parameters, &patch).await.map(drop) }).await
 }
 
 /// Writes what changed; whether all of it was taken.
@@ -200,68 +240,64 @@ async fn round(
     client: &kube::Client,
     views: &Views,
     written: &mut Written,
+    groups: &mut GroupStatuses,
     now: Timestamp,
 ) -> bool {
-    let writes = due(views, written, now)
-        .into_iter()
-        .map(|(object, content, digest)| async move {
-            let sent = Instant::now();
-            let answer = write(client, &object, &content.status()).await;
-            (object, digest, sent, answer)
-        });
+    let queues = due(views, written, now).into_iter();
+    let of_group = |(name, status)| Write::Group(name, status);
+    let writes = queues.chain(groups.take_due().into_iter().map(of_group));
+    let writes = writes.map(|write| async move {
+        let sent = Instant::now();
+        let answer = write.send(client).await;
+        (write, sent, answer)
+    });
     let writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
     let mut writes = std::pin::pin!(writes);
     let mut whole = true;
-    while let Some((object, digest, sent, answer)) = writes.next().await {
-        match answer {
-            // 404: gone, which the watch says.
-            Answer::Done(()) | Answer::Refused(404, _) => {
-                written.digests.insert(object, digest);
+    while let Some((write, sent, answer)) = writes.next().await {
+        // 404: gone, which the watch says.
+        let is_done = matches!(answer, Answer::Done(()) | Answer::Refused(404, _));
+        let lost_until = match answer {
+            Answer::Unknown(_) => Some(sent + answer::LANDING),
+            _ => None,
+        };
+        if let Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) = answer
+            && !is_done
+        {
+            let object = match &write {
+                Write::Queue(name, ..) => name.as_str(),
+                Write::Group(name, _) => name.as_str(),
+            };
+            tracing::debug!(object, why, "status");
+        }
+        whole &= is_done;
+        match write {
+            Write::Queue(name, _, digest) => {
+                if is_done {
+                    written.digests.insert(name, digest);
+                } else if let Some(until) = lost_until {
+                    written.unknown.insert(name, until);
+                }
             }
-            Answer::Refused(_, why) | Answer::Busy(why) => {
-                tracing::debug!(?object, why, "status");
-                whole = false;
-            }
-            Answer::Unknown(why) => {
-                tracing::debug!(?object, why, "status");
-                written.unknown.insert(object, sent + answer::LANDING);
-                whole = false;
-            }
+            Write::Group(name, status) => groups.ended(name, status, is_done, lost_until),
         }
     }
     whole
 }
 
-/// What is to be written. Deleted objects are forgotten.
-fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<(Object, Content, u64)> {
+/// The queues that are to be written. Deleted ones are forgotten.
+fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<Write> {
     let mut known = std::mem::take(&mut written.digests);
-    let mut is_new = |written: &mut Written, object: &Object, digest| {
-        let same = known.remove(object) == Some(digest);
-        if same {
-            written.digests.insert(object.clone(), digest);
-        }
-        !same
-    };
     let mut due = Vec::new();
     let mut since = std::mem::take(&mut written.since);
     for view in &views.queues {
         let mut status = patch::queue(view, &views.queues);
         written.stamp(&mut since, &view.queue, &mut status, now);
-        let (object, digest) = (
-            Object::Queue(view.queue.clone()),
-            digest(&status.to_string()),
-        );
-        if is_new(written, &object, digest) {
-            due.push((object, Content::Queue(status), digest));
-        }
-    }
-    for (pool, groups) in &views.groups {
-        for view in groups.iter() {
-            let (object, digest) = (Object::Group(view.group.clone()), digest(&(pool, view)));
-            if is_new(written, &object, digest) {
-                let content = Content::Group(Arc::clone(pool), view.clone());
-                due.push((object, content, digest));
-            }
+        let (name, digest) = (view.queue.clone(), digest(&status.to_string()));
+        if known.remove(&name) == Some(digest) {
+            written.digests.insert(name, digest);
+        } else {
+            due.push(Write::Queue(name, status, digest));
         }
     }
     due
@@ -271,29 +307,6 @@ fn digest(of: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
-}
-
-async fn write(client: &kube::Client, object: &Object, status: &Value) -> Answer<()> {
-    let parameters = PatchParams::default();
-    let patch = Patch::Merge(serde_json::json!({"status": status}));
-    answer::of(async {
-        match object {
-            Object::Queue(name) => {
-                let api: Api<api::Queue> = Api::all(client.clone());
-                api.patch_status(name.as_str(), &parameters, &patch)
-                    .await
-                    .map(drop)
-            }
-            Object::Group(group) => {
-                let Some((namespace, name)) = group.as_str().split_once('/') else {
-                    return Ok(());
-                };
-                let api: Api<api::PodGroup> = Api::namespaced(client.clone(), namespace);
-                api.patch_status(name, &parameters, &patch).await.map(drop)
-            }
-        }
-    })
-    .await
 }
 
 #[cfg(test)]

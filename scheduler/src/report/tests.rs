@@ -6,7 +6,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use scheduler_core::model::{ProductQuota, ProductUnit};
 use scheduler_core::units::Bound;
-use scheduler_core::{GroupView, ProductView, QueueView, ReasonKind};
+use scheduler_core::{GroupChange, GroupView, ProductView, QueueView, ReasonKind};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
@@ -51,6 +51,7 @@ struct Site {
     server: Handle,
     registry: Registry,
     views: watch::Sender<Views>,
+    groups: mpsc::Sender<GroupReport>,
     _stop: tokio_util::sync::DropGuard,
 }
 
@@ -88,13 +89,18 @@ impl Site {
         }
         let events = GroupEvents::new(client.clone(), known, "us".to_owned(), "one".to_owned());
         let (views, reported) = watch::channel(Views::default());
+        let (groups, changed) = mpsc::channel(64);
+        let inputs = ReportInputs {
+            views: reported,
+            groups: changed,
+        };
         let mut registry = Registry::default();
         let meters = Arc::new(QueueMeters::registered(&mut registry));
         tokio::spawn(run(
             client.clone(),
             meters,
             Some(events),
-            reported,
+            inputs,
             Wall::reads(|| Timestamp::from_second(60).unwrap()),
             stop.clone(),
         ));
@@ -103,6 +109,7 @@ impl Site {
             server: handle,
             registry,
             views,
+            groups,
             _stop: stop.drop_guard(),
         }
     }
@@ -110,10 +117,14 @@ impl Site {
     fn say(&self, queues: Vec<QueueView>, groups: Vec<GroupView>, leading: bool) {
         self.views.send_replace(Views {
             queues,
-            groups: vec![("default".into(), groups.into())],
             capacity: [8_000_000_000, 64_500, 1 << 30],
             leading,
         });
+        for view in groups {
+            let change = GroupChange::Changed(view);
+            let report = GroupReport::Change("default".into(), change);
+            self.groups.try_send(report).unwrap();
+        }
     }
 
     async fn status(&self, path: &str) -> Value {
@@ -344,6 +355,11 @@ async fn written(lost: bool) -> Vec<Duration> {
         }
     });
     let (views, reported) = watch::channel(Views::default());
+    let (_groups, changed) = mpsc::channel(1);
+    let inputs = ReportInputs {
+        views: reported,
+        groups: changed,
+    };
     let meters = Arc::new(QueueMeters::registered(&mut Registry::default()));
     let client = kube::Client::new(service, "default");
     let stop = CancellationToken::new();
@@ -351,14 +367,13 @@ async fn written(lost: bool) -> Vec<Duration> {
         client,
         meters,
         None,
-        reported,
+        inputs,
         Wall::machine(),
         stop.clone(),
     ));
     let _stop = stop.drop_guard();
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],
-        groups: Vec::new(),
         capacity: [0; 3],
         leading: true,
     });

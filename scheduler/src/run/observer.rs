@@ -54,13 +54,14 @@ pub(super) fn observe(
     ));
     // The reports' gauges; a replica that does not lead reports nothing else.
     let (views_out, views) = watch::channel(Views::default());
+    let (groups_out, groups) = mpsc::channel(1);
     tasks.spawn(named(
         "the reports",
         report::run(
             client,
             show.queue_meters,
             None,
-            views,
+            report::ReportInputs { views, groups },
             wall.clone(),
             end.clone(),
         ),
@@ -92,6 +93,7 @@ pub(super) fn observe(
         work,
         status: show.status,
         views: views_out,
+        groups: groups_out,
         meters: show.meters,
     };
     let services = cycles::CycleServices {

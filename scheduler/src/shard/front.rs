@@ -170,11 +170,6 @@ fn one_view(cores: &[CoreChannels]) -> Views {
             .flat_map(|views| &views.queues)
             .cloned()
             .collect(),
-        groups: all
-            .iter()
-            .flat_map(|views| &views.groups)
-            .cloned()
-            .collect(),
         capacity: all.iter().fold([0; 3], |sum, views| {
             [0, 1, 2].map(|index| sum[index] + views.capacity[index])
         }),

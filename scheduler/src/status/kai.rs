@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::GroupName;
 use scheduler_core::{Decision, EvictCause, Step, Tally};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -232,18 +232,14 @@ impl KaiMeters {
         locked(&self.victims).insert(victim.clone(), Instant::now());
     }
 
-    /// The current objects of a node pool: series of deleted groups end some time later.
-    pub(super) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
+    /// Which groups a node pool has now: series of deleted groups end some time later.
+    pub(super) fn groups(&self, pool: &str, is_there: impl Fn(&GroupName) -> bool) {
         let mut victims = locked(&self.victims);
         let is_of_pool = |victim: &Victim| victim.nodepool == pool;
-        if !victims.keys().any(is_of_pool) {
-            return;
-        }
-        let there: HashSet<&str> = groups.map(GroupName::as_str).collect();
         let now = Instant::now();
         victims.retain(|victim, last| {
-            let name = format!("{}/{}", victim.namespace, victim.podgroup);
-            if is_of_pool(victim) && there.contains(name.as_str()) {
+            let group = || GroupName::from(format!("{}/{}", victim.namespace, victim.podgroup));
+            if is_of_pool(victim) && is_there(&group()) {
                 *last = now;
             }
             let stays = now.saturating_duration_since(*last) < KEPT || !is_of_pool(victim);
@@ -340,13 +336,13 @@ mod tests {
             let is_one = |line: &&str| line.starts_with("kai_pod_group_evicted_pods_total{");
             shown.lines().filter(is_one).count()
         };
-        meters.groups("a", [&stays].into_iter());
+        meters.groups("a", |group| *group == stays);
         assert_eq!(shown(), 4, "who scrapes has not seen them yet");
         tokio::time::advance(KEPT).await;
-        meters.groups("a", [&stays].into_iter());
+        meters.groups("a", |group| *group == stays);
         assert_eq!(shown(), 2, "another pool's are not of this one");
         tokio::time::advance(KEPT).await;
-        meters.groups("b", std::iter::empty());
+        meters.groups("b", |_| false);
         assert_eq!(shown(), 1);
     }
 

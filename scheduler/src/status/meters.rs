@@ -169,9 +169,9 @@ impl Meters {
         self.kai.evicted(victim);
     }
 
-    /// The pod groups of a node pool, as they are now.
-    pub(crate) fn groups<'a>(&self, pool: &str, groups: impl Iterator<Item = &'a GroupName>) {
-        self.kai.groups(pool, groups);
+    /// Which pod groups a node pool has now.
+    pub(crate) fn groups(&self, pool: &str, is_there: impl Fn(&GroupName) -> bool) {
+        self.kai.groups(pool, is_there);
     }
 
     /// An action ended.

@@ -12,9 +12,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use scheduler_core::text;
 use serde::Deserialize;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 
 /// `OpenMetrics` 1.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -110,7 +112,11 @@ async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) 
     if pages.questions.send(question).await.is_err() {
         return gone();
     }
-    match answer.await {
+    let Ok(events) = answer.await else {
+        return gone();
+    };
+    // A large cluster is a text of many MiB.
+    match spawn_blocking(move || text::write(&events)).await {
         Ok(text) => text.into_response(),
         Err(_) => gone(),
     }

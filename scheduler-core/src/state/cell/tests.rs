@@ -161,3 +161,31 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_group_has_changed_when_a_trial_is_kept_and_not_before() {
+    let mut core = Core::new(Config::verified());
+    let group = "queue q\ngroup default/g queue=q\npod a group=default/g\n";
+    for event in text::read(group).unwrap() {
+        assert_eq!(core.apply(event), []);
+    }
+    core.take_changed_groups(usize::MAX);
+    let state = core.state_for_tests();
+    let (a, g) = (
+        state.task_of("a").unwrap(),
+        state.job_of(&"default/g".into()),
+    );
+    for kept in [false, true] {
+        let outer = state.mark();
+        let inner = state.mark();
+        state.transition(a, TaskCell::of(Status::Done));
+        state.keep(inner);
+        assert_eq!(state.next_changed_group(), None);
+        if kept {
+            state.keep(outer);
+        } else {
+            state.rollback(outer);
+        }
+        assert_eq!(state.next_changed_group(), g.filter(|_| kept));
+    }
+}

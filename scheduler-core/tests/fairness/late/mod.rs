@@ -21,8 +21,8 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictCause, EvictRequest, Outcome, OutcomeResult,
-    Refusal, Step as Does, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, EvictRequest, GroupChange, GroupView,
+    Outcome, OutcomeResult, Refusal, Step as Does, text,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -69,6 +69,8 @@ struct World<'a> {
     parked: bool,
     born: u32,
     log: String,
+    /// What was made of the changes of groups.
+    views: BTreeMap<GroupName, GroupView>,
 }
 
 impl<'a> World<'a> {
@@ -91,6 +93,7 @@ impl<'a> World<'a> {
             parked: false,
             born: 0,
             log: String::new(),
+            views: BTreeMap::new(),
         };
         for event in world.cluster() {
             world.tell(event);
@@ -325,6 +328,13 @@ impl<'a> World<'a> {
         self.log.extend(["decide ", &now.to_string(), "\n", &said]);
         assert_eq!(self.core.violations(), Vec::<String>::new(), "{}", self.log);
         self.judge(&decision);
+        // Some wait until the next time.
+        let most = if self.now.is_multiple_of(3) {
+            1
+        } else {
+            usize::MAX
+        };
+        self.take_changed_groups(most);
         for action in &decision.actions {
             match action {
                 Action::Bind(bind) => self.bound.insert(bind.pod.clone(), bind.decision),
@@ -333,6 +343,15 @@ impl<'a> World<'a> {
         }
         self.undone.extend(decision.actions.iter().cloned());
         decision
+    }
+
+    fn take_changed_groups(&mut self, most: usize) {
+        for change in self.core.take_changed_groups(most) {
+            match change {
+                GroupChange::Changed(view) => self.views.insert(view.group.clone(), view),
+                GroupChange::Gone(name) => self.views.remove(&name),
+            };
+        }
     }
 
     fn nth(&self, which: u8, is: impl Fn(&Pod) -> bool) -> Option<PodUid> {
@@ -547,6 +566,9 @@ proptest! {
         }
         world.come_to_rest();
         prop_assert_eq!(world.core.open_decisions(), 0, "{}", world.log);
+        world.take_changed_groups(usize::MAX);
+        let views: Vec<GroupView> = world.views.values().cloned().collect();
+        prop_assert_eq!(views, world.core.groups(), "{}", world.log);
         let mut newborn = world.newborn(&[Does::Allocate]);
         prop_assert_eq!(newborn.queues(), world.core.queues(), "{}", world.log);
         let groups = |core: &Core| {

@@ -129,9 +129,18 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
         }),
         ("a node flaps", None, &|turn| large.flap(turn)),
     ];
+    let start = Instant::now();
+    let groups = core.take_changed_groups(usize::MAX).len();
+    missed += line(
+        &row(&format!("the views of all {groups} groups")),
+        &[start.elapsed()],
+        None,
+        "-",
+        None,
+    );
     for (what, target, events) in kinds {
-        let mut decided = Vec::new();
-        let (mut acted, mut reasons) = (0, 0);
+        let (mut decided, mut viewed) = (Vec::new(), Vec::new());
+        let (mut acted, mut reasons, mut groups) = (0, 0, 0);
         for turn in 0..rounds {
             carried_out(&mut core, &decision);
             let events = events(turn);
@@ -146,6 +155,10 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
             decided.push(start.elapsed() + applied);
             acted = decision.actions.len();
             reasons = reasons.max(decision.reasons.len());
+            let start = Instant::now();
+            let changed = core.take_changed_groups(usize::MAX).len();
+            viewed.push(start.elapsed());
+            groups = groups.max(changed);
         }
         missed += line(
             &row(&format!("{what}, applied and decided")),
@@ -155,7 +168,20 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
             Some((0, acted)),
         );
         say(&format!("{}: {reasons} reasons at most", row(what)));
+        missed += line(
+            &row(&format!("{what}, the views of {groups} groups at most")),
+            &viewed,
+            None,
+            "-",
+            None,
+        );
     }
+    let start = Instant::now();
+    let snapshot = core.snapshot();
+    let taken = start.elapsed();
+    let what = format!("a snapshot, {} events", snapshot.len());
+    missed += line(&row(&what), &[taken], None, "-", None);
+    drop(snapshot);
     let mib = |bytes: usize| bytes / (1 << 20);
     let judge = |figure: usize, most: usize| if figure <= most { "ok" } else { "MISS" };
     let most = mib(held.max(after));
