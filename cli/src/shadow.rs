@@ -404,12 +404,13 @@ impl Shadow {
     /// each round; see [`trial::settle`].
     pub(crate) fn settle(&mut self) -> Vec<Decision> {
         self.evaluate();
-        trial::settle(&mut self.core, &mut self.now, Duration(0), |_| {}).rounds
+        trial::settle(&mut self.core, &mut self.now, Duration(0), |_, _| {}).rounds
     }
 
     /// The same, and when nothing is left to do, time advances. `after` is called with each
     /// decision.
-    pub(crate) fn settle_in_time(&mut self, after: impl FnMut(&Decision)) -> TrialResult {
+    pub(crate) fn settle_in_time(&mut self, mut after: impl FnMut(&Decision)) -> TrialResult {
+        let after = |_: &Core, decision: &Decision| after(decision);
         trial::settle(&mut self.core, &mut self.now, trial::QUIET, after)
     }
 

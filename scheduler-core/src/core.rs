@@ -8,7 +8,8 @@ use crate::cycle::{self, CycleCache};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupChange, GroupView};
-use crate::ids::{GroupName, NodeName, PodUid};
+use crate::ids::{GroupName, NodeName, PodUid, QueueName};
+use crate::model::Pod;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Scope, Shortage};
@@ -47,6 +48,18 @@ impl Core {
             return Vec::new();
         }
         apply::event(&mut self.state, &self.config, event)
+    }
+
+    /// The same cluster once more, for trials: neither knows what becomes of the other. It decides
+    /// as this one, and begins without the results that this one has kept of earlier decisions.
+    /// Copies the state, about 0.3 us per pod.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            state: self.state.clone(),
+            memory: CycleCache::default(),
+        }
     }
 
     /// The settings in force.
@@ -166,6 +179,13 @@ impl Core {
         queues::views(&self.state, &self.config)
     }
 
+    /// True if that queue is there.
+    pub fn has_queue(&self, name: &QueueName) -> bool {
+        let key = self.state.queue_names.get(name);
+        key.and_then(|key| self.state.queues.get(*key))
+            .is_some_and(|row| row.queue.is_some())
+    }
+
     /// What all nodes have together, ready or not: GPU (nano), CPU (milli), memory (bytes).
     pub fn capacity(&self) -> [u128; 3] {
         shares::capacity(&self.state)
@@ -208,6 +228,31 @@ impl Core {
         let mut events = vec![Event::Config(Box::new(settings))];
         events.append(&mut snapshot::events(&self.state));
         events
+    }
+
+    /// The time of the last decision, or a later one of which an event spoke.
+    pub fn now(&self) -> Time {
+        self.state.now
+    }
+
+    /// The pod as its events describe it. `None`: no such pod.
+    pub fn pod(&self, uid: &PodUid) -> Option<Pod> {
+        let key = self.state.task_of(uid)?;
+        let row = self.state.tasks.get(key)?;
+        snapshot::pod(&self.state, row, &self.state.cell(key))
+    }
+
+    /// The queue of the pod, or of its group. `None`: no such pod.
+    pub fn queue_of(&self, uid: &PodUid) -> Option<QueueName> {
+        let row = self.state.tasks.get(self.state.task_of(uid)?)?;
+        let job = row.job.and_then(|job| self.state.jobs.get(job));
+        let queue = job.and_then(|job| self.state.queues.get(job.queue?));
+        Some(queue.map_or_else(|| row.facts.queue.clone(), |row| row.name.clone()))
+    }
+
+    /// True if a search for victims was cut short, and continues in a later decision.
+    pub fn is_searching(&self) -> bool {
+        !self.state.search_backoffs.is_empty()
     }
 
     /// All contradictions in the state, and those that were found before

@@ -42,7 +42,7 @@ proptest! {
     }
 
     #[test]
-    fn a_core_rebuilt_from_its_snapshot_decides_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6)) {
+    fn a_fork_and_a_core_rebuilt_from_its_snapshot_decide_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6)) {
         let mut lived = run(&nodes, &steps, 5);
         let snapshot = lived.core.snapshot();
         let mut rebuilt = Core::new(Config::verified());
@@ -50,20 +50,29 @@ proptest! {
             let _ = rebuilt.apply(event);
         }
         prop_assert_eq!(text::write(&rebuilt.snapshot()), text::write(&snapshot));
+        let mut fork = lived.core.fork();
         // Every pod is seen once more, as after a watch has restarted.
         for pod in lived.pods.values() {
             let event = Event::Pod(Box::new(pod.clone()));
             let _ = rebuilt.apply(event.clone());
+            let _ = fork.apply(event.clone());
             let _ = lived.core.apply(event);
         }
         for step in more {
             // Pods that have not been seen yet, and time.
             let event = Event::Pod(Box::new(pod(100 + step.which % 24, step.what, step.size)));
             let _ = rebuilt.apply(event.clone());
+            let _ = fork.apply(event.clone());
             let _ = lived.core.apply(event);
         }
         let now = Time(lived.now + 100_000);
+        let untouched = text::write(&lived.core.snapshot());
+        let of_fork = fork.decide(now);
+        prop_assert_eq!(&untouched, &text::write(&lived.core.snapshot()));
+        prop_assert_eq!(fork.violations(), Vec::<String>::new());
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
+        prop_assert_eq!(text::decision(&of_fork), text::decision(&two), "{}", lived.log);
+        prop_assert_eq!(text::write(&fork.snapshot()), text::write(&lived.core.snapshot()));
         let said = |decision: &Decision| -> Vec<(PodUid, String, String)> {
             decision.actions.iter().filter_map(|action| match action {
                 Action::Bind(bind) => Some((bind.pod.clone(), bind.node.to_string(), format!("{:?} {:?} {:?}", bind.grants, bind.claims, bind.devices))),

@@ -94,14 +94,10 @@ pub struct CycleOutputs {
 /// What people ask; answered between decisions.
 #[derive(Debug)]
 pub enum Question {
-    /// The state as the events that rebuild it.
-    Snapshot(oneshot::Sender<Vec<Event>>),
-    /// The state as the events that rebuild it, and the settings in force, of the shard that has
-    /// this queue. Nothing is answered where none has.
-    State(
-        QueueName,
-        oneshot::Sender<(Vec<Event>, scheduler_core::Config)>,
-    ),
+    /// The core once more, for what takes long: [`Core::fork`].
+    Fork(oneshot::Sender<Box<Core>>),
+    /// The same of the shard that has this queue. Nothing is answered where none has.
+    ForkOf(QueueName, oneshot::Sender<Box<Core>>),
     /// The settings in force.
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.
@@ -518,12 +514,12 @@ impl Cycle {
     fn answer(&mut self, question: Question, leading: bool) {
         match question {
             Question::Of(_, question) => self.answer(*question, leading),
-            Question::Snapshot(to) => {
-                let _ = to.send(self.core.snapshot());
+            Question::Fork(to) => {
+                let _ = to.send(Box::new(self.core.fork()));
             }
-            Question::State(queue, to) => {
-                if self.core.queues().iter().any(|view| view.queue == queue) {
-                    let _ = to.send((self.core.snapshot(), self.core.config().clone()));
+            Question::ForkOf(queue, to) => {
+                if self.core.has_queue(&queue) {
+                    let _ = to.send(Box::new(self.core.fork()));
                 }
             }
             Question::Settings(to) => {

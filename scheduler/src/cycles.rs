@@ -96,7 +96,7 @@ pub(crate) fn start(
         let world = world.with_bursts(config.bursts()).with_removable(removable);
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
-            let observer = Observer::new(&config.scheduler_name, shard.core.clone(), meters);
+            let observer = Observer::new(&config.scheduler_name, meters);
             (world.observing(), Some(observer))
         } else {
             (world, None)

@@ -191,7 +191,7 @@ pub(crate) enum Cell {
 pub(crate) struct Mark(usize);
 
 /// Old values, oldest first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Journal {
     old: Vec<Cell>,
     open: usize,

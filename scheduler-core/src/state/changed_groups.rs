@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// What is to be looked at, and what is gone. Bounded by the number of jobs and of views that were
 /// taken, also where nobody takes any.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ChangedGroups {
     /// In the order in which they changed, each once. Some may be gone.
     jobs: VecDeque<JobKey>,

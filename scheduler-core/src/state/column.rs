@@ -42,6 +42,15 @@ impl<V> Chunk<V> {
     }
 }
 
+impl<V: Clone> Clone for Chunk<V> {
+    fn clone(&self) -> Self {
+        let mut chunk = Self::empty();
+        chunk.versions.copy_from_slice(&*self.versions);
+        chunk.values.clone_from_slice(&*self.values);
+        chunk
+    }
+}
+
 /// Where a key's value stands: chunk, place in it, version.
 #[expect(
     clippy::cast_possible_truncation,
@@ -125,6 +134,16 @@ impl<K: Key, V> Column<K, V> {
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = K> {
         self.iter().map(|(key, _)| key)
+    }
+}
+
+impl<K, V: Clone> Clone for Column<K, V> {
+    fn clone(&self) -> Self {
+        Self {
+            chunks: self.chunks.clone(),
+            len: self.len,
+            keys: PhantomData,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Interner {
     names: Shared<str>,
     groups: Shared<GroupSpec>,
@@ -79,6 +79,16 @@ struct Shared<T: ?Sized> {
     known: FxHashSet<Arc<T>>,
     /// How many there may be before unused ones are dropped.
     most: usize,
+}
+
+// Not derived: that would ask for one of `T`.
+impl<T: ?Sized> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self {
+            known: self.known.clone(),
+            most: self.most,
+        }
+    }
 }
 
 impl<T: ?Sized> Default for Shared<T> {

@@ -149,7 +149,7 @@ impl GroupRow {
 }
 
 /// A job: pods that are placed together.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct JobRow {
     /// Its group's.
     pub name: PackedText,

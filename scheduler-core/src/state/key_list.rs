@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 /// What a vector of keys is, without memory of its own for one key: the pods of a job.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum KeyList<K> {
     #[default]
     Empty,

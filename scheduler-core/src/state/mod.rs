@@ -86,7 +86,7 @@ pub(crate) struct Order {
 }
 
 /// Everything that one core knows.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub now: Time,
     /// Jobs of higher priority go first ([`crate::Plugin::Priority`]).
@@ -198,7 +198,7 @@ pub(crate) struct State {
 }
 
 /// Jobs of which a pod has moved since they were looked at last, each once.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ChangedJobs {
     jobs: Vec<JobKey>,
     /// [`State::touched`] at that time.
@@ -237,7 +237,7 @@ impl Named for JobRow {
 }
 
 /// A pod that is taken out of all sums for a moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DetachedPod {
     pub task: TaskKey,
     cell: TaskCell,

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 /// copy of the name.
 ///
 /// Never walked: its order is chance. Tenants choose names, so the hash is seeded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Names<K> {
     slots: HashTable<u32>,
     seed: RandomState,

@@ -31,7 +31,7 @@ pub(crate) enum Progress {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Open {
     by_id: BTreeMap<DecisionId, OpenDecision>,
     /// Few pods have one: a map beside all pods would have room for each.

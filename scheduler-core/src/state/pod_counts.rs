@@ -54,7 +54,7 @@ impl Who {
 }
 
 /// One of them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CountRow {
     pub what: Counted,
     /// Request signatures that name it.
@@ -87,7 +87,7 @@ impl CountRow {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PodCounts {
     rows: SlotMap<CountKey, CountRow>,
     keys: BTreeMap<Counted, CountKey>,

@@ -90,13 +90,13 @@ impl LooksAt {
 }
 
 /// Counted selectors by [`Scope`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Register {
     scopes: BTreeMap<Scope, Scoped>,
 }
 
 /// The selectors of one scope.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Scoped {
     pub keys: BTreeSet<CountKey>,
     /// The labels that they look at, and how many of them do.
@@ -201,7 +201,7 @@ impl Register {
 type ByValue = BTreeMap<Arc<str>, Sorted<TaskKey>>;
 
 /// Both ways round.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PodIndex {
     /// Selectors whose pods are counted as they come and go.
     pub(super) matched: Register,

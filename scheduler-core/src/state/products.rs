@@ -60,7 +60,7 @@ pub(crate) struct ProductUse {
 pub(crate) type ProductUses = SecondaryMap<QueueKey, Vec<ProductUse>>;
 
 /// The sums, and when they are void.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Products {
     pub of: ProductUses,
     /// A queue names others, or a node with pods has another product: the sums are rebuilt before

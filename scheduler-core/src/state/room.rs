@@ -55,7 +55,7 @@ struct CachedRoom {
 }
 
 /// All nodes' rooms, and their orders.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms {
     /// Touched since the last time.
     dirty: Vec<NodeKey>,

@@ -43,7 +43,7 @@ slotmap::new_key_type! {
 }
 
 /// A node and its cards.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NodeRow {
     pub name: NodeName,
     /// `None` until announced, and after it is gone while pods stand on it.
@@ -145,7 +145,7 @@ pub(crate) struct AgentStatus {
 }
 
 /// A card.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CardRow {
     pub uuid: GpuUuid,
     pub node: NodeKey,
@@ -167,7 +167,7 @@ pub(crate) struct Pause {
 }
 
 /// A pod: what is its own. What many pods have alike is its [`Spec`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TaskRow {
     pub uid: Uid,
     pub name: PackedText,
@@ -240,11 +240,11 @@ impl PodFacts {
 }
 
 /// [`RareFacts`] of a pod that has some. Most have none.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rare(Option<Box<RareFacts>>);
 
 /// What grants, refusals, evictions and agents' wishes left of a pod.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RareFacts {
     /// The decision in its grant, as seen.
     pub granted_by: Option<DecisionId>,
@@ -495,7 +495,7 @@ pub(crate) struct SpecRow {
 }
 
 /// A queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QueueRow {
     pub name: QueueName,
     /// `None` until announced, and after it is gone while jobs name it.

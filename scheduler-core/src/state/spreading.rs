@@ -30,7 +30,7 @@ pub(super) struct Spreading {
 }
 
 /// Nodes that have a domain.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Eligible {
     /// Which domain, by the node's name.
     nodes: FxHashMap<Arc<str>, usize>,

@@ -9,14 +9,14 @@ use super::rows::{JobKey, TaskKey};
 use std::collections::VecDeque;
 
 /// The last changes, oldest first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct StatusLog {
     changes: VecDeque<Change>,
     /// The stamp of the last change that was dropped.
     from: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Change {
     /// The job's, after it.
     stamp: u64,

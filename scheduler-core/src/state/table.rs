@@ -92,6 +92,16 @@ impl<K: Key, V> Table<K, V> {
     }
 }
 
+impl<K, V: Clone> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Self {
+            rows: self.rows.clone(),
+            free: self.free.clone(),
+            slots: self.slots,
+        }
+    }
+}
+
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
         Self {

@@ -58,7 +58,7 @@ struct VerdictInputs {
 }
 
 /// For all requests.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct VerdictCache {
     /// Requests with verdicts.
     specs: Vec<SpecKey>,

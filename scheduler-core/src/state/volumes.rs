@@ -29,7 +29,7 @@ pub(crate) struct ClaimUse {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Volumes {
     rows: BTreeMap<VolumeName, Volume>,
     /// Volumes that every node can use.

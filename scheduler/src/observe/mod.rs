@@ -40,7 +40,6 @@ const REST: u32 = 10;
 /// Watches another scheduler at work.
 #[derive(Debug)]
 pub struct Observer {
-    config: scheduler_core::Config,
     comparison: Comparison,
     estimated: EstimatedCards,
     meters: Arc<Meters>,
@@ -52,10 +51,9 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// `scheduler`: whose pods; `config`: how it would be done here.
-    pub fn new(scheduler: &str, config: scheduler_core::Config, meters: Arc<Meters>) -> Self {
+    /// `scheduler`: whose pods.
+    pub fn new(scheduler: &str, meters: Arc<Meters>) -> Self {
         Self {
-            config,
             comparison: Comparison::new(scheduler),
             estimated: EstimatedCards::default(),
             meters,
@@ -143,11 +141,7 @@ impl Observer {
     /// What would be decided now.
     pub fn decide(&mut self, core: &Core, now: Time) {
         let begin = Instant::now();
-        let mut trial = Core::new(self.config.clone());
-        for event in core.snapshot() {
-            trial.apply(event);
-        }
-        let decision = trial.decide(now);
+        let decision = core.fork().decide(now);
         for difference in self.comparison.decided(&decision, now) {
             self.tell(Some(difference));
         }

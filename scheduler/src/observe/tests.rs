@@ -20,8 +20,8 @@ impl Site {
         let config = scheduler_core::Config::verified();
         let meters = Arc::new(Meters::registered(&mut Registry::default()));
         let mut site = Self {
-            core: Core::new(config.clone()),
-            observer: Observer::new("kai-scheduler", config, meters),
+            core: Core::new(config),
+            observer: Observer::new("kai-scheduler", meters),
         };
         site.feed(cluster, 0);
         site

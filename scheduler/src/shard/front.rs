@@ -83,13 +83,13 @@ async fn ask(cores: &[CoreChannels], question: Question) {
                 let _ = core.questions.send(*question).await;
             }
         }
-        Question::State(queue, to) => {
+        Question::ForkOf(queue, to) => {
             let has = |core: &&CoreChannels| {
                 let views = core.views.borrow();
                 views.queues.iter().any(|view| view.queue == queue)
             };
             if let Some(core) = cores.iter().find(has) {
-                let _ = core.questions.send(Question::State(queue, to)).await;
+                let _ = core.questions.send(Question::ForkOf(queue, to)).await;
             }
         }
         Question::Explain(pod, to) => {

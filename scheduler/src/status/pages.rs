@@ -108,15 +108,15 @@ impl ShardQuery {
 
 async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
     let (to, answer) = oneshot::channel();
-    let question = of.ask(Question::Snapshot(to));
+    let question = of.ask(Question::Fork(to));
     if pages.questions.send(question).await.is_err() {
         return gone();
     }
-    let Ok(events) = answer.await else {
+    let Ok(core) = answer.await else {
         return gone();
     };
     // A large cluster is a text of many MiB.
-    match spawn_blocking(move || text::write(&events)).await {
+    match spawn_blocking(move || text::write(&core.snapshot())).await {
         Ok(text) => text.into_response(),
         Err(_) => gone(),
     }

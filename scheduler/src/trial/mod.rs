@@ -21,7 +21,6 @@ use scheduler_core::model::Phase;
 use scheduler_core::units::{Duration, Time};
 use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, PodReason};
 use serde_json::Value;
-use std::collections::BTreeSet;
 
 /// Suffix of the UID of a pod that was evicted here and recreated.
 pub const RECREATED: &str = "-recreated";
@@ -68,19 +67,20 @@ pub fn seconds(time: Duration) -> String {
 /// Decides until nothing more happens: the API server accepts every binding, and every evicted pod
 /// leaves at once and is recreated by its controller. When nothing is left to do, time advances to
 /// the scheduler's next attempt (the end of a search backoff or of a minimum run time), until
-/// nothing happens for `quiet`. `after` is called with each decision.
+/// nothing happens for `quiet`. `after` is called with each decision
+/// before it is carried out.
 pub fn settle(
     core: &mut Core,
     now: &mut Time,
     quiet: Duration,
-    mut after: impl FnMut(&Decision),
+    mut after: impl FnMut(&Core, &Decision),
 ) -> TrialResult {
     let begin = *now;
     let (mut last, mut waited) = (begin, false);
     let mut rounds: Vec<Decision> = Vec::new();
     for _ in 0..ROUNDS {
         let decision = core.decide(*now);
-        after(&decision);
+        after(core, &decision);
         carry_out(core, *now, &decision);
         if !decision.actions.is_empty() {
             last = *now;
@@ -104,7 +104,7 @@ pub fn settle(
     TrialResult {
         rounds,
         took: Duration(last.0 - begin.0),
-        searching: cut_short || searches(core),
+        searching: cut_short || core.is_searching(),
     }
 }
 
@@ -139,33 +139,23 @@ fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
     again.filter(|at| *at > now && *at <= until)
 }
 
-/// Some search for room rests, and is not at its end.
-fn searches(core: &Core) -> bool {
-    let mut events = core.snapshot().into_iter();
-    events.any(|event| matches!(event, Event::Rest(_)))
-}
-
 /// Everything that was asked for is done.
 fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
-    let mut evicted = BTreeSet::new();
+    let mut evicted = Vec::new();
     for action in &decision.actions {
         core.apply(Event::Outcome(Outcome {
             decision: action.decision(),
             result: OutcomeResult::Confirmed,
         }));
         if let Action::Evict(evict) = action {
-            evicted.insert(evict.pod.clone());
+            evicted.push(evict.pod.clone());
         }
     }
-    if evicted.is_empty() {
-        return;
-    }
-    let gone = core.snapshot().into_iter().filter_map(|event| match event {
-        Event::Pod(pod) if evicted.contains(&pod.uid) => Some(pod),
-        _ => None,
-    });
-    let gone: Vec<_> = gone.collect();
-    for mut pod in gone {
+    evicted.sort_unstable();
+    for uid in evicted {
+        let Some(mut pod) = core.pod(&uid) else {
+            continue;
+        };
         core.apply(Event::PodGone(pod.uid.clone()));
         // The claims that were made for it are deleted with it. Those that are made for the new
         // one want the same.
@@ -175,7 +165,7 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
         pod.uid = PodUid::new(format!("{}{RECREATED}", pod.uid));
         pod.phase = Phase::Pending;
         pod.created = now;
-        core.apply(Event::Pod(pod));
+        core.apply(Event::Pod(Box::new(pod)));
     }
 }
 

@@ -3,9 +3,9 @@
 use super::{ClaimTemplates, QUIET, TrialResult, UID, is_placed, settle, take_pod};
 use crate::convert::World;
 use proto::names::{kai, request, resource};
-use scheduler_core::ids::PodUid;
-use scheduler_core::units::{Duration, Time};
-use scheduler_core::{Action, Config, Core, Event};
+use scheduler_core::ids::{PodUid, QueueName};
+use scheduler_core::units::Duration;
+use scheduler_core::{Action, Core};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -108,28 +108,20 @@ pub struct WhatIf {
     pub why: Option<String>,
 }
 
-/// What would come of `count` pods with this request, in the cluster that these events rebuild.
+/// What would come of `count` pods with this request in the core's cluster; the core is spent.
 ///
 /// # Errors
 /// One sentence on why the webhook would refuse such a pod.
 pub fn what_if(
-    events: Vec<Event>,
-    config: Config,
+    mut core: Core,
     world: &mut World,
     scheduler: &str,
     wanted: &Wanted,
     count: u32,
 ) -> Result<WhatIf, String> {
-    let mut core = Core::new(config);
-    let mut now = Time(0);
-    for event in events {
-        if let Event::Tick(time) = event {
-            now = now.max(time);
-        }
-        core.apply(event);
-    }
+    let mut now = core.now();
     // What would happen anyway is not this request's doing.
-    settle(&mut core, &mut now, QUIET, |_| {});
+    settle(&mut core, &mut now, QUIET, |_, _| {});
     let object = wanted.pod(scheduler);
     let mut pods = BTreeSet::new();
     for number in 0..count {
@@ -145,15 +137,23 @@ pub fn what_if(
         }
         pods.insert(taken.uid);
     }
-    let queues = queues(&core);
-    let settled = settle(&mut core, &mut now, QUIET, |_| {});
+    let mut queues = BTreeMap::new();
+    let settled = settle(&mut core, &mut now, QUIET, |core, decision| {
+        for action in &decision.actions {
+            if let Action::Evict(evict) = action
+                && let Some(queue) = core.queue_of(&evict.pod)
+            {
+                queues.insert(evict.pod.clone(), queue);
+            }
+        }
+    });
     Ok(answer(&settled, &pods, &queues, count))
 }
 
 fn answer(
     settled: &TrialResult,
     pods: &BTreeSet<PodUid>,
-    queues: &BTreeMap<PodUid, String>,
+    queues: &BTreeMap<PodUid, QueueName>,
     count: u32,
 ) -> WhatIf {
     let rounds = &settled.rounds;
@@ -176,7 +176,7 @@ fn answer(
                 back.insert((bind.namespace.clone(), bind.name.clone()));
             }
             Action::Evict(evict) if !evict.pod.as_str().starts_with(UID) => {
-                let queue = queues.get(&evict.pod).cloned();
+                let queue = queues.get(&evict.pod).map(ToString::to_string);
                 answer.victims.push(Victim {
                     namespace: evict.namespace.to_string(),
                     name: evict.name.to_string(),
@@ -211,30 +211,10 @@ fn answer(
     answer
 }
 
-/// The queue of each pod that is there.
-fn queues(core: &Core) -> BTreeMap<PodUid, String> {
-    let events = core.snapshot();
-    let mut of_group = BTreeMap::new();
-    for event in &events {
-        if let Event::Group(group) = event {
-            of_group.insert(group.name.clone(), group.queue.to_string());
-        }
-    }
-    let pods = events.iter().filter_map(|event| match event {
-        Event::Pod(pod) if pod.ours => {
-            let group = pod.group.as_ref().and_then(|group| of_group.get(group));
-            let queue = group.cloned().unwrap_or_else(|| pod.queue.to_string());
-            Some((pod.uid.clone(), queue))
-        }
-        _ => None,
-    });
-    pods.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::text;
+    use scheduler_core::{Config, text};
 
     const CLUSTER: &str = "\
 tick 100000
@@ -248,7 +228,10 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
 ";
 
     fn ask(queue: &str, memory: u64, count: u32) -> Result<WhatIf, String> {
-        let events = text::read(CLUSTER).unwrap();
+        let mut core = Core::new(Config::default());
+        for event in text::read(CLUSTER).unwrap() {
+            core.apply(event);
+        }
         let mut world = World::new(kai::SCHEDULER_NAME);
         let wanted = Wanted {
             memory: Some(memory),
@@ -256,7 +239,7 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
             ..Wanted::default()
         };
         let name = kai::SCHEDULER_NAME;
-        what_if(events, Config::default(), &mut world, name, &wanted, count)
+        what_if(core, &mut world, name, &wanted, count)
     }
 
     #[test]

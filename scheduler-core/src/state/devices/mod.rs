@@ -87,7 +87,7 @@ impl DeviceUse {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Devices {
     pools: BTreeMap<PoolName, PoolRow>,
     /// Pools with devices of that node alone.

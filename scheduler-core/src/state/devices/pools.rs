@@ -8,7 +8,7 @@ use crate::model::{Device, DeviceNodes, DevicePool, Node};
 use std::collections::BTreeMap;
 
 /// A pool, and its devices by node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PoolRow {
     pub pool: DevicePool,
     /// Of each device, in the pool's order.

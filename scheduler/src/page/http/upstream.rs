@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, ListParams};
+use scheduler_core::Core;
 use scheduler_core::units::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,13 +46,10 @@ impl HttpState {
         Some(text.split_once('\n')?.1.to_owned())
     }
 
-    /// A copy of the core's state, of the shard that has this queue.
-    async fn state(
-        &self,
-        queue: &str,
-    ) -> Option<(Vec<scheduler_core::Event>, scheduler_core::Config)> {
+    /// The core of the shard that has this queue, once more.
+    async fn fork(&self, queue: &str) -> Option<Box<Core>> {
         let (to, answer) = oneshot::channel();
-        let question = Question::State(queue.into(), to);
+        let question = Question::ForkOf(queue.into(), to);
         self.questions.send(question).await.ok()?;
         answer.await.ok()
     }
@@ -301,7 +299,7 @@ async fn whatif(
         let text = "another request is being tried; try again in a moment";
         return Err(Refusal(StatusCode::TOO_MANY_REQUESTS, text.to_owned()));
     };
-    let Some((events, config)) = state.state(&request.queue).await else {
+    let Some(core) = state.fork(&request.queue).await else {
         return Err(bad(format!("there is no queue {}", request.queue)));
     };
     let wanted = Wanted {
@@ -316,7 +314,7 @@ async fn whatif(
     let scheduler = state.scheduler.clone();
     let tried = tokio::task::spawn_blocking(move || {
         let mut world = World::new(&scheduler).with_storage_listed();
-        what_if(events, config, &mut world, &scheduler, &wanted, count)
+        what_if(*core, &mut world, &scheduler, &wanted, count)
     });
     let answer = tried.await.map_err(|_| super::ended())?.map_err(bad)?;
     let value = shown(&answer, &rights);

@@ -2,7 +2,7 @@
 
 use super::*;
 use axum::http::Uri;
-use scheduler_core::{Config, Event, text};
+use scheduler_core::{Config, Core, text};
 
 /// What the API server has: pod `a/x`, and events of it.
 pub(super) fn object(uri: &Uri) -> (u16, Value) {
@@ -83,11 +83,14 @@ async fn who_would_give_way_is_asked_of_a_copy_of_the_core() {
     let mut questions = site.questions.take().unwrap();
     tokio::spawn(async move {
         while let Some(question) = questions.recv().await {
-            if let Question::State(queue, to) = question
+            if let Question::ForkOf(queue, to) = question
                 && queue.as_str() == "rich"
             {
-                let events: Vec<Event> = text::read(CLUSTER).unwrap();
-                let _ = to.send((events, Config::default()));
+                let mut core = Core::new(Config::default());
+                for event in text::read(CLUSTER).unwrap() {
+                    core.apply(event);
+                }
+                let _ = to.send(Box::new(core));
             }
         }
     });

@@ -182,6 +182,11 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
     let what = format!("a snapshot, {} events", snapshot.len());
     missed += line(&row(&what), &[taken], None, "-", None);
     drop(snapshot);
+    let start = Instant::now();
+    let fork = core.fork();
+    let taken = start.elapsed();
+    missed += line(&row("a fork"), &[taken], None, "-", None);
+    drop(fork);
     let mib = |bytes: usize| bytes / (1 << 20);
     let judge = |figure: usize, most: usize| if figure <= most { "ok" } else { "MISS" };
     let most = mib(held.max(after));
