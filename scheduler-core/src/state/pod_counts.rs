@@ -304,14 +304,17 @@ impl State {
         counts.keys.insert(what.clone(), key);
         match what.who {
             Who::Matched(selectors) => {
-                counts.index.matched.enter(key, &first);
+                counts.index.matched.enter(key, &first, counts.version);
                 self.index_for(&first);
                 self.count_matched(key, &selectors);
             }
             // No pod has it yet.
             who => {
+                counts.version += 1;
+                let version = counts.version;
                 let entered = counts.index.register_of(&who);
-                if let Some(looks) = entered.and_then(|entered| entered.enter(key, &first)) {
+                if let Some(looks) = entered.and_then(|entered| entered.enter(key, &first, version))
+                {
                     counts.looked_at.push((first, looks));
                 }
             }

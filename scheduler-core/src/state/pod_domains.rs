@@ -6,7 +6,7 @@
 use super::State;
 use super::cell::{ExtraUse, TaskCell};
 use super::pod_counts::{CountKey, CountRow, Who};
-use super::pod_index::Register;
+use super::pod_index::{Register, TermsVersion};
 use super::rows::{PodAsks, SpecKey, SpecRow, TermSubject};
 use super::spreading::Spreading;
 use super::transition::Way;
@@ -40,7 +40,7 @@ pub(super) type ByDomain = BTreeMap<Arc<str>, ExtraUse>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closed {
     /// [`State::closed_changed`] at that time.
-    changed: u64,
+    changed: TermsVersion,
     /// By topology key.
     of: Vec<(Arc<str>, ClosedDomains)>,
 }
@@ -64,7 +64,7 @@ impl Closed {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DomainPreferences {
     /// [`State::worth_changed`] at that time.
-    changed: u64,
+    changed: TermsVersion,
     /// By topology key; domains that are worth nothing are missing.
     of: Vec<(Arc<str>, Sums)>,
 }
@@ -262,17 +262,15 @@ impl State {
     }
 
     /// Another one whenever what is closed to such a pod may be something else.
-    pub(super) fn closed_changed(&self, subject: &TermSubject) -> u64 {
+    pub(super) fn closed_changed(&self, subject: &TermSubject) -> TermsVersion {
         let avoided = &self.pod_counts.index.avoided;
-        let near = avoided.near(&subject.namespace, subject.labels.iter());
-        near.map(|scoped| scoped.changed).max().unwrap_or(0)
+        avoided.version(&subject.namespace, subject.labels.iter())
     }
 
     /// Another one whenever what preferences of others say to such a pod may be something else.
-    fn worth_changed(&self, subject: &TermSubject) -> u64 {
+    fn worth_changed(&self, subject: &TermSubject) -> TermsVersion {
         let preferred = &self.pod_counts.index.preferred;
-        let near = preferred.near(&subject.namespace, subject.labels.iter());
-        near.map(|scoped| scoped.changed).max().unwrap_or(0)
+        preferred.version(&subject.namespace, subject.labels.iter())
     }
 
     /// The terms of that register which speak of such a pod and that pods with a place have, each
@@ -304,7 +302,12 @@ impl State {
     }
 
     /// Adds up the preferences of all pods that have a place.
-    fn worth_to(&self, subject: &TermSubject, changed: u64, looks: &mut u64) -> DomainPreferences {
+    fn worth_to(
+        &self,
+        subject: &TermSubject,
+        changed: TermsVersion,
+        looks: &mut u64,
+    ) -> DomainPreferences {
         let mut worth = BTreeMap::<&Arc<str>, Sums>::new();
         let preferred = &self.pod_counts.index.preferred;
         for (topology, row) in self.applicable_terms(preferred, subject, looks) {
@@ -329,7 +332,7 @@ impl State {
     }
 
     /// Adds up the anti-affinity of all pods that have a place.
-    fn closed_to(&self, subject: &TermSubject, changed: u64, looks: &mut u64) -> Closed {
+    fn closed_to(&self, subject: &TermSubject, changed: TermsVersion, looks: &mut u64) -> Closed {
         let mut closed = BTreeMap::<&Arc<str>, ClosedDomains>::new();
         let avoided = &self.pod_counts.index.avoided;
         for (topology, row) in self.applicable_terms(avoided, subject, looks) {

@@ -101,8 +101,17 @@ pub(super) struct Scoped {
     pub keys: BTreeSet<CountKey>,
     /// The labels that they look at, and how many of them do.
     looked_at: BTreeMap<Arc<str>, u32>,
-    /// [`super::pod_counts::PodCounts::version`] when a count of one of them moved last.
-    pub changed: u64,
+    /// [`super::pod_counts::PodCounts::version`] when a count of one of them moved last, or when
+    /// the first of them came.
+    changed: u64,
+}
+
+/// What terms say to a pod is the same while this is. The version rises when a count of one of them
+/// moves and when terms of another scope come; the number falls when all of a scope go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TermsVersion {
+    changed: u64,
+    scopes: usize,
 }
 
 impl Scoped {
@@ -134,11 +143,33 @@ impl Register {
         Scope::with(namespace, labels).filter_map(|scope| self.scopes.get(&scope))
     }
 
-    /// A selector comes. `None`: nothing else is looked at in any pod.
-    pub(super) fn enter(&mut self, key: CountKey, selector: &PodSelector) -> Option<LooksAt> {
+    /// Of the terms that may speak of a pod.
+    pub(super) fn version<'a>(
+        &'a self,
+        namespace: &'a Arc<str>,
+        labels: impl Iterator<Item = (&'a Arc<str>, &'a Arc<str>)>,
+    ) -> TermsVersion {
+        let none = TermsVersion::default();
+        self.near(namespace, labels)
+            .fold(none, |all, scoped| TermsVersion {
+                changed: all.changed.max(scoped.changed),
+                scopes: all.scopes + 1,
+            })
+    }
+
+    /// A selector comes. `None`: nothing else is looked at in any pod. `version`: a new one.
+    pub(super) fn enter(
+        &mut self,
+        key: CountKey,
+        selector: &PodSelector,
+        version: u64,
+    ) -> Option<LooksAt> {
         let mut looks = LooksAt::default();
         for scope in Scope::of(selector) {
-            let scoped = self.scopes.entry(scope).or_default();
+            let scoped = self.scopes.entry(scope).or_insert_with(|| Scoped {
+                changed: version,
+                ..Scoped::default()
+            });
             looks.all |= scoped.keys.is_empty();
             scoped.keys.insert(key);
             for label in selector.labels_looked_at() {
@@ -327,5 +358,44 @@ impl State {
         let reached = |name: &str| selector.takes_namespace(name, namespaces.get(name));
         let all = index.members.iter().filter(|(name, _)| reached(name));
         all.flat_map(|(_, members)| members).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::text;
+    use slotmap::KeyData;
+
+    fn selector(labels: &str) -> PodSelector {
+        let pod = format!("pod p\n  away zone ns=default labels=\"{labels}\"\n");
+        let events = text::read(&pod).unwrap();
+        let Some(Event::Pod(pod)) = events.first() else {
+            panic!("{pod}");
+        };
+        pod.pods.anti_affinity[0].pods.clone()
+    }
+
+    /// What closes a zone may go while a count of other terms has moved later.
+    #[test]
+    fn terms_that_go_are_noticed_though_others_have_moved_since_and_so_are_those_that_come_again() {
+        let key = |id: u64| CountKey::from(KeyData::from_ffi((1 << 32) | id));
+        let (demands, wide) = (selector("app in waits"), selector("app notin x"));
+        let at = |register: &Register| {
+            let (namespace, labels) = ("default".into(), [("app".into(), "waits".into())]);
+            register.version(&namespace, labels.iter().map(|(key, value)| (key, value)))
+        };
+        let mut register = Register::default();
+        register.enter(key(1), &demands, 1);
+        register.enter(key(2), &wide, 2);
+        let both = at(&register);
+        register.leave(key(1), &demands);
+        let one = at(&register);
+        register.enter(key(3), &demands, 3);
+        let again = at(&register);
+        assert_ne!(both, one);
+        assert_ne!(one, again);
+        assert_ne!(both, again);
     }
 }

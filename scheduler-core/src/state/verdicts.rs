@@ -8,6 +8,7 @@
 //! placed after that only take capacity, so a request that fitted nowhere still fits nowhere.
 
 use super::State;
+use super::pod_index::TermsVersion;
 use super::rows::{NodeKey, SpecKey, SpecRow};
 use crate::config::Config;
 use crate::fit::{self, free};
@@ -34,10 +35,14 @@ pub(crate) struct Verdicts {
     /// Whether it was used since the last decision began.
     asked: bool,
     /// [`State::others_at`] when the nodes were asked.
-    others: [u64; 3],
+    others: OthersVersion,
     /// What it lacks on the nodes; `None`: it has to be put together again.
     lacks: Option<ReasonKey>,
 }
+
+/// What other pods mean to a request is the same while this is: the counts that it asks about, the
+/// terms that speak of it, and the nodes that may have a domain.
+type OthersVersion = ([u64; 3], TermsVersion);
 
 /// Reasons that hold together, and on how many nodes they do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,24 +175,26 @@ impl State {
 
     /// Something else whenever a count of other pods has moved that the request asks about, or,
     /// for one that is spread or asks uncounted pods, a node that may have a domain.
-    fn others_at(&self, spec: &SpecRow) -> [u64; 3] {
+    fn others_at(&self, spec: &SpecRow) -> OthersVersion {
         let Some((asks, others)) = spec.asks.as_deref().zip(spec.spec.others.as_deref()) else {
-            return [0; 3];
+            return OthersVersion::default();
         };
         let changed = asks
             .asked()
             .filter_map(|key| Some(self.pod_counts.get(key)?.changed));
         let closed = others.subject.as_ref();
         let closed = closed.map(|subject| self.closed_changed(subject));
+        let closed = closed.unwrap_or_default();
         let [_, moved] = self.pod_counts.changed();
         // A node with other labels has its pods in other domains; of counts that is a move.
         let uncounted = self.asks_uncounted(asks);
         let by_nodes = uncounted || spec.is_spread();
-        [
-            changed.chain(closed).max().unwrap_or(0),
+        let own = [
+            changed.max().unwrap_or(0),
             if uncounted { moved } else { 0 },
             if by_nodes { self.nodes_changed } else { 0 },
-        ]
+        ];
+        (own, closed)
     }
 
     /// Whether the request fits somewhere, now or later, as of the last time that the nodes
