@@ -20,23 +20,23 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub(super) struct GroupFeed {
     /// When all are reported, whatever was reported before.
-    all_at: Option<Instant>,
+    all: Option<Instant>,
     /// The same once more, when no write of the leader before can be carried out any more.
-    again_at: Option<Instant>,
+    once_more: Option<Instant>,
     /// When some are left.
-    more_at: Option<Instant>,
+    rest: Option<Instant>,
 }
 
 impl GroupFeed {
     /// The replica leads from now on.
     pub(super) fn begins_to_lead(&mut self, now: Instant) {
-        self.all_at = Some(now);
-        self.again_at = Some(now + answer::LANDING);
+        self.all = Some(now);
+        self.once_more = Some(now + answer::LANDING);
     }
 
     /// When [`GroupFeed::feed`] has something to do though nothing has happened.
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.all_at, self.again_at, self.more_at]
+        [self.all, self.once_more, self.rest]
             .into_iter()
             .flatten()
             .min()
@@ -58,13 +58,13 @@ impl GroupFeed {
     ) {
         let pool: Arc<str> = pool.into();
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if (is_due(self.all_at) || is_due(self.again_at))
+        if (is_due(self.all) || is_due(self.once_more))
             && let Ok(permit) = reports.try_reserve()
         {
             core.forget_taken_groups();
             permit.send(GroupReport::All(Arc::clone(&pool)));
-            self.all_at = None;
-            self.again_at.take_if(|at| *at <= now);
+            self.all = None;
+            self.once_more.take_if(|at| *at <= now);
         }
         let room = reports.capacity().min(AT_ONCE);
         // Another node pool's cycle may have been faster.
@@ -78,7 +78,7 @@ impl GroupFeed {
         }
         // Without a receiver everything ends.
         let more = core.has_changed_groups() && !reports.is_closed();
-        self.more_at = more.then_some(now + PAUSE);
+        self.rest = more.then_some(now + PAUSE);
     }
 }
 
