@@ -50,8 +50,9 @@ impl Core {
         apply::event(&mut self.state, &self.config, event)
     }
 
-    /// The same cluster once more, for trials: neither knows what becomes of the other. It decides
-    /// as this one, and begins without the results that this one has kept of earlier decisions.
+    /// The same cluster once more, for trials: neither knows what becomes of the other. It takes
+    /// the same actions, and begins without the results that this one has kept of earlier decisions:
+    /// it may say again why a pod waits.
     /// Copies the state, about 0.3 us per pod.
     #[must_use]
     pub fn fork(&self) -> Self {

@@ -71,7 +71,13 @@ proptest! {
         prop_assert_eq!(&untouched, &text::write(&lived.core.snapshot()));
         prop_assert_eq!(fork.violations(), Vec::<String>::new());
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
-        prop_assert_eq!(text::decision(&of_fork), text::decision(&two), "{}", lived.log);
+        // Why a pod waits is said again when that is found out anew.
+        let done = |decision: &Decision| -> Vec<String> {
+            let lines = text::decision(decision);
+            let lines = lines.lines().filter(|line| !line.starts_with("waits "));
+            lines.map(str::to_owned).collect()
+        };
+        prop_assert_eq!(done(&of_fork), done(&two), "{}", lived.log);
         prop_assert_eq!(text::write(&fork.snapshot()), text::write(&lived.core.snapshot()));
         let said = |decision: &Decision| -> Vec<(PodUid, String, String)> {
             decision.actions.iter().filter_map(|action| match action {
