@@ -59,7 +59,7 @@ pub(crate) fn take_changed(state: &mut State, most: usize) -> Vec<GroupChange> {
             continue;
         };
         let (view, name) = (view(state, job), job.group_name());
-        let digest = view.as_ref().map(digest);
+        let digest = view.as_ref().map(|view| digest(job, view));
         let Some(job) = state.jobs.get_mut(key) else {
             continue;
         };
@@ -86,9 +86,11 @@ pub(crate) fn forget_taken(state: &mut State) {
 /// In place of a view's digest: one was taken, which one is not known any more.
 const FORGOTTEN: NonZeroU64 = NonZeroU64::MIN;
 
-/// It only says whether a view is another one.
-pub(crate) fn digest(view: &GroupView) -> NonZeroU64 {
+/// It only says whether a view is another one, or that of another object of the same name: what was
+/// made of the view of the first is gone with it.
+pub(crate) fn digest(job: &JobRow, view: &GroupView) -> NonZeroU64 {
     let mut hasher = DefaultHasher::new();
+    job.group.as_ref().map(|group| &group.uid).hash(&mut hasher);
     view.hash(&mut hasher);
     NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX)
 }
@@ -164,6 +166,20 @@ mod tests {
     use super::*;
     use crate::units::Time;
     use crate::{Action, Config, Core, text};
+
+    /// Its status is gone with the first object.
+    #[test]
+    fn a_group_that_was_made_again_has_changed_though_its_view_is_the_same() {
+        let mut core = Core::new(Config::verified());
+        for uid in ["first", "second"] {
+            let events = format!("queue q\ngroup a/g queue=q uid={uid}\n");
+            for event in text::read(&events).unwrap() {
+                assert_eq!(core.apply(event), []);
+            }
+            assert_eq!(core.take_changed_groups(usize::MAX).len(), 1, "{uid}");
+            assert!(core.take_changed_groups(usize::MAX).is_empty());
+        }
+    }
 
     #[test]
     fn a_group_that_loses_a_pod_to_another_has_changed_with_the_decision() {

@@ -110,7 +110,8 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         wrong.push("request signatures have other users than tasks".to_owned());
     }
     let untold = |job: &JobRow| {
-        let digest = groups::view(state, job).as_ref().map(groups::digest);
+        let view = groups::view(state, job);
+        let digest = view.map(|view| groups::digest(job, &view));
         !job.single && !job.is_changed && job.taken != digest
     };
     if state.jobs.values().any(untold) {

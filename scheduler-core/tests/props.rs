@@ -71,7 +71,7 @@ proptest! {
         prop_assert_eq!(&untouched, &text::write(&lived.core.snapshot()));
         prop_assert_eq!(fork.violations(), Vec::<String>::new());
         let (one, two) = (rebuilt.decide(now), lived.core.decide(now));
-        // Why a pod waits is said again when that is found out anew.
+        // A fork has no results of earlier decisions: it may report a reason again.
         let done = |decision: &Decision| -> Vec<String> {
             let lines = text::decision(decision);
             let lines = lines.lines().filter(|line| !line.starts_with("waits "));

@@ -31,7 +31,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -226,6 +226,7 @@ async fn start(
             admits: (!config.observe && config.role != Role::Scheduler).then_some(admits),
             questions: questions_out.clone(),
             page: page.as_ref().map(|(client, _)| client.clone()),
+            snapshots: Arc::new(Semaphore::new(1)),
         });
         let pages = pages.merge(snapshot::router(
             client.clone(),

@@ -6,7 +6,7 @@ use crate::ids::GroupName;
 use std::collections::VecDeque;
 
 /// What is to be looked at, and what is gone. Bounded by the number of jobs and of views that were
-/// taken, also where nobody takes any.
+/// taken, also where the caller takes none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChangedGroups {
     /// In the order in which they changed, each once. Some may be gone.

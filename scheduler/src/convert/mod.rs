@@ -559,4 +559,4 @@ impl World {
 #[cfg(test)]
 mod fields;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

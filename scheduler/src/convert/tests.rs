@@ -53,7 +53,7 @@ fn what_a_new_listing_does_not_name_is_gone() {
 }
 
 /// The end of each kind's listing; priority classes last.
-fn listed() -> [Fact; 19] {
+pub(crate) fn listed() -> [Fact; 19] {
     [
         Fact::Pod(Seen::Listed),
         Fact::Node(Seen::Listed),

@@ -25,6 +25,8 @@ pub(super) struct GroupFeed {
     once_more: Option<Instant>,
     /// When some are left.
     rest: Option<Instant>,
+    /// Not before: there may still be no room in the channel.
+    pause: Option<Instant>,
 }
 
 impl GroupFeed {
@@ -36,10 +38,9 @@ impl GroupFeed {
 
     /// When [`GroupFeed::feed`] has something to do though nothing has happened.
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.all, self.once_more, self.rest]
-            .into_iter()
-            .flatten()
-            .min()
+        let due = [self.all, self.once_more, self.rest].into_iter().flatten();
+        due.min()
+            .map(|at| self.pause.map_or(at, |pause| at.max(pause)))
     }
 
     /// The replica does not lead.
@@ -79,6 +80,7 @@ impl GroupFeed {
         // Without a receiver everything ends.
         let more = core.has_changed_groups() && !reports.is_closed();
         self.rest = more.then_some(now + PAUSE);
+        self.pause = Some(now + PAUSE);
     }
 }
 
@@ -162,6 +164,30 @@ mod tests {
         reported.1.append(&mut read(&mut reports).1);
         assert!(reported.1.contains("no a/g4"), "{reported:?}");
         assert_eq!(feed.due(), None);
+    }
+
+    #[test]
+    fn while_the_channel_is_full_the_cycle_does_not_come_back_at_once_and_nothing_is_lost() {
+        let (sender, mut reports) = mpsc::channel(2);
+        let (mut core, mut feed) = (core(2), GroupFeed::default());
+        let mut now = Instant::now();
+        feed.feed(&mut core, "pool", &sender, now);
+        assert_eq!(sender.capacity(), 0, "nobody reads");
+        feed.begins_to_lead(now);
+        for _ in 0..3 {
+            feed.feed(&mut core, "pool", &sender, now);
+            assert_eq!(feed.due(), Some(now + PAUSE));
+            now += PAUSE;
+        }
+        assert_eq!(
+            read(&mut reports),
+            (0, ["a/g0", "a/g1"].map(str::to_owned).into())
+        );
+        feed.feed(&mut core, "pool", &sender, now);
+        let (all, mut names) = read(&mut reports);
+        feed.feed(&mut core, "pool", &sender, now + PAUSE);
+        names.append(&mut read(&mut reports).1);
+        assert_eq!((all, names.len()), (1, 2), "all of them again");
     }
 
     #[test]

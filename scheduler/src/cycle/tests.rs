@@ -3,7 +3,7 @@
 use super::*;
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::DecisionId;
-use scheduler_core::{Config, OutcomeResult, text};
+use scheduler_core::{Config, GroupChange, OutcomeResult, text};
 use std::sync::Mutex;
 
 fn outputs() -> CycleOutputs {
@@ -158,4 +158,67 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
         let said = log.matches("not listed yet: ").count();
         assert_eq!(said, lines, "{log}");
     }
+}
+
+/// A write of the leader before may replace a status until it can no longer land.
+#[tokio::test(start_paused = true)]
+async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_lead_none() {
+    let mut core = Core::new(Config::default());
+    for event in text::read("queue q\ngroup a/g queue=q\n").unwrap() {
+        core.apply(event);
+    }
+    let (facts, listed) = mpsc::unbounded_channel();
+    let (_heard, heard) = crate::telemetry::channel(None);
+    let (_outcomes, outcomes) = mpsc::unbounded_channel();
+    let (_questions, questions) = mpsc::channel(1);
+    let (leads, leading) = watch::channel(false);
+    let inputs = CycleInputs {
+        facts: listed,
+        heard,
+        outcomes,
+        questions,
+        leading,
+        usage: UsageClient::silent(),
+        scale_up: None,
+        layouts: None,
+        wall: Wall::machine(),
+    };
+    let pace = CoalesceWindow {
+        quiet: Duration::ZERO,
+        patience: Duration::ZERO,
+    };
+    let (groups, mut reports) = mpsc::channel(8);
+    let outputs = CycleOutputs {
+        groups,
+        ..outputs()
+    };
+    let world = World::new("kai-scheduler");
+    let stop = CancellationToken::new();
+    tokio::spawn(run(core, world, None, pace, inputs, outputs, stop.clone()));
+    let _stop = stop.drop_guard();
+    let mut after = async |time: Duration| {
+        tokio::time::sleep(time).await;
+        let reports = std::iter::from_fn(|| reports.try_recv().ok());
+        let names = reports.map(|report| match report {
+            GroupReport::All(_) => "all".to_owned(),
+            GroupReport::Change(_, change) => match change {
+                GroupChange::Changed(view) => view.group.to_string(),
+                GroupChange::Gone(name) => format!("no {name}"),
+            },
+        });
+        names.collect::<Vec<String>>()
+    };
+    let (soon, landed) = (REPORT * 2, crate::act::answer::LANDING);
+    leads.send_replace(true);
+    assert!(after(soon).await.is_empty(), "not everything is listed");
+    for fact in crate::convert::tests::listed() {
+        facts.send(fact).unwrap();
+    }
+    assert_eq!(after(soon).await, ["all", "a/g"]);
+    assert!(after(soon).await.is_empty(), "nothing has changed");
+    assert_eq!(after(landed).await, ["all", "a/g"]);
+    leads.send_replace(false);
+    assert!(after(landed * 2).await.is_empty());
+    leads.send_replace(true);
+    assert_eq!(after(soon).await, ["all", "a/g"]);
 }

@@ -28,7 +28,7 @@ struct Waiting {
     /// The name of its node pool.
     pool: Arc<str>,
     kind: ReasonKind,
-    /// Its reason in words, until it is told.
+    /// Its reason in words, until the event is sent.
     line: Option<Arc<str>>,
 }
 

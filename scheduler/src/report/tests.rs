@@ -265,9 +265,14 @@ async fn a_write_that_was_not_taken_is_made_again_without_news() {
     for fault in [Fault::InternalError, Fault::LoseAnswer] {
         site.server.plan("PATCH", "/queues/team/status", fault);
     }
-    site.say(vec![queue("team", None, 1_000_000_000, 0)], vec![], true);
+    for fault in [Fault::InternalError, Fault::LoseAnswer] {
+        site.server.plan("PATCH", "/podgroups/g/status", fault);
+    }
+    let queues = vec![queue("team", None, 1_000_000_000, 0)];
+    site.say(queues, vec![group(None)], true);
     site.until(QUEUE, |status| status["allocated"]["nvidia.com/gpu"] == "1")
         .await;
+    site.until(GROUP, |status| status["pending"] == 2).await;
 }
 
 #[tokio::test]

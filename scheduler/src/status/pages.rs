@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use scheduler_core::text;
 use serde::Deserialize;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 
 /// `OpenMetrics` 1.0.
@@ -34,6 +34,9 @@ pub struct Pages {
     pub questions: mpsc::Sender<Question>,
     /// Client of the status page; `None` where no page is served.
     pub page: Option<PageClient>,
+    /// A snapshot takes several times the core's memory while it is written: one at a time, the
+    /// others wait.
+    pub snapshots: Arc<Semaphore>,
 }
 
 /// All pages.
@@ -107,6 +110,9 @@ impl ShardQuery {
 }
 
 async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
+    let Ok(_turn) = pages.snapshots.acquire().await else {
+        return gone();
+    };
     let (to, answer) = oneshot::channel();
     let question = of.ask(Question::Fork(to));
     if pages.questions.send(question).await.is_err() {
