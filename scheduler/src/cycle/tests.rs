@@ -221,4 +221,6 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
     assert!(after(landed * 2).await.is_empty());
     leads.send_replace(true);
     assert_eq!(after(soon).await, ["all", "a/g"]);
+    leads.send_replace(false);
+    assert!(after(landed * 2).await.is_empty(), "no longer its own");
 }
