@@ -186,7 +186,8 @@ impl World {
 
     /// Runs, while each evicted pod is made again for the rest of its time.
     fn run_with_controllers(&mut self, until: Ms) {
-        while self.now < until {
+        // After a violation nothing goes on.
+        while self.now < until && self.violations.is_empty() {
             self.run((self.now + 1_000).min(until));
             let evicted: Vec<(Key, Value)> = (self.store.all("pods", "team-a"))
                 .filter(|(_, pod)| {
