@@ -1,6 +1,7 @@
 //! Which nodes are asked for, of a cluster that has no room.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test from its first line to its last.
 
+use scheduler_core::ids::NodeName;
 use scheduler_core::model::{Card, Labels, Mode, Node};
 use scheduler_core::scale_up::{Groups, NodeTemplate, Plan, Unknown, plan};
 use scheduler_core::units::{Bytes, CpuMilli, Mib, NanoGpu, Time};
@@ -217,7 +218,13 @@ fn a_node_that_starts_counts_and_one_that_never_comes_does_not() {
         not-ready=\"node(s) were not ready\"\n";
     let lines = format!("{starting}{}", pods(&[5, 5, 5]));
     let plan = planned(&lines, &one);
-    assert_eq!((cards(&plan), plan.starting.len()), (vec![1], 2));
+    assert_eq!((cards(&plan), plan.starting.len()), (vec![1], 1));
+    // It is asked for as a new one is.
+    let starts = &plan.starting[&NodeName::new("n1")];
+    assert_eq!(
+        (starts.template, starts.cards, starts.pods.len()),
+        (Some(0), 1, 2)
+    );
     let mut core = Core::new(Config::verified());
     for event in text::read(&format!("{QUEUES}{lines}")).unwrap() {
         assert_eq!(core.apply(event), []);

@@ -436,12 +436,14 @@ impl Cycle {
         }
         self.count(&decision, now);
         let handing_on = Instant::now();
+        let look_pace = self.look_pace(&decision);
         self.hand_on(decision);
         let all = taking_in + begin.elapsed();
         self.outputs.meters.handed_on(handing_on.elapsed(), all);
         if self.scale_up.is_some() || self.layouts.is_some() && self.world.may_change_layouts() {
-            let next = self.looked + scale_up::PACE;
-            self.look_at.get_or_insert(next.max(Instant::now()));
+            let next = self.looked + look_pace;
+            let next = self.look_at.map_or(next, |at| at.min(next));
+            self.look_at = Some(next.max(Instant::now()));
         }
         if self.swept.elapsed() >= SWEEP {
             self.sweep();

@@ -47,18 +47,20 @@ fn every_read_verb_answers_in_every_format() {
         }
     }
     let cards = demo.told(&["cards", "-o", "json"]).json();
-    let modes: Vec<&str> = cards
+    let mut modes: Vec<&str> = cards
         .as_array()
         .unwrap()
         .iter()
         .filter_map(|card| card["mode"].as_str())
         .collect();
+    // Either node may be the first that the scheduler hears of.
+    modes.sort_unstable();
     assert_eq!(modes, ["exclusive", "mps"]);
     let queues = demo.told(&["queues"]).out;
     assert!(queues.contains("\n  research  "), "{queues}");
     let events = demo.told(&["events", "demo/inference"]).out;
     assert!(
-        events.contains("Successfully assigned pod demo/inference to node node-2"),
+        events.contains("Successfully assigned pod demo/inference to node node-"),
         "{events}"
     );
     the_core_is_asked_offline_too(&demo);

@@ -39,8 +39,9 @@ pub struct NewNode {
 pub struct Plan {
     /// Nodes to ask for.
     pub nodes: Vec<NewNode>,
-    /// Pods that a node which is starting has room for.
-    pub starting: BTreeMap<PodUid, NodeName>,
+    /// Nodes that are starting, and the pods that they have room for. Each is asked for until its
+    /// cards are there: an autoscaler takes a node without a placeholder for room for another one.
+    pub starting: BTreeMap<NodeName, NewNode>,
 }
 
 /// How many nodes of which group `shortage` needs. Groups are tried in their order: the first
@@ -128,8 +129,8 @@ pub fn plan(
 }
 
 fn placed(plan: &Plan) -> BTreeSet<PodUid> {
-    let pods = plan.nodes.iter().flat_map(|node| &node.pods);
-    pods.chain(plan.starting.keys()).cloned().collect()
+    let nodes = plan.nodes.iter().chain(plan.starting.values());
+    nodes.flat_map(|node| &node.pods).cloned().collect()
 }
 
 /// Pods of a shortage that may go to the same nodes, by the number of GPUs that such a node needs
@@ -255,10 +256,10 @@ pub(crate) fn trial(config: &Config) -> Config {
 struct Site {
     core: Core,
     waiting: BTreeMap<PodUid, Pod>,
-    new: BTreeMap<NodeName, usize>,
-    /// Nodes that are there and start, and pods that were placed on them.
-    begun: BTreeSet<NodeName>,
-    starting: BTreeMap<PodUid, NodeName>,
+    /// Those of a group, by the number of its template: new ones, and ones that start.
+    offered: BTreeMap<NodeName, usize>,
+    /// Those that start and have pods.
+    starting: BTreeMap<NodeName, NewNode>,
 }
 
 impl Site {
@@ -272,8 +273,7 @@ impl Site {
         let mut site = Self {
             core: Core::new(trial(config)),
             waiting: BTreeMap::new(),
-            new: BTreeMap::new(),
-            begun: BTreeSet::new(),
+            offered: BTreeMap::new(),
             starting: BTreeMap::new(),
         };
         let placed = placed(before);
@@ -298,8 +298,10 @@ impl Site {
 
     /// A node that is there has what its group's template says.
     fn begin(&mut self, node: &Node, templates: &[NodeTemplate]) {
-        let is_of = |template: &&NodeTemplate| super::has(node, &template.known_by);
-        let Some(template) = templates.iter().find(is_of) else {
+        let mut templates = templates.iter().enumerate();
+        let Some((at, template)) =
+            templates.find(|(_, template)| super::has(node, &template.known_by))
+        else {
             return;
         };
         // It is not ready, or tainted, because it starts; one that is being removed is neither
@@ -310,7 +312,7 @@ impl Site {
             labels: template.node.labels.clone(),
             ..template.node.clone()
         };
-        self.begun.insert(node.name.clone());
+        self.offered.insert(node.name.clone(), at);
         self.offer(as_it_will_be, template);
     }
 
@@ -319,7 +321,7 @@ impl Site {
         let most = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         for number in 0..room.min(most) {
             let name = NodeName::new(format!("{NEW}{at:04}/{number:06}"));
-            self.new.insert(name.clone(), at);
+            self.offered.insert(name.clone(), at);
             let node = Node {
                 uid: NodeUid::new(name.as_str()),
                 name,
@@ -362,10 +364,7 @@ impl Site {
                 let Some(pod) = self.waiting.remove(&bind.pod) else {
                     continue;
                 };
-                if self.begun.contains(&bind.node) {
-                    self.starting.insert(bind.pod.clone(), bind.node.clone());
-                }
-                let Some(template) = self.new.get(&bind.node) else {
+                let Some(template) = self.offered.get(&bind.node) else {
                     continue;
                 };
                 let entry = nodes.entry(bind.node.clone());
@@ -381,7 +380,10 @@ impl Site {
                 break;
             }
         }
-        nodes.into_values().map(|(node, _)| node).collect()
+        let nodes = nodes.into_iter().map(|(name, (node, _))| (name, node));
+        let (new, starting) = nodes.partition(|(name, _)| name.as_str().starts_with(NEW));
+        self.starting = starting;
+        BTreeMap::into_values(new).collect()
     }
 }
 

@@ -3,9 +3,26 @@
 use super::Cycle;
 use crate::mig_layout;
 use crate::scale_up::{self, Look};
+use scheduler_core::{Action, Decision};
+use std::time::Duration;
 use tokio::time::Instant;
 
 impl Cycle {
+    /// Time between two looks: shorter when a pod that a node was asked for has its place. Until
+    /// the next plan, the node's placeholder asks for one node too many.
+    pub(super) fn look_pace(&self, decision: &Decision) -> Duration {
+        let Some(line) = &self.scale_up else {
+            return scale_up::PACE;
+        };
+        let asked = line.asked.borrow();
+        let is_asked = |action: &Action| matches!(action, Action::Bind(bind) if asked.0.contains_key(&bind.pod));
+        if decision.actions.iter().any(is_asked) {
+            scale_up::PACE_AFTER_BIND
+        } else {
+            scale_up::PACE
+        }
+    }
+
     /// Hands on what the last decision found no room for.
     pub(super) fn look(&mut self) {
         self.look_at = None;

@@ -3,7 +3,7 @@
 use super::Asked;
 use jiff::Timestamp;
 use scheduler_core::ids::{NodeName, PodUid};
-use scheduler_core::scale_up::Shortage;
+use scheduler_core::scale_up::{NewNode, Shortage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Book {
     pub(super) fn tell<'a>(
         &mut self,
         asked: impl Iterator<Item = (&'a PodUid, &'a str)>,
-        starting: &BTreeMap<PodUid, NodeName>,
+        starting: &BTreeMap<NodeName, NewNode>,
         now: Timestamp,
     ) -> Asked {
         let mut since = BTreeMap::new();
@@ -51,9 +51,12 @@ impl Book {
             let text = format!("a node like {group} would let it run: asked for since {at:.0}");
             told.insert(pod.clone(), Arc::from(text));
         }
-        for (pod, node) in starting {
+        let starting = starting.iter();
+        for (pod, name) in
+            starting.flat_map(|(name, node)| node.pods.iter().map(move |pod| (pod, name)))
+        {
             since.insert(pod.clone(), *self.since.get(pod).unwrap_or(&now));
-            let text = format!("node {node} is starting, and will have room for it");
+            let text = format!("node {name} is starting, and will have room for it");
             told.insert(pod.clone(), Arc::from(text));
         }
         self.since = since;
@@ -65,6 +68,7 @@ impl Book {
 mod tests {
     use super::*;
     use scheduler_core::model::Node;
+    use scheduler_core::units::{Bytes, CpuMilli};
 
     fn starting(names: &[&str]) -> Shortage {
         Shortage {
@@ -108,7 +112,14 @@ mod tests {
             &*told.0[&pod],
             "a node like l4 would let it run: asked for since 2026-01-01T10:00:00Z"
         );
-        let node = [(pod.clone(), NodeName::new("n1"))].into_iter().collect();
+        let node = NewNode {
+            template: Some(0),
+            cards: 1,
+            cpu: CpuMilli(0),
+            memory: Bytes(0),
+            pods: vec![pod.clone()],
+        };
+        let node = [(NodeName::new("n1"), node)].into();
         let told = book.tell(std::iter::empty(), &node, late);
         assert_eq!(
             &*told.0[&pod],

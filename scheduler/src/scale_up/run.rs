@@ -85,7 +85,7 @@ struct Planner {
 }
 
 impl Planner {
-    /// One plan, and the writes that it needs. True if nodes are requested.
+    /// One plan, and the writes that it needs. True if there are placeholders.
     async fn pass(&mut self, links: &mut Links, look: Look) -> Result<bool, String> {
         let Look { shortage, config } = look;
         links.known.see(shortage.seen.clone());
@@ -109,7 +109,7 @@ impl Planner {
             done.map_err(|error| error.to_string())?
         };
         let mut needs = Vec::new();
-        for node in &plan.nodes {
+        for node in plan.nodes.iter().chain(plan.starting.values()) {
             let rules = match node.template.and_then(|at| templates.get(at)) {
                 Some(template) => Some(Rules::of(template)),
                 None => self.rules_of_first(links, node, &shortage).await?,
@@ -128,7 +128,7 @@ impl Planner {
         });
         let told = self.book.tell(asked, &plan.starting, links.wall.now());
         links.asked.send_replace(told);
-        let groups = needs.iter().map(|need| &*need.group);
+        let groups = plan.nodes.iter().map(|node| group(node, &templates));
         links.meters.asked(&links.pool, groups);
         self.reconcile(&links.pool, &needs).await?;
         Ok(!needs.is_empty())
@@ -155,8 +155,8 @@ impl Planner {
         Ok(found.filter(same).map(|pod| Rules::like(&pod)))
     }
 
-    /// Makes the missing writes: two for each node that is requested, one when it is no longer
-    /// needed.
+    /// Makes the missing writes: two for each node that is requested, one when its cards are there
+    /// or it is no longer needed.
     async fn reconcile(&mut self, pool: &str, needs: &[Need]) -> Result<(), String> {
         let is_old = |at: &Instant| at.elapsed() >= LIST_AGAIN;
         let (mut there, at) = match self.there.take() {

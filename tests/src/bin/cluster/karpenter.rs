@@ -285,8 +285,7 @@ impl Site {
         // Until a device plugin registers, the kubelet lists none of what it will offer.
         lists(cluster, &name, "allocatable", 0).await?;
         lists(cluster, &name, "capacity", 0).await?;
-        // The node is starting: it needs no placeholder, and is not removed.
-        asked(cluster, 0).await?;
+        // The node is starting: it keeps its placeholder, and is not removed.
         let starting = format!("node {name} is starting, and will have room for it");
         let ns = self.ns.clone();
         until("who waits for the node", COMES, || async {
@@ -294,12 +293,14 @@ impl Site {
             Ok(Seen::when(said.contains(&starting), said))
         })
         .await?;
+        still(cluster, 1).await?;
         self.stay(cluster, 1).await?;
 
         let begin = Instant::now();
         self.enlist(cluster, node).await?;
         self.bound(cluster, 2, PLACEABLE).await?;
         say("two halves", begin.elapsed());
+        asked(cluster, 0).await?;
 
         self.halves(cluster, &["half-3"]).await?;
         self.come(cluster, 2).await?;
