@@ -189,15 +189,9 @@ impl World {
         // After a violation nothing goes on.
         while self.now < until && self.violations.is_empty() {
             self.run((self.now + 1_000).min(until));
-            let evicted: Vec<(Key, Value)> = (self.store.all("pods", "team-a"))
-                .filter(|(_, pod)| {
-                    let running = pod["status"]["phase"] != "Succeeded";
-                    running && !pod["metadata"]["deletionTimestamp"].is_null()
-                })
-                .map(|(key, pod)| (key.clone(), pod.clone()))
-                .collect();
-            for (key, pod) in evicted {
-                if !self.made_again.insert(key.name) {
+            for (key, pod) in std::mem::take(&mut self.left) {
+                let is_over = pod["status"]["phase"] == "Succeeded";
+                if is_over || key.namespace != "team-a" || !self.made_again.insert(key.name) {
                     continue;
                 }
                 let ends: Ms = (pod["metadata"]["annotations"]["until"].as_str())

@@ -60,6 +60,9 @@ impl World {
         let Some(at) = self.node_at(&node) else {
             return;
         };
+        if self.autoscaler.is_some() {
+            self.left.push((key.clone(), pod.clone()));
+        }
         let longest = 1000 * grace.unwrap_or_default();
         let pause = 20 + self.rng.u64(0..=longest);
         self.soon(pause, WorldEvent::Kubelet(at, key.clone(), uid, Task::Stop));

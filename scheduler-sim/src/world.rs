@@ -11,6 +11,7 @@ use crate::store::{Key, Store};
 use crate::time::{Ms, Stamp};
 use crate::trace::Trace;
 use scheduler::Config;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -115,6 +116,8 @@ pub struct World {
     pub autoscaler: Option<Autoscaler>,
     /// When pods were made, by name; written where there is an autoscaler.
     pub arrived: BTreeMap<String, Ms>,
+    /// Pods of nodes that were deleted, as they were then; taken where controllers make others.
+    pub left: Vec<(Key, Value)>,
     /// Names of evicted pods in whose place their controller has made another.
     pub made_again: BTreeSet<String>,
     /// Names that were given out.
@@ -156,6 +159,7 @@ impl World {
             violations: Vec::new(),
             autoscaler: None,
             arrived: BTreeMap::new(),
+            left: Vec::new(),
             made_again: BTreeSet::new(),
             names: 0,
             agenda: BTreeMap::new(),

@@ -2,7 +2,9 @@
 
 use super::*;
 use prometheus_client::registry::Registry;
-use scheduler_core::ids::DecisionId;
+use scheduler_core::ids::{DecisionId, PodUid};
+use scheduler_core::scale_up::Groups;
+use scheduler_core::units::Mib;
 use scheduler_core::{Config, GroupChange, OutcomeResult, text};
 use std::sync::Mutex;
 
@@ -102,6 +104,26 @@ async fn evictions_in_favour_of_a_pod_alone_name_the_group_that_it_gets() {
     };
     let winner = evict.in_favour_of.as_ref().map(ToString::to_string);
     assert_eq!(winner.as_deref(), Some("default/pg-high-high"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_look_is_early_when_a_pod_that_a_node_was_asked_for_has_its_place() {
+    let mut cycle = cycle();
+    let asked = scale_up::Asked([(PodUid::new("p"), "a node would let it run".into())].into());
+    let (_planner, asked) = watch::channel(asked);
+    cycle.scale_up = Some(scale_up::Line {
+        groups: Groups::default(),
+        card: Mib(1),
+        looks: watch::Sender::new(None),
+        asked,
+    });
+    cycle.read("queue q\nnode n cpu=4000 pods=10 gpus=2\npod other queue=q gpus.main=1\n");
+    cycle.decide();
+    assert_eq!(cycle.look_at, Some(cycle.looked + scale_up::PACE));
+    cycle.read("pod p queue=q gpus.main=1\n");
+    cycle.decide();
+    let early = cycle.looked + scale_up::PACE_AFTER_BIND;
+    assert_eq!(cycle.look_at, Some(early));
 }
 
 /// What is logged on this thread.
