@@ -15,7 +15,7 @@ use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use proto::names::{kai, resource, scale_up as names};
 use serde_json::{Value, json};
 
@@ -36,6 +36,10 @@ const TYPES: [InstanceType; 3] = [
     of("g6.2xlarge", 1, 1.0),
     of("g6.12xlarge", 4, 4.0),
 ];
+/// Taint of a node until its driver and its agent are there. Machines of kwok list their GPUs from
+/// the beginning, and Karpenter would take them for initialized; those of a cloud list none until a
+/// device plugin registers.
+const STARTS: &str = "sim.dev/driver-starts";
 /// A plan of the scheduler, a batch of Karpenter, and a node's start.
 const COMES: Duration = Duration::from_mins(1);
 /// Two batches of Karpenter at least.
@@ -118,7 +122,9 @@ impl Site {
                 "kind": class["kind"], "metadata": { "name": class["name"] }, "spec": {} }))
             .await?;
         for mut document in documents(&written(docs, "kind: NodePool")?)? {
-            document["spec"]["template"]["spec"]["nodeClassRef"] = class.clone();
+            let spec = &mut document["spec"]["template"]["spec"];
+            spec["nodeClassRef"] = class.clone();
+            spec["startupTaints"] = json!([{ "key": STARTS, "effect": "NoSchedule" }]);
             cluster.apply_one(&document).await?;
         }
         Ok(())
@@ -202,7 +208,7 @@ impl Site {
         let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
         let to = scheduler.replica.telemetry();
         self.agents.push(cluster.enlist(node, CARDS, to).await?);
-        Ok(())
+        has_started(cluster, &node.name_any()).await
     }
 
     async fn stay(&self, cluster: &Cluster, count: usize) -> Result<()> {
@@ -362,6 +368,21 @@ impl Site {
         cluster.discharge(std::mem::take(&mut self.agents)).await?;
         self.karpenter.stop().await
     }
+}
+
+/// The node's driver and agent are there.
+async fn has_started(cluster: &Cluster, node: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    until(&format!("node {node} started"), COMES, || async {
+        let mut now = nodes.get(node).await?;
+        let taints = now.spec.get_or_insert_default();
+        let taints = taints.taints.get_or_insert_default();
+        taints.retain(|taint| taint.key != STARTS);
+        // Karpenter writes taints, too.
+        let done = nodes.replace(node, &PostParams::default(), &now).await;
+        Ok(Seen::when(done.is_ok(), format!("{done:?}")))
+    })
+    .await
 }
 
 /// Karpenter takes the node for one that has all it was made for.
