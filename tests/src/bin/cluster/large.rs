@@ -103,7 +103,13 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     );
     scheduler.daemon.alive()?;
     drop(bound);
-    stop(cluster, scheduler).await
+    stop(cluster, scheduler).await?;
+    // With all groups there, as a process finds a cluster that has had a scheduler before.
+    let mut again = start(cluster, "scheduler").await?;
+    again.ready().await?;
+    let settled = meter::settled(cluster, &again.daemon).await?;
+    println!("  after its restart {}", settled.memory());
+    stop(cluster, again).await
 }
 
 fn seconds(begin: Instant) -> f64 {
