@@ -132,6 +132,7 @@ pub async fn run(
         layouts: inputs.layouts.take(),
         look_at: None,
         looked: Instant::now(),
+        look_took: Duration::ZERO,
         taking_in: Duration::ZERO,
         observed: Instant::now(),
         swept: Instant::now(),
@@ -255,6 +256,8 @@ struct Cycle {
     /// The time of the next check for pods without room.
     look_at: Option<Instant>,
     looked: Instant,
+    /// What the last of these checks took.
+    look_took: Duration,
     /// What taking in changes took since the last decision.
     taking_in: Duration,
     /// An observer decides again no sooner.

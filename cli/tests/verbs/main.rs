@@ -8,6 +8,7 @@ mod wrong;
 
 use cluster::{Demo, until};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 const READ: [&[&str]; 12] = [
     &["nodes"],
@@ -47,20 +48,22 @@ fn every_read_verb_answers_in_every_format() {
         }
     }
     let cards = demo.told(&["cards", "-o", "json"]).json();
-    let mut modes: Vec<&str> = cards
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|card| card["mode"].as_str())
-        .collect();
     // Either node may be the first that the scheduler hears of.
-    modes.sort_unstable();
-    assert_eq!(modes, ["exclusive", "mps"]);
+    let text = |card: &Value, key: &str| card[key].as_str().unwrap().to_owned();
+    let cards = cards.as_array().unwrap().iter();
+    assert_eq!(cards.len(), 2);
+    let nodes: BTreeMap<String, String> = cards
+        .map(|card| (text(card, "mode"), text(card, "node")))
+        .collect();
+    assert!(nodes.keys().eq(["exclusive", "mps"]), "{nodes:?}");
     let queues = demo.told(&["queues"]).out;
     assert!(queues.contains("\n  research  "), "{queues}");
     let events = demo.told(&["events", "demo/inference"]).out;
     assert!(
-        events.contains("Successfully assigned pod demo/inference to node node-"),
+        events.contains(&format!(
+            "Successfully assigned pod demo/inference to node {}",
+            nodes["mps"]
+        )),
         "{events}"
     );
     the_core_is_asked_offline_too(&demo);

@@ -39,8 +39,9 @@ pub struct NewNode {
 pub struct Plan {
     /// Nodes to ask for.
     pub nodes: Vec<NewNode>,
-    /// Nodes that are starting, and the pods that they have room for. Each is asked for until its
-    /// cards are there: an autoscaler takes a node without a placeholder for room for another one.
+    /// Nodes that are starting, and the pods that they have room for. Each is asked for until
+    /// they have their places: an autoscaler takes a node without a placeholder for room for
+    /// another one.
     pub starting: BTreeMap<NodeName, NewNode>,
 }
 
@@ -381,9 +382,10 @@ impl Site {
             }
         }
         let nodes = nodes.into_iter().map(|(name, (node, _))| (name, node));
-        let (new, starting) = nodes.partition(|(name, _)| name.as_str().starts_with(NEW));
+        let (new, starting): (BTreeMap<_, _>, _) =
+            nodes.partition(|(name, _)| name.as_str().starts_with(NEW));
         self.starting = starting;
-        BTreeMap::into_values(new).collect()
+        new.into_values().collect()
     }
 }
 

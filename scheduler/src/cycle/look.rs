@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 impl Cycle {
     /// Time between two looks: shorter when a pod that a node was asked for has its place. Until
-    /// the next plan, the node's placeholder asks for one node too many.
+    /// the next plan, the node's placeholder asks for one node too many. Nothing is decided during
+    /// a look, so looks take a tenth of the time at most.
     pub(super) fn look_pace(&self, decision: &Decision) -> Duration {
         let Some(line) = &self.scale_up else {
             return scale_up::PACE;
@@ -17,7 +18,7 @@ impl Cycle {
         let asked = line.asked.borrow();
         let is_asked = |action: &Action| matches!(action, Action::Bind(bind) if asked.0.contains_key(&bind.pod));
         if decision.actions.iter().any(is_asked) {
-            scale_up::PACE_AFTER_BIND
+            scale_up::PACE_AFTER_BIND.max(self.look_took * 10)
         } else {
             scale_up::PACE
         }
@@ -34,6 +35,7 @@ impl Cycle {
                 config: self.core.config().clone(),
             };
             line.looks.send_replace(Some(look));
+            self.look_took = self.looked.elapsed();
         }
         self.look_for_slices();
     }

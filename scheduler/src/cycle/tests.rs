@@ -43,6 +43,7 @@ fn cycle() -> Cycle {
         layouts: None,
         look_at: None,
         looked: now,
+        look_took: Duration::ZERO,
         taking_in: Duration::ZERO,
         observed: now,
         swept: now,
@@ -124,6 +125,14 @@ async fn the_next_look_is_early_when_a_pod_that_a_node_was_asked_for_has_its_pla
     cycle.decide();
     let early = cycle.looked + scale_up::PACE_AFTER_BIND;
     assert_eq!(cycle.look_at, Some(early));
+
+    // A look of a large cluster does not hold up decisions for more than a tenth of the time.
+    cycle.look_at = None;
+    cycle.look_took = Duration::from_millis(50);
+    cycle.read("pod-gone other\npod-gone p\npod p queue=q gpus.main=1\n");
+    cycle.decide();
+    let later = cycle.looked + Duration::from_millis(500);
+    assert_eq!(cycle.look_at, Some(later));
 }
 
 /// What is logged on this thread.

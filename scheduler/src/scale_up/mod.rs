@@ -32,10 +32,10 @@ use tokio::sync::watch;
 
 /// Time between two checks of a cycle for pods without room.
 pub(crate) const PACE: std::time::Duration = std::time::Duration::from_secs(2);
-/// The same after pods that nodes were asked for have their place: autoscalers look every ten
-/// seconds, and a plan takes less than this.
+/// The same after pods that nodes were asked for have their place. Short beside the ten seconds
+/// between two checks of an autoscaler, and long enough that a burst of bindings is one check.
 pub(crate) const PACE_AFTER_BIND: std::time::Duration = std::time::Duration::from_millis(100);
-/// Pods in one check, the first in the queue. A plan for this many
+/// Most pods in one check, the first in the queue.
 pub(crate) const MOST_PODS: usize = 1_000;
 /// A card of a cluster without cards and without templates: requests for GPU memory count over
 /// it towards quotas. The largest card that is sold in numbers.

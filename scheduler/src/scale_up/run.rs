@@ -155,8 +155,8 @@ impl Planner {
         Ok(found.filter(same).map(|pod| Rules::like(&pod)))
     }
 
-    /// Makes the missing writes: two for each node that is requested, one when its cards are there
-    /// or it is no longer needed.
+    /// Makes the missing writes: two for each node that is requested, one when its pods have
+    /// their places or it is no longer needed.
     async fn reconcile(&mut self, pool: &str, needs: &[Need]) -> Result<(), String> {
         let is_old = |at: &Instant| at.elapsed() >= LIST_AGAIN;
         let (mut there, at) = match self.there.take() {
