@@ -146,11 +146,10 @@ pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<
         }
         let new = bind.devices.iter().filter(|claim| is_new(&claim.uid));
         for device in new.flat_map(|claim| &*claim.devices) {
-            if !device.admin && !state.devices.is_within(&device.device) {
-                wrong.push(format!(
-                    "device {} is allocated beyond what it has",
-                    device.device
-                ));
+            let id = &device.device;
+            let is_free = state.devices.is_within(id) && state.devices.is_held_within(id);
+            if !device.admin && !is_free {
+                wrong.push(format!("device {id} is allocated beyond what it has"));
             }
         }
     }

@@ -11,8 +11,8 @@ pub struct DeviceClaim {
     pub uid: ClaimUid,
     /// `namespace/name`.
     pub name: Arc<str>,
-    /// Made for this pod alone, and without devices as long as the pod waits. Pods that differ in
-    /// nothing but such claims are alike.
+    /// Made for this pod alone, and without devices as long as the pod waits: false for a waiting
+    /// pod whose claim has some. Pods that differ in nothing but such claims are alike.
     pub own: bool,
     /// It stands in for the whole GPUs in the pod's resources (KEP-5004) on nodes that give them by
     /// [`Front::Claim`](super::Front), and is ignored on the others. A pod has at most one such

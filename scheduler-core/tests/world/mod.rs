@@ -212,10 +212,15 @@ impl World {
         self.before.extend(open.map(Action::decision));
     }
 
-    pub(crate) fn show(&mut self, pod: Pod) {
+    pub(crate) fn show(&mut self, mut pod: Pod) {
         let known = self.pods.get(&pod.uid);
         if pod.phase == Phase::Pending && known.is_some_and(|known| known.phase != Phase::Pending) {
             self.forget_binding(&pod.uid);
+        }
+        if pod.phase == Phase::Pending {
+            for claim in &mut pod.devices {
+                claim.own &= !self.allocated.contains_key(&claim.uid);
+            }
         }
         self.pods.insert(pod.uid.clone(), pod.clone());
         self.tell(Event::Pod(Box::new(pod)));

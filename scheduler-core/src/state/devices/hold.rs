@@ -114,6 +114,12 @@ impl Devices {
         let slot = Slot::now(claim);
         self.how(&slot, self.holds.get(&slot)) == Some(As::Leaving)
     }
+
+    /// It has devices once others have left: of all its pods none has its place yet.
+    pub(super) fn is_promised(&self, claim: &ClaimUid) -> bool {
+        let slot = Slot::now(claim);
+        self.how(&slot, self.holds.get(&slot)) == Some(As::Promised)
+    }
 }
 
 impl Sum {
@@ -485,7 +491,13 @@ impl Devices {
         self.within(id, &self.used(id, Free::Later))
     }
 
-    /// The same with one more, of the device and of what the devices of its pool share.
+    /// No more is held of a device than it has.
+    pub(crate) fn is_held_within(&self, id: &DeviceId) -> bool {
+        let used = self.uses.get(id);
+        used.is_none_or(|used| self.within(id, &used.held))
+    }
+
+    /// [`Devices::is_within`] with one more, of the device and of what the devices of its pool share.
     fn has_room_for(&self, more: &AllocatedDevice) -> bool {
         let id = &more.device;
         let mut used = self.used(id, Free::Later);

@@ -239,11 +239,11 @@ impl State {
                 }
                 continue;
             }
-            match known.map(|(claim, _)| self.is_here(claim, node)) {
-                Some(Some(true)) => {}
-                Some(Some(false)) => return Err(ClaimsReason::Elsewhere),
+            match known.map(|(claim, _)| (claim, self.is_here(claim, node))) {
+                Some((claim, Some(true))) => now &= !self.devices.is_promised(claim),
+                Some((_, Some(false))) => return Err(ClaimsReason::Elsewhere),
                 // Those who have it now leave.
-                Some(None) => {
+                Some((_, None)) => {
                     now = false;
                     wants.push(&*ask.wants);
                 }
