@@ -27,6 +27,28 @@ pub async fn post(address: &str, path: &str, json: &str) -> Result<String> {
     ask(address, path, request).await
 }
 
+/// The length of a page that may be too large to keep, in bytes.
+pub async fn length(address: &str, path: &str) -> Result<usize> {
+    let mut stream = TcpStream::connect(address)
+        .await
+        .with_context(|| address.to_owned())?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut piece = vec![0; 64 << 10];
+    let mut length = stream.read(&mut piece).await?;
+    let status = String::from_utf8_lossy(piece.get(..length).unwrap_or_default());
+    let status = status.lines().next().unwrap_or_default();
+    if !status.contains(" 200 ") {
+        bail!("{address}{path}: {status}");
+    }
+    loop {
+        match stream.read(&mut piece).await? {
+            0 => return Ok(length),
+            more => length += more,
+        }
+    }
+}
+
 async fn ask(address: &str, path: &str, request: String) -> Result<String> {
     let mut stream = TcpStream::connect(address)
         .await

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use aliquot_tests::burst::{Bound, make, plain, whole};
 use aliquot_tests::cluster::Cluster;
+use aliquot_tests::http;
 use aliquot_tests::simulated_agents::make_node;
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
@@ -101,6 +102,19 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
             .await?
             .memory()
     );
+    for page in ["/snapshot", "/get-snapshot"] {
+        meter::forget_peak(&scheduler.daemon)?;
+        let begin = Instant::now();
+        let length = http::length(&scheduler.replica.metrics(), page).await?;
+        println!(
+            "  {page}: {} MiB in {:.1} s; {}",
+            length >> 20,
+            seconds(begin),
+            Meter::read(cluster, Some(&scheduler.daemon))
+                .await?
+                .memory()
+        );
+    }
     scheduler.daemon.alive()?;
     drop(bound);
     stop(cluster, scheduler).await?;

@@ -174,6 +174,13 @@ fn seconds(pid: u32) -> Result<f64> {
     Ok((next().context("utime")? + next().context("stime")?) / TICKS)
 }
 
+/// From now on, `at most` in [`Meter::memory`] is since this call.
+pub(crate) fn forget_peak(daemon: &Daemon) -> Result<()> {
+    let pid = daemon.pid().context("no scheduler")?;
+    // proc(5): 5 resets the peak resident set size.
+    Ok(std::fs::write(format!("/proc/{pid}/clear_refs"), "5")?)
+}
+
 /// A line of a process's memory, in MiB.
 fn memory(pid: u32, field: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
