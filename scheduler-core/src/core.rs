@@ -75,15 +75,15 @@ impl Core {
         if config == self.config {
             return;
         }
-        let events = snapshot::events(&self.state);
-        let contradictions = std::mem::take(&mut self.state.contradictions);
-        *self = Self::new(config);
-        // The settings changed: other jobs may be entitled now.
-        let still = |event: &Event| !matches!(event, Event::Evicted(_));
-        for event in events.into_iter().filter(still) {
-            // Their unusable parts were reported when they arrived.
-            self.apply(event);
-        }
+        let before = std::mem::replace(self, Self::new(config));
+        snapshot::events(&before.state, |event| {
+            // The settings changed: other jobs may be entitled now.
+            if !matches!(event, Event::Evicted(_)) {
+                // Unusable parts were reported when they arrived.
+                self.apply(event);
+            }
+        });
+        let contradictions = before.state.contradictions;
         self.state.contradictions.extend(contradictions);
     }
 
@@ -225,10 +225,17 @@ impl Core {
     /// The events from which an equal core can be built: settings, objects, open decisions,
     /// pauses, time. In a defined order.
     pub fn snapshot(&self) -> Vec<Event> {
-        let settings = self.config.clone().of_process(&Config::default());
-        let mut events = vec![Event::Config(Box::new(settings))];
-        events.append(&mut snapshot::events(&self.state));
+        let mut events = Vec::new();
+        self.snapshot_to(|event| events.push(event));
         events
+    }
+
+    /// [`Core::snapshot`], one event after the other. For a large cluster: all its events take
+    /// several times the core's memory.
+    pub fn snapshot_to(&self, mut each: impl FnMut(Event)) {
+        let settings = self.config.clone().of_process(&Config::default());
+        each(Event::Config(Box::new(settings)));
+        snapshot::events(&self.state, each);
     }
 
     /// The time of the last decision, or a later one of which an event spoke.

@@ -12,31 +12,36 @@ use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use crate::state::{Progress, State};
 use std::sync::Arc;
 
-/// All of it, in a defined order.
-pub(crate) fn events(state: &State) -> Vec<Event> {
-    let mut events = vec![Event::Tick(state.now), Event::Sequence(state.sequence)];
-    events.extend(state.topologies.values().cloned().map(Event::Topology));
-    let namespaces = state.pod_counts.namespaces.iter();
-    events.extend(namespaces.map(|(name, labels)| {
-        Event::Namespace(Namespace {
+/// Each event once, in a defined order. They are not collected: those of a large cluster take
+/// several times the state's memory.
+pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
+    each(Event::Tick(state.now));
+    each(Event::Sequence(state.sequence));
+    for topology in state.topologies.values() {
+        each(Event::Topology(topology.clone()));
+    }
+    for (name, labels) in &state.pod_counts.namespaces {
+        each(Event::Namespace(Namespace {
             name: Arc::clone(name),
             labels: labels.clone(),
-        })
-    }));
+        }));
+    }
     let mut lost = Vec::new();
     let mut pauses = Vec::new();
     for (name, key) in &state.node_names {
         let Some(row) = state.nodes.get(*key) else {
             continue;
         };
-        events.extend(row.node.clone().map(Event::Node));
+        if let Some(node) = &row.node {
+            each(Event::Node(node.clone()));
+        }
         let cards: Vec<_> = row
             .cards
             .iter()
             .filter_map(|card| state.cards.get(*card)?.card.clone())
             .collect();
         if row.agent.is_some() || !cards.is_empty() || row.topology_manager.is_some() {
-            events.push(Event::Cards(NodeCards {
+            each(Event::Cards(NodeCards {
                 node: name.clone(),
                 default_mode: row
                     .agent
@@ -68,20 +73,25 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
             }
         }
     }
-    events.extend(
-        state
-            .queue_names
-            .values()
-            .filter_map(|key| state.queues.get(*key)?.queue.clone().map(Event::Queue)),
-    );
-    events.extend(state.jobs_by_name.iter().filter_map(|key| {
+    let queues = state.queue_names.values();
+    queues
+        .filter_map(|key| state.queues.get(*key)?.queue.clone())
+        .for_each(|queue| each(Event::Queue(queue)));
+    let jobs = state.jobs_by_name.iter();
+    jobs.filter_map(|key| {
         let row = state.jobs.get(*key)?;
-        Some(Event::Group(row.group.as_ref()?.to_group(row.group_name())))
-    }));
-    events.extend(state.volumes.rows().cloned().map(Event::Volume));
-    let pools = state.devices.pools();
-    events.extend(pools.map(|row| Event::Devices(row.pool.clone())));
-    events.extend(state.devices.allocated().cloned().map(Event::Allocated));
+        Some(row.group.as_ref()?.to_group(row.group_name()))
+    })
+    .for_each(|group| each(Event::Group(group)));
+    for volume in state.volumes.rows() {
+        each(Event::Volume(volume.clone()));
+    }
+    for row in state.devices.pools() {
+        each(Event::Devices(row.pool.clone()));
+    }
+    for allocation in state.devices.allocated() {
+        each(Event::Allocated(allocation.clone()));
+    }
     let mut after = Vec::new();
     for key in state.tasks_by_uid() {
         let Some(row) = state.tasks.get(key) else {
@@ -89,7 +99,7 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         };
         let cell = state.cell(key);
         if let Some(pod) = pod(state, row, &cell) {
-            events.push(Event::Pod(Box::new(pod)));
+            each(Event::Pod(Box::new(pod)));
         }
         if let Some(refused) = &row.rare.refused {
             after.push(Event::Refused(refused.refusal.clone()));
@@ -105,44 +115,41 @@ pub(crate) fn events(state: &State) -> Vec<Event> {
         after.extend(evicting(state, row));
         after.extend(pause(row));
     }
-    events.extend(after);
+    after.into_iter().for_each(&mut each);
     let mut given: Vec<_> = state.volumes.in_use().iter().collect();
     given.sort_unstable_by_key(|(claim, _)| *claim);
-    events.extend(given.into_iter().filter_map(|(claim, used)| {
-        Some(Event::Given(Given {
-            claim: claim.clone(),
-            node: state.nodes.get(used.node)?.name.clone(),
-            volume: used.volume.clone(),
-        }))
-    }));
-    events.extend(picked(state));
+    for (claim, used) in given {
+        if let Some(node) = state.nodes.get(used.node) {
+            each(Event::Given(Given {
+                claim: claim.clone(),
+                node: node.name.clone(),
+                volume: used.volume.clone(),
+            }));
+        }
+    }
+    picked(state).into_iter().for_each(&mut each);
     // Pauses after refusals are overwritten with their current state.
-    events.extend(pauses);
-    events.extend(lost);
-    events.extend(
-        state
-            .jobs_by_name
-            .iter()
-            .filter_map(|key| life(state, *key)),
-    );
+    pauses.into_iter().for_each(&mut each);
+    lost.into_iter().for_each(&mut each);
+    let jobs = state.jobs_by_name.iter();
+    jobs.filter_map(|key| life(state, *key)).for_each(&mut each);
     // After the queues, which end them.
-    events.extend(state.evicted.iter().map(|(by, last)| {
-        Event::Evicted(Evicted {
+    for (by, last) in &state.evicted {
+        each(Event::Evicted(Evicted {
             by: by.clone(),
             active: last.active,
             times: last.times,
             until: last.until,
-        })
-    }));
-    events.extend(state.search_backoffs.iter().map(|((of, cause), rest)| {
-        Event::Rest(Rest {
+        }));
+    }
+    for ((of, cause), rest) in &state.search_backoffs {
+        each(Event::Rest(Rest {
             of: of.clone(),
             cause: *cause,
             until: rest.until,
             steps: rest.allowance,
-        })
-    }));
-    events
+        }));
+    }
 }
 
 /// Devices picked for claims that the API server does not show yet.

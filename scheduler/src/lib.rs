@@ -29,7 +29,8 @@
 //! - [`trial`]: what would be decided, tried on a copy of the core.
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.
-//! - [`status`]: metrics, health and the view, as one page each.
+//! - [`status`]: metrics, health and the view, as one page each; `download`: how large ones are
+//!   sent.
 //! - `history`: past values of cards, queues and tenants, bounded, from agents and the API server.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
 //! - [`prometheus`]: a client of Prometheus' API.
@@ -46,6 +47,7 @@ pub mod config;
 pub mod convert;
 pub mod cycle;
 mod cycles;
+mod download;
 mod endpoints;
 pub mod group;
 mod history;

@@ -6,6 +6,7 @@
 
 use crate::Config;
 use crate::cycle::Question;
+use crate::download;
 use crate::shard::{Plan, Pool, Shard};
 use axum::Router;
 use axum::extract::{Query, State as Extract};
@@ -14,10 +15,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::Client;
 use scheduler_core::{Placement, Resolve, Step};
-use serde::Deserialize;
+use serde::ser::{Error as _, SerializeMap as _, SerializeSeq as _};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
-use std::io::Cursor;
+use std::io::{self, BufWriter, Cursor, Write as _};
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use zip::result::ZipResult;
@@ -73,8 +76,8 @@ struct Source {
     scheduler: String,
     plan: Arc<Plan>,
     questions: mpsc::Sender<Question>,
-    /// One at a time: it is a list of everything.
-    one: Arc<Semaphore>,
+    /// One at a time: it lists everything.
+    turns: Arc<Semaphore>,
 }
 
 /// The page.
@@ -89,7 +92,7 @@ pub fn router(
         scheduler: config.scheduler_name.clone(),
         plan: Arc::new(plan.clone()),
         questions,
-        one: Arc::new(Semaphore::new(1)),
+        turns: Arc::new(Semaphore::new(1)),
     };
     Router::new()
         .route("/get-snapshot", get(snapshot))
@@ -110,12 +113,8 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
     let Some(shard) = shard else {
         return (StatusCode::NOT_FOUND, "there is no such shard\n").into_response();
     };
-    let Ok(_one) = source.one.try_acquire() else {
+    let Ok(turn) = Arc::clone(&source.turns).try_acquire_owned() else {
         return (StatusCode::TOO_MANY_REQUESTS, "one at a time\n").into_response();
-    };
-    let objects = match objects(&source.client).await {
-        Ok(objects) => objects,
-        Err(error) => return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response(),
     };
     let Some(core) = in_force(&source, &shard.name).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "it ends\n").into_response();
@@ -124,17 +123,18 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
         core,
         ..shard.clone()
     };
-    let snapshot = json!({
-        "config": settings(&shard),
-        "schedulerParams": parameters(&source.scheduler, &source.plan.queue_label, &shard),
-        "rawObjects": objects,
-    });
-    // Some 100 MB of a large cluster take about a second.
+    let snapshot = Snapshot {
+        config: settings(&shard),
+        parameters: parameters(&source.scheduler, &source.plan.queue_label, &shard),
+        objects: Objects {
+            client: source.client,
+            runtime: Handle::current(),
+        },
+    };
+    // Some 100 MB of a large cluster take seconds.
     let archive = match spawn_blocking(move || archive(&snapshot)).await {
         Ok(Ok(archive)) => archive,
-        Ok(Err(error)) => {
-            return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response();
-        }
+        Ok(Err(error)) => return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response(),
         Err(_) => return (StatusCode::SERVICE_UNAVAILABLE, "it ends\n").into_response(),
     };
     let headers = [
@@ -144,18 +144,36 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
             "attachment; filename=snapshot.zip",
         ),
     ];
-    (headers, archive).into_response()
+    let body = download::body(turn, move |page| page.write_all(&archive));
+    (headers, body).into_response()
 }
 
-/// The snapshot as one file in a ZIP archive, which KAI's snapshot tool opens.
-fn archive(snapshot: &Value) -> ZipResult<Vec<u8>> {
+/// The file. Its objects are listed while it is written: they are never in memory all at once,
+/// because those of a large cluster take more than this process may have.
+#[derive(Serialize)]
+struct Snapshot {
+    config: Value,
+    #[serde(rename = "schedulerParams")]
+    parameters: Value,
+    #[serde(rename = "rawObjects")]
+    objects: Objects,
+}
+
+/// The file in a ZIP archive, which KAI's snapshot tool opens. Called on a thread that may block.
+///
+/// # Errors
+/// The API server refused a list, with its words.
+fn archive(snapshot: &impl Serialize) -> ZipResult<Vec<u8>> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     // A file of more than 4 GiB has to be announced.
     let options = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Deflated)
         .large_file(true);
     writer.start_file(FILE, options)?;
-    serde_json::to_writer(&mut writer, snapshot).map_err(std::io::Error::from)?;
+    let mut file = BufWriter::new(&mut writer);
+    serde_json::to_writer(&mut file, snapshot).map_err(io::Error::from)?;
+    file.flush()?;
+    drop(file);
     Ok(writer.finish()?.into_inner())
 }
 
@@ -167,36 +185,59 @@ async fn in_force(source: &Source, shard: &str) -> Option<scheduler_core::Config
     settings.await.ok()
 }
 
-async fn objects(client: &Client) -> kube::Result<Value> {
-    let mut all = json!({});
-    for (key, path) in KINDS {
-        all[key] = Value::Array(list(client, path).await?);
+/// All objects, by KAI's keys.
+struct Objects {
+    client: Client,
+    runtime: Handle,
+}
+
+impl Serialize for Objects {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (key, path) in KINDS {
+            map.serialize_entry(key, &List { of: self, path })?;
+        }
+        for key in NONE {
+            map.serialize_entry(key, &[(); 0])?;
+        }
+        map.end()
     }
-    for key in NONE {
-        all[key] = json!([]);
-    }
-    Ok(all)
 }
 
 /// All of one kind; none where the kind is not installed.
-async fn list(client: &Client, path: &str) -> kube::Result<Vec<Value>> {
-    let mut all = Vec::new();
-    let mut more = String::new();
-    loop {
-        let request = http::Request::get(format!("{path}?limit={PAGE}&continue={more}"))
+struct List<'a> {
+    of: &'a Objects,
+    path: &'static str,
+}
+
+impl Serialize for List<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(None)?;
+        let mut more = Some(String::new());
+        while let Some(from) = more {
+            let mut page = self.page(&from).map_err(S::Error::custom)?;
+            let items = page["items"].as_array_mut().map(std::mem::take);
+            for item in items.unwrap_or_default() {
+                list.serialize_element(&trimmed(item))?;
+            }
+            // A token is base64 of the URL's alphabet.
+            let next = page["metadata"]["continue"].as_str();
+            more = next.filter(|next| !next.is_empty()).map(str::to_owned);
+        }
+        list.end()
+    }
+}
+
+impl List<'_> {
+    fn page(&self, from: &str) -> kube::Result<Value> {
+        let path = self.path;
+        let request = http::Request::get(format!("{path}?limit={PAGE}&continue={from}"))
             .body(Vec::new())
             .map_err(kube::Error::HttpError)?;
-        let page: Value = match client.request(request).await {
-            Ok(page) => page,
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(all),
-            Err(error) => return Err(error),
-        };
-        let items = page["items"].as_array().cloned().unwrap_or_default();
-        all.extend(items.into_iter().map(trimmed));
-        match page["metadata"]["continue"].as_str() {
-            // A token is base64 of the URL's alphabet.
-            Some(next) if !next.is_empty() => next.clone_into(&mut more),
-            _ => return Ok(all),
+        let page = self.of.client.request(request);
+        match self.of.runtime.block_on(page) {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Value::Null),
+            page => page,
         }
     }
 }

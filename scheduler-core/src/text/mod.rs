@@ -33,7 +33,7 @@ mod write_volumes;
 
 pub use line::TextError;
 pub use read::{event, read};
-pub use write::{decision, write};
+pub use write::{append, decision, write};
 
 #[cfg(test)]
 mod tests {

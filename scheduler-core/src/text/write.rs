@@ -14,11 +14,18 @@ use std::fmt::{Display, Write as _};
 
 /// Events as text, one after another.
 pub fn write(events: &[Event]) -> String {
-    let mut out = Text::default();
+    let mut text = String::new();
     for event in events {
-        out.event(event);
+        append(&mut text, event);
     }
-    out.0
+    text
+}
+
+/// Appends an event to a text.
+pub fn append(text: &mut String, event: &Event) {
+    let mut out = Text(std::mem::take(text));
+    out.event(event);
+    *text = out.0;
 }
 
 /// A decision as text for people: the actions, and the reasons of pending pods.

@@ -4,6 +4,7 @@
 
 use super::Status;
 use crate::cycle::Question;
+use crate::download;
 use crate::page::PageClient;
 use axum::Router;
 use axum::extract::{Query, State as Extract};
@@ -14,9 +15,9 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use scheduler_core::text;
 use serde::Deserialize;
+use std::io::Write as _;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::task::spawn_blocking;
 
 /// `OpenMetrics` 1.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -34,8 +35,8 @@ pub struct Pages {
     pub questions: mpsc::Sender<Question>,
     /// Client of the status page; `None` where no page is served.
     pub page: Option<PageClient>,
-    /// A snapshot takes several times the core's memory while it is written: one at a time, the
-    /// others wait.
+    /// A snapshot takes the core's memory once more until it is sent: one at a time, the others
+    /// wait.
     pub snapshots: Arc<Semaphore>,
 }
 
@@ -110,7 +111,7 @@ impl ShardQuery {
 }
 
 async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
-    let Ok(_turn) = pages.snapshots.acquire().await else {
+    let Ok(turn) = Arc::clone(&pages.snapshots).acquire_owned().await else {
         return gone();
     };
     let (to, answer) = oneshot::channel();
@@ -121,11 +122,19 @@ async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) 
     let Ok(core) = answer.await else {
         return gone();
     };
-    // A large cluster is a text of many MiB.
-    match spawn_blocking(move || text::write(&core.snapshot())).await {
-        Ok(text) => text.into_response(),
-        Err(_) => gone(),
-    }
+    let body = download::body(turn, move |page| {
+        let mut line = String::new();
+        let mut written = Ok(());
+        core.snapshot_to(|event| {
+            if written.is_ok() {
+                line.clear();
+                text::append(&mut line, &event);
+                written = page.write_all(line.as_bytes());
+            }
+        });
+        written
+    });
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
 async fn observed(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) -> Response {
