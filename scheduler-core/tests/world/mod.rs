@@ -334,7 +334,15 @@ impl World {
             .nth(which % self.pods.len().max(1))
             .cloned();
         match step.what % 16 {
-            0..=4 => self.show(pod(step.which % 24, (step.size >> 8) as u8, step.size)),
+            0..=4 => {
+                let mut pod = pod(step.which % 24, (step.size >> 8) as u8, step.size);
+                // They are immutable.
+                if let Some(known) = self.pods.get(&pod.uid) {
+                    pod.namespace = Arc::clone(&known.namespace);
+                    pod.claims.clone_from(&known.claims);
+                }
+                self.show(pod);
+            }
             5 | 6 => {
                 self.now += u64::from(step.which) * 10;
                 self.decide();
