@@ -5,6 +5,7 @@
 use crate::meter::{live, resident};
 use crate::{carried_out, line, say};
 use aliquot_tests::workloads::{Large, NOW};
+use scheduler_core::model::Phase;
 use scheduler_core::{Config, Core, Event};
 use std::time::{Duration, Instant};
 
@@ -181,7 +182,19 @@ fn of(rounds: usize, name: &str, shape: &Shape) -> u32 {
     let taken = start.elapsed();
     let what = format!("a snapshot, {} events", snapshot.len());
     missed += line(&row(&what), &[taken], None, "-", None);
+    let waiting = snapshot.iter().rev().find_map(|event| match event {
+        Event::Pod(pod) if pod.ours && pod.phase == Phase::Pending => Some(pod.uid.clone()),
+        _ => None,
+    });
     drop(snapshot);
+    if let Some(uid) = waiting {
+        let start = Instant::now();
+        let explained = core.explain(&uid);
+        let taken = start.elapsed();
+        let nodes = explained.map_or(0, |explained| explained.nodes.len());
+        let what = format!("a pod explained, {nodes} nodes");
+        missed += line(&row(&what), &[taken], None, "-", None);
+    }
     let start = Instant::now();
     let fork = core.fork();
     let taken = start.elapsed();
