@@ -8,7 +8,8 @@
 //! - quota: reclaim takes GPUs of the product only from queues above it, whatever they hold in all;
 //!   and a queue that stays within it gets them back from such queues, also from those that are
 //!   within their quota in all;
-//! - order: a pod that would bring a queue above its quota is placed after all that would not.
+//! - order: a pod that would bring a queue above its quota is placed after all that would not;
+//! - moves: no search moves a pod to another product if a queue is above its quota of it then.
 
 use crate::action::ReasonKind;
 use crate::capacity::{gpus, name};
@@ -147,6 +148,17 @@ pub(crate) fn borrows(state: &State, task: TaskKey, node: NodeKey, nano: u128) -
             let with = held.allocated + wanted.billionths(row.unit);
             exceeds_quota(with, row)
         })
+    })
+}
+
+/// A queue of the pod holds more of the node's product than its quota.
+pub(crate) fn is_above(state: &State, task: TaskKey, node: NodeKey) -> bool {
+    let Some(product) = state.product_of(node) else {
+        return false;
+    };
+    state.queues_of(task).iter().any(|queue| {
+        let row = row(state, &state.products.of, *queue, &product.name);
+        row.is_some_and(|(row, held)| exceeds_quota(held.allocated, row))
     })
 }
 

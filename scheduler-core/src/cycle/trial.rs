@@ -10,6 +10,7 @@ use crate::fit;
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::model::Front;
+use crate::product_quota;
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, TaskKey};
@@ -44,6 +45,8 @@ impl Cycle<'_> {
         self.tally().simulated += 1;
         if self.simulate(search, tasks, &nodes, scenario)
             && self.are_spread(tasks.iter().copied().chain(scenario.tasks()))
+            // Of a part of the job only the victims are kept, not where they went.
+            && (count < search.tasks.len() || !self.moves_above_quota(scenario))
             && search.rules.allows(self, search.job, tasks, scenario)
         {
             return Some(mark);
@@ -51,6 +54,23 @@ impl Cycle<'_> {
         self.tally().rejected += 1;
         self.state.rollback(mark);
         None
+    }
+
+    /// A victim is moved to GPUs of another product, of which a queue then holds more than its
+    /// quota: reclaim might take from it what the quota gives it.
+    fn moves_above_quota(&self, scenario: &Scenario) -> bool {
+        let moves = |task: TaskKey| {
+            let cell = self.state.cell(task);
+            let (had, has) = (cell.leaving.as_ref()?.node, cell.node?);
+            let product = |node| Some(&self.state.product_of(node)?.name);
+            let is_other = product(had) != product(has);
+            Some(is_other && product_quota::is_above(self.state, task, has))
+        };
+        self.state.has_product_quotas()
+            && scenario
+                .tasks()
+                .into_iter()
+                .any(|task| moves(task) == Some(true))
     }
 
     /// The placed pods still satisfy their own spread constraints: a later pod may have been placed

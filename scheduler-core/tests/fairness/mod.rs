@@ -16,7 +16,8 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Step, text,
+    Action, Bind, Config, Core, Decision, Event, EvictCause, Outcome, OutcomeResult, Promise, Step,
+    text,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -156,6 +157,16 @@ fn has_product(pod: &Pod) -> bool {
         Phase::Running(at) => is_of_product(&at.node),
         _ => false,
     }
+}
+
+/// The pods that a decision binds or promises a place, and their nodes.
+fn placed(decision: &Decision) -> impl Iterator<Item = (&PodUid, &NodeName)> {
+    let bound = decision.actions.iter().filter_map(|action| match action {
+        Action::Bind(bind) => Some((&bind.pod, &bind.node)),
+        Action::Evict(_) => None,
+    });
+    let promised = decision.promises.iter();
+    bound.chain(promised.map(|one| (&one.pod, &one.node)))
 }
 
 fn is_of_product(node: &NodeName) -> bool {
@@ -306,17 +317,16 @@ impl<'a> World<'a> {
     }
 
     /// Reclaim takes the product from no queue that is within its quota of it, with the pods that
-    /// were bound before.
+    /// were placed before. One of these may be moved by the search, to a place that is promised.
     fn judge_product(&self, decision: &Decision, victim: &Job, favoured: &Job) {
-        let bound = |of: &dyn Fn(&Job) -> bool| {
-            let binds = decision.actions.iter().filter_map(|action| match action {
-                Action::Bind(bind) if is_of_product(&bind.node) => Some(bind),
-                _ => None,
-            });
-            let jobs = binds.map(|bind| &self.case.jobs[self.pods[&bind.pod].0]);
+        let new = |of: &dyn Fn(&Job) -> bool| {
+            let waits = |pod: &PodUid| self.pods[pod].1.phase == Phase::Pending;
+            let jobs = placed(decision)
+                .filter(|(pod, node)| waits(pod) && is_of_product(node))
+                .map(|(pod, _)| &self.case.jobs[self.pods[pod].0]);
             jobs.filter(|job| of(job)).map(|job| job.size).sum::<u64>()
         };
-        let held = |of: &dyn Fn(&Job) -> bool| self.held_of_product(of) + bound(of);
+        let held = |of: &dyn Fn(&Job) -> bool| self.held_of_product(of) + new(of);
         let department = |job: &Job| self.case.leaves[job.leaf].parent;
         let leaf = self.case.leaves[victim.leaf].product.0;
         let held_by_leaf = held(&|job| job.leaf == victim.leaf);
@@ -370,6 +380,13 @@ impl<'a> World<'a> {
     /// have got less. Promises to other jobs are not checked: only decisions that favour one job,
     /// by victims that get nothing else.
     fn weigh(&self, before: &[Event], decision: &Decision) {
+        // A job that would bring a queue above its quota of a product is placed after its victims
+        // got their places back: with such quotas, a search may pass over the smaller set.
+        let leaves = self.case.leaves.iter().map(|leaf| leaf.product);
+        let mut named = leaves.chain(self.case.products.iter().copied());
+        if named.any(|product| product != (None, None)) {
+            return;
+        }
         let mut victims = Vec::new();
         let mut favoured = BTreeSet::new();
         for action in &decision.actions {
@@ -437,12 +454,7 @@ impl<'a> World<'a> {
         }
         let given_back = core.decide(Time(self.now));
         let got = |decision: &Decision| {
-            let bound = decision.actions.iter().filter_map(|action| match action {
-                Action::Bind(bind) => Some(&bind.pod),
-                Action::Evict(_) => None,
-            });
-            let promised = decision.promises.iter().map(|one| &one.pod);
-            let all: BTreeSet<&PodUid> = bound.chain(promised).collect();
+            let all: BTreeSet<&PodUid> = placed(decision).map(|(pod, _)| pod).collect();
             all.into_iter().filter(|pod| is_its(pod)).count()
         };
         assert!(
@@ -476,7 +488,8 @@ impl<'a> World<'a> {
                 }
                 (EvictCause::Reclaim, Some(favoured)) => {
                     assert_ne!(favoured.leaf, victim.leaf, "{}", self.log);
-                    if has_product(pod) {
+                    let moves = |one: &Promise| one.pod == evict.pod && is_of_product(&one.node);
+                    if has_product(pod) && !decision.promises.iter().any(moves) {
                         self.judge_product(decision, victim, favoured);
                     }
                 }

@@ -218,6 +218,7 @@ impl Tree {
             .collect();
         priorities.sort_unstable();
         priorities.dedup();
+        let lowest = priorities.first().copied();
         let mut crumbs: Vec<usize> = Vec::new();
         for priority in priorities.into_iter().rev() {
             let band: Vec<usize> = siblings
@@ -251,13 +252,18 @@ impl Tree {
                 }
                 let to_divide = left;
                 let mut less_was_wanted = false;
+                let is_alone = hungry.len() == 1;
                 for (queue, wanted) in hungry {
                     if self.lines[queue].may[resource].weight == 0 || left == 0 {
                         continue;
                     }
-                    // Its part is part / sum.
+                    // Its part is part / sum. Rounding decides whether a part that is just what is
+                    // wanted is more than that; and one that is whole may become a unit less, which
+                    // a lower priority can take.
                     let part = to_divide * weight(queue);
-                    clear &= wanted * sum != part || wanted % UNITS[resource] == 0;
+                    let is_whole = part % (sum * UNITS[resource]) == 0;
+                    let is_cut = is_whole && Some(priority) != lowest;
+                    clear &= is_alone || wanted * sum < part || wanted * sum > part && !is_cut;
                     let given = if wanted * sum <= part {
                         cut.remove(&queue);
                         less_was_wanted |= wanted * sum < part;

@@ -40,7 +40,10 @@ impl World<'_> {
                 || binds.contains(uid)
                 || self.has_place(uid) && !evicts.contains(uid)
         };
-        for job in touched.into_iter().chain(torn) {
+        // Of a gang whose group was deleted nobody knows how many pods it needs.
+        let has_group =
+            |job: &usize| self.groups[*job].is_some() || self.case.jobs[*job].shape == Shape::Alone;
+        for job in touched.into_iter().chain(torn).filter(has_group) {
             let tree = self.case.jobs[job].tree();
             let (had, has) = (self.sets(job, before), self.sets(job, after));
             let begun = binds.iter().any(|pod| self.of[*pod].0 == job);

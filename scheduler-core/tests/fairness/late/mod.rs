@@ -65,7 +65,7 @@ struct World<'a> {
     refused: BTreeSet<PodUid>,
     /// An eviction was refused: the victim keeps a place that its queue counts as free.
     spared: bool,
-    /// A binding was refused and may not be tried again.
+    /// A binding was refused and may not be tried again, or evictions go on after pauses.
     parked: bool,
     born: u32,
     log: String,
@@ -523,15 +523,26 @@ impl<'a> World<'a> {
             self.tell(event);
         }
         self.catch_up();
-        for _ in 0..60 {
+        let mut evictions: BTreeMap<Option<GroupName>, BTreeSet<u64>> = BTreeMap::new();
+        for round in 0..60 {
             self.tidy();
             let decision = self.decide(100_000);
             if decision.actions.is_empty() {
                 return;
             }
+            for action in decision.actions.iter().filter(|_| round >= 30) {
+                if let Action::Evict(evict) = action {
+                    let of = evictions.entry(evict.in_favour_of.clone()).or_default();
+                    of.insert(self.now);
+                }
+            }
             self.catch_up();
         }
-        assert!(self.parked, "it goes on for ever\n{}", self.log);
+        // Where queues that come first take the room each time, evictions for a workload go on,
+        // ten minutes after one another (`cycle/history.rs`): at most six in 3,000 s.
+        let rare = !evictions.is_empty() && evictions.values().all(|at| at.len() <= 6);
+        assert!(self.parked || rare, "it goes on for ever\n{}", self.log);
+        self.parked = true;
     }
 
     /// A core that was never told of anything but what there is.
