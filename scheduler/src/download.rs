@@ -138,7 +138,7 @@ mod tests {
         let turns = Arc::new(Semaphore::new(1));
         let mut body = body(turn(&turns).await, |page| {
             loop {
-                page.write_all(&[b'x'; PIECE])?;
+                page.write_all(&vec![b'x'; PIECE])?;
             }
         });
         // It reads a piece, and then no more.

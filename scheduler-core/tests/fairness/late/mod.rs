@@ -524,13 +524,13 @@ impl<'a> World<'a> {
         }
         self.catch_up();
         let mut evictions: BTreeMap<Option<GroupName>, BTreeSet<u64>> = BTreeMap::new();
-        for round in 0..60 {
+        for round in 0..90 {
             self.tidy();
             let decision = self.decide(100_000);
             if decision.actions.is_empty() {
                 return;
             }
-            for action in decision.actions.iter().filter(|_| round >= 30) {
+            for action in decision.actions.iter().filter(|_| round >= 60) {
                 if let Action::Evict(evict) = action {
                     let of = evictions.entry(evict.in_favour_of.clone()).or_default();
                     of.insert(self.now);
@@ -538,8 +538,8 @@ impl<'a> World<'a> {
             }
             self.catch_up();
         }
-        // Where queues that come first take the room each time, evictions for a workload go on,
-        // ten minutes after one another (`cycle/history.rs`): at most six in 3,000 s.
+        // Where queues that come first take the room each time, evictions for a workload go on, in
+        // the end ten minutes after one another (`cycle/history.rs`): at most six in 3,000 s.
         let rare = !evictions.is_empty() && evictions.values().all(|at| at.len() <= 6);
         assert!(self.parked || rare, "it goes on for ever\n{}", self.log);
         self.parked = true;
