@@ -434,6 +434,7 @@ async fn test(
             claims::an_agent_writes_slices_of_its_own_node_alone,
             claims::a_slice_is_written_once_at_the_start_and_once_for_a_change,
             claims::under_our_scheduler_claims_are_allocated_counted_and_held,
+            claims::pods_of_one_claim_wait_while_its_device_is_held,
             claims::a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_all_of_its_own,
             claims::a_pod_is_bound_once_the_driver_has_made_its_device_ready,
             claims::the_page_of_claims_is_done_as_it_stands,

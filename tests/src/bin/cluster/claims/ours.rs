@@ -7,15 +7,18 @@ use aliquot_tests::share::why_pending;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
 use api::kai::Queue;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 use crate::modes::policy;
 
-use super::{LIMIT, grantable, ledger_is, manifest, template, unbound, with_driver};
+use super::{
+    LIMIT, grantable, ledger_is, manifest, naming, object, template, unbound, with_driver,
+};
 
 /// A pod of ours with a claim of its own from this template.
 fn ours(ns: &str, name: &str, template: &str, labels: &Value) -> Value {
@@ -194,6 +197,59 @@ pub(crate) async fn a_claim_gives_way_to_one_of_higher_priority_and_a_gang_has_a
         })
         .await?;
         ledger_is(cluster, ns, &[]).await.map(drop)
+    })
+    .await
+}
+
+pub(crate) async fn pods_of_one_claim_wait_while_its_device_is_held(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    with_driver(cluster, 1, async |cluster, ns| {
+        // There is a status once the agent has followed it.
+        policy(cluster, json!({})).await?;
+        let most = grantable(cluster).await? - 1000;
+        let memory = format!("{most}Mi");
+        template(cluster, ns, "most", &memory, &json!({})).await?;
+        object(cluster, ns, "shared", &memory, &json!({})).await?;
+        let label = json!({ "metadata": { "labels": { "kai.scheduler/queue": "default-queue" } } });
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
+        let params = PatchParams::default();
+        claims
+            .patch("shared", &params, &Patch::Merge(label))
+            .await?;
+        let mut holder = ours(ns, "holder", "most", &json!({}));
+        holder["spec"]["terminationGracePeriodSeconds"] = json!(20);
+        holder["spec"]["containers"][0]["lifecycle"] =
+            json!({ "preStop": { "sleep": { "seconds": 12 } } });
+        cluster.apply_one(&holder).await?;
+        cluster.pod_phase(ns, "holder", "Running").await?;
+
+        // It holds the card until its hook has slept.
+        let pods = cluster.pods(ns);
+        pods.delete("holder", &DeleteParams::default()).await?;
+        for name in ["one", "other"] {
+            let mut pod = naming(ns, name, "shared", "report grow 10 hold");
+            pod["spec"]["schedulerName"] = json!("kai-scheduler");
+            cluster.apply_one(&pod).await?;
+        }
+        for name in ["one", "other"] {
+            waits(cluster, ns, name, "being released").await?;
+        }
+        let bound = |pod: &Pod| {
+            pod.spec
+                .as_ref()
+                .is_some_and(|spec| spec.node_name.is_some())
+        };
+        stays("neither is bound", Duration::from_secs(5), || async {
+            let all = pods.list(&ListParams::default()).await?.items;
+            let at: Vec<String> = all.iter().filter(|pod| bound(pod)).map(describe).collect();
+            Ok(Seen::when(at.len() == 1, format!("{at:?}")))
+        })
+        .await?;
+        for name in ["one", "other"] {
+            cluster.pod_phase(ns, name, "Running").await?;
+        }
+        Ok(())
     })
     .await
 }
