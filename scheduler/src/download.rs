@@ -36,7 +36,8 @@ pub(crate) struct Download {
     runtime: Handle,
 }
 
-/// The body that `write` writes. `turn` is given back when it is written, or nobody reads it.
+/// The body that `write` writes. `turn` is given back when it is written, or its client has stopped
+/// reading.
 pub(crate) fn body(
     turn: OwnedSemaphorePermit,
     write: impl FnOnce(&mut Download) -> io::Result<()> + Send + 'static,

@@ -1,4 +1,4 @@
-//! What each decision must keep to: who is evicted, for whom, and how many.
+//! The rules for each decision: which pods are evicted, for which job, and how many.
 
 use super::*;
 

@@ -40,7 +40,7 @@ impl World<'_> {
                 || binds.contains(uid)
                 || self.has_place(uid) && !evicts.contains(uid)
         };
-        // Of a gang whose group was deleted nobody knows how many pods it needs.
+        // The minimum of a gang whose group was deleted is not known.
         let has_group =
             |job: &usize| self.groups[*job].is_some() || self.case.jobs[*job].shape == Shape::Alone;
         for job in touched.into_iter().chain(torn).filter(has_group) {
