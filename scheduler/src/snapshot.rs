@@ -131,10 +131,13 @@ async fn snapshot(Extract(source): Extract<Source>, Query(which): Query<Which>) 
             runtime: Handle::current(),
         },
     };
-    // Some 100 MB of a large cluster take seconds.
-    let archive = match spawn_blocking(move || archive(&snapshot)).await {
-        Ok(Ok(archive)) => archive,
-        Ok(Err(error)) => return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response(),
+    // Some 100 MB of a large cluster take seconds. It goes on when the client is gone, and so it
+    // keeps the turn.
+    let (archive, turn) = match spawn_blocking(move || (archive(&snapshot), turn)).await {
+        Ok((Ok(archive), turn)) => (archive, turn),
+        Ok((Err(error), _)) => {
+            return (StatusCode::BAD_GATEWAY, format!("{error}\n")).into_response();
+        }
         Err(_) => return (StatusCode::SERVICE_UNAVAILABLE, "it ends\n").into_response(),
     };
     let headers = [

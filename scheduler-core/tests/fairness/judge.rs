@@ -72,13 +72,6 @@ impl World<'_> {
     /// have got less. Promises to other jobs are not checked: only decisions that favour one job,
     /// by victims that get nothing else.
     pub(super) fn weigh(&self, before: &[Event], decision: &Decision) {
-        // A job that would bring a queue above its quota of a product is placed after its victims
-        // got their places back: with such quotas, a search may pass over the smaller set.
-        let leaves = self.case.leaves.iter().map(|leaf| leaf.product);
-        let mut named = leaves.chain(self.case.products.iter().copied());
-        if named.any(|product| product != (None, None)) {
-            return;
-        }
         let mut victims = Vec::new();
         let mut favoured = BTreeSet::new();
         for action in &decision.actions {
@@ -109,6 +102,16 @@ impl World<'_> {
             .map(|pod| department(self.pods[pod].0))
             .collect();
         if of_victims.len() > 1 && its.is_some_and(|job| of_victims.contains(&department(job))) {
+            return;
+        }
+        // A job that would bring a queue above its quota of a product is placed after its victims
+        // got their places back: with such a quota, a search may pass over the smaller set.
+        let names = |job: usize| {
+            let leaf = &self.case.leaves[self.case.jobs[job].leaf];
+            [leaf.product, self.case.products[leaf.parent]] != [(None, None); 2]
+        };
+        let jobs = victims.iter().map(|pod| self.pods[pod].0);
+        if jobs.chain(its).any(names) {
             return;
         }
         // A gang that cannot do without it goes as a whole.
