@@ -360,22 +360,4 @@ fn strategy(placement: Placement) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Read as _;
-
-    #[test]
-    fn the_archive_is_one_compressed_file_that_any_reader_opens() {
-        let snapshot = json!({"rawObjects": vec!["a pod like others"; 10_000]});
-        let bytes = archive(&snapshot).unwrap();
-        assert!(bytes.len() < 10_000, "{}", bytes.len());
-        let mut read = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
-        let mut text = String::new();
-        read.by_name("snapshot.json")
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        assert_eq!(read.len(), 1);
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), snapshot);
-    }
-}
+mod tests;

@@ -135,6 +135,14 @@ impl World<'_> {
             actions: vec![Step::Allocate],
             ..core.config().clone()
         })));
+        // A later search may take the place of a pod that this decision allocated. No pod is evicted
+        // for that, but it favours another job, and the room beside it was not there before.
+        let stays: BTreeSet<&PodUid> = placed(decision).map(|(pod, _)| pod).collect();
+        let mut alone = core.fork();
+        let allocated = alone.decide(Time(self.now));
+        if placed(&allocated).any(|(pod, _)| !stays.contains(pod)) {
+            return;
+        }
         // A bound pod has its place before the order of queues changes.
         for action in &decision.actions {
             if let Action::Bind(bind) = action
