@@ -10,9 +10,10 @@
 //! as they would have been.
 
 use super::Cycle;
+use super::plan::is_new;
 use crate::action::Action;
 use crate::state::State;
-use crate::state::cell::Status;
+use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
 use crate::state::rows::{Evicted, JobKey};
 use crate::units::{Duration, Time};
@@ -31,7 +32,9 @@ fn paused(state: &State, job: JobKey) -> Option<Evicted> {
     }
     let row = state.jobs.get(job)?;
     let last = state.evicted.get(&row.group_name())?;
-    (state.now < last.until && active(state, row) <= last.active).then_some(*last)
+    // A later search of this decision may still take a place that the decision gave.
+    let active = active(state, row, |cell| !is_new(cell));
+    (state.now < last.until && active <= last.active).then_some(*last)
 }
 
 /// The line about the pause for a job that evictions have gained nothing.
@@ -49,11 +52,15 @@ fn pause_after(times: u32) -> Duration {
     Duration(FIRST.0.saturating_mul(1 << doublings).min(LONGEST.0))
 }
 
-/// How many pods of a job have a place, those of the current decision included.
-fn active(state: &State, row: &JobRow) -> u32 {
+/// How many pods of a job have a place that counts.
+fn active(state: &State, row: &JobRow, counts: impl Fn(&TaskCell) -> bool) -> u32 {
     let active = row.tasks.iter().filter(|task| {
-        let status = state.cell(**task).status;
-        matches!(status, Status::Assumed | Status::Bound | Status::Running)
+        let cell = state.cell(**task);
+        let has_place = matches!(
+            cell.status,
+            Status::Assumed | Status::Bound | Status::Running
+        );
+        has_place && counts(&cell)
     });
     u32::try_from(active.count()).unwrap_or(u32::MAX)
 }
@@ -84,7 +91,7 @@ impl Cycle<'_> {
             let Some(row) = job.and_then(|job| self.state.jobs.get(job)) else {
                 continue;
             };
-            let active = active(self.state, row);
+            let active = active(self.state, row, |_| true);
             let last = self.state.evicted.get(&name);
             let times = last
                 .filter(|last| active <= last.active)
