@@ -213,30 +213,44 @@ pub(crate) struct Reclaimed<'a> {
     /// What they held before.
     before: &'a ProductUses,
     held: ProductUses,
+    /// Of that, by pods that had their places before this decision.
+    running: ProductUses,
     /// What the job gets of each product.
     gains: ProductAmounts,
 }
 
 impl<'a> Reclaimed<'a> {
-    pub(crate) fn new(state: &'a State, before: &'a ProductUses, gains: ProductAmounts) -> Self {
+    /// `new`: what queues hold of it by places of this decision.
+    pub(crate) fn new(
+        state: &'a State,
+        before: &'a ProductUses,
+        new: &BTreeMap<QueueKey, ProductAmounts>,
+        gains: ProductAmounts,
+    ) -> Self {
+        let mut running = before.clone();
+        for (queue, held) in new {
+            lessen(state, &mut running, held, &[*queue]);
+        }
         Self {
             state,
             before,
             held: before.clone(),
+            running,
             gains,
         }
     }
 
     /// The quotas of products allow it by themselves that `theirs` loses all of this, `gpus` in all:
     /// it is above its quota of each product, of which the job gets some, and with that each of
-    /// `chain` stays within its own, the last of which names it.
+    /// `chain` stays within its own, the last of which names it. `runs`: it is above by what runs.
     pub(crate) fn are_owed(
         &self,
         lost: &ProductAmounts,
-        gpus: u128,
+        (gpus, runs): (u128, bool),
         chain: &[QueueKey],
         theirs: QueueKey,
     ) -> bool {
+        let held = if runs { &self.running } else { &self.held };
         let within = |queue: &QueueKey, product: &str, gain: ProductAmount| {
             let row = row(self.state, self.before, *queue, product);
             row.map(|(row, held)| {
@@ -249,7 +263,7 @@ impl<'a> Reclaimed<'a> {
             let stays =
                 (chain.iter()).all(|queue| within(queue, product, gain) != Some(Some(false)));
             let names = chain.last().and_then(|ours| within(ours, product, gain));
-            let their = row(self.state, &self.held, theirs, product);
+            let their = row(self.state, held, theirs, product);
             let above = their.is_some_and(|(row, held)| exceeds_quota(held.allocated, row));
             gain.nano > 0 && stays && names == Some(Some(true)) && above
         };
@@ -257,11 +271,11 @@ impl<'a> Reclaimed<'a> {
         gpus > 0 && all == gpus && lost.keys().all(is_owed)
     }
 
-    /// Each of the queues that names one of these products is above its quota of it.
+    /// Each of the queues that names one of these products is above its quota of it by what runs.
     pub(crate) fn may_go(&self, lost: &ProductAmounts, chain: &[QueueKey]) -> bool {
         lost.keys().all(|product| {
             chain.iter().all(|queue| {
-                let row = row(self.state, &self.held, *queue, product);
+                let row = row(self.state, &self.running, *queue, product);
                 row.is_none_or(|(row, held)| {
                     let is_above = |quota| exceeds(held.allocated, row, quota);
                     row.quota.is_none_or(is_above)
@@ -270,17 +284,25 @@ impl<'a> Reclaimed<'a> {
         })
     }
 
-    /// The queues have lost it.
-    pub(crate) fn take(&mut self, lost: &ProductAmounts, chain: &[QueueKey]) {
-        for (product, lost) in lost {
-            for queue in chain {
-                let Some((at, unit)) = self.state.product_at(*queue, product) else {
-                    continue;
-                };
-                let held = self.held.get_mut(*queue).and_then(|all| all.get_mut(at));
-                if let Some(held) = held {
-                    held.allocated = held.allocated.saturating_sub(lost.billionths(unit));
-                }
+    /// The queues have lost it. `runs`: a pod that had its place before.
+    pub(crate) fn take(&mut self, lost: &ProductAmounts, chain: &[QueueKey], runs: bool) {
+        lessen(self.state, &mut self.held, lost, chain);
+        if runs {
+            lessen(self.state, &mut self.running, lost, chain);
+        }
+    }
+}
+
+/// The queues hold so much less.
+fn lessen(state: &State, held: &mut ProductUses, lost: &ProductAmounts, chain: &[QueueKey]) {
+    for (product, lost) in lost {
+        for queue in chain {
+            let Some((at, unit)) = state.product_at(*queue, product) else {
+                continue;
+            };
+            let held = held.get_mut(*queue).and_then(|all| all.get_mut(at));
+            if let Some(held) = held {
+                held.allocated = held.allocated.saturating_sub(lost.billionths(unit));
             }
         }
     }

@@ -94,6 +94,18 @@ impl Plan {
         in_turn(promised.map(|(task, turn)| (*turn, *task)))
     }
 
+    /// Pods with a place of this decision, and victims that are promised another.
+    pub(super) fn places(&self) -> impl Iterator<Item = TaskKey> {
+        let bound = self
+            .words
+            .iter()
+            .filter_map(|(task, (_, word))| match word {
+                Planned::Bind => Some(*task),
+                Planned::Evict(_) => None,
+            });
+        bound.chain(self.promised.keys().copied())
+    }
+
     /// The decisions, in order. This empties the plan.
     pub(super) fn take_planned(&mut self) -> Vec<(TaskKey, Planned)> {
         let words = std::mem::take(&mut self.words).into_iter();
@@ -210,7 +222,7 @@ impl Cycle<'_> {
             Some((_, Planned::Evict(known))) => {
                 // One that was to move for one job, and loses its new place to another, leaves
                 // for that one, by its rule.
-                if cell.status == Status::Victim && known.cause == EvictCause::Consolidation {
+                if cell.status == Status::Victim {
                     *known = eviction;
                 }
             }

@@ -10,6 +10,7 @@
 //! Queues that name GPU products are judged by these as well ([`crate::product_quota`]).
 
 use super::Cycle;
+use super::plan::is_new;
 use super::relax::VictimFilter;
 use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
@@ -36,6 +37,15 @@ struct Reclaim {
     before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,
     /// The same of single products.
     products: OnceCell<ProductUses>,
+    /// Of that, places of this decision: nobody uses them yet.
+    new: OnceCell<NewPlaces>,
+}
+
+/// What queues hold by the places that the current decision has given, or promised.
+#[derive(Default)]
+struct NewPlaces {
+    amounts: BTreeMap<QueueKey, QueueAmounts>,
+    products: BTreeMap<QueueKey, ProductAmounts>,
 }
 
 impl ActionRules for Reclaim {
@@ -119,11 +129,14 @@ struct Chunk {
     lost: QueueAmounts,
     /// Of it, GPUs of products. Empty where no queue names any.
     products: ProductAmounts,
+    /// Some pod of it had its place before this decision.
+    runs: bool,
 }
 
 impl Chunk {
     fn add(&mut self, other: Self) {
         self.lost = plus(self.lost, other.lost);
+        self.runs |= other.runs;
         for (product, lost) in other.products {
             *self.products.entry(product).or_default() += lost;
         }
@@ -138,6 +151,12 @@ impl Reclaim {
 
     fn has(&self, queue: QueueKey) -> QueueAmounts {
         self.had(queue).allocated
+    }
+
+    /// The same by what runs alone.
+    fn runs(&self, queue: QueueKey, new: &NewPlaces) -> QueueAmounts {
+        let new = new.amounts.get(&queue).copied().unwrap_or_default();
+        less(self.has(queue), new)
     }
 
     fn standing(&self, cycle: &Cycle, queue: QueueKey) -> String {
@@ -172,11 +191,16 @@ impl Reclaim {
             .shares
             .wanted(cycle.state, tasks, cycle.shares.smallest_card);
         let chunks = chunks(cycle, scenario);
+        let new = self.new.get_or_init(|| cycle.new_places());
         let mut left: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
+        // The same without new places. A queue is above what it may have with the pods that run, or
+        // none of them goes: a later search may take the new places.
+        let mut runs: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
         let mut involved: BTreeMap<QueueKey, [bool; 3]> = BTreeMap::new();
         let none = ProductUses::default();
         let before = self.products.get().unwrap_or(&none);
-        let mut products = Reclaimed::new(cycle.state, before, gains(cycle, tasks));
+        let gains = gains(cycle, tasks);
+        let mut products = Reclaimed::new(cycle.state, before, &new.products, gains);
         for (queue, losses) in &chunks {
             let Some((ours, theirs)) = cycle.where_they_part(self.queue, *queue) else {
                 return false;
@@ -188,7 +212,7 @@ impl Reclaim {
             if !products.may_go(&losses.exchanged, their_chain) {
                 return false;
             }
-            products.take(&losses.exchanged, their_chain);
+            products.take(&losses.exchanged, their_chain, true);
             let (Some(our_share), Some(their_share)) =
                 (cycle.shares.of.get(ours), cycle.shares.of.get(theirs))
             else {
@@ -196,20 +220,30 @@ impl Reclaim {
             };
             let touched = resources(losses.chunks.iter().map(|chunk| chunk.lost));
             for chunk in &losses.chunks {
-                let rest = *left.entry(theirs).or_insert_with(|| self.has(theirs));
+                let rest = if chunk.runs {
+                    *runs.entry(theirs).or_insert_with(|| self.runs(theirs, new))
+                } else {
+                    *left.entry(theirs).or_insert_with(|| self.has(theirs))
+                };
                 let above_share = !within(rest, their_share.allocatable());
                 let within_quota = within(plus(self.has(ours), wanted), our_share.quota);
                 let above_quota = !within(rest, their_share.quota);
                 let goes_first = cycle.goes_first(our_share, their_share);
                 let by_sum = above_share || within_quota && (above_quota || goes_first);
-                let owed = || products.are_owed(&chunk.products, chunk.lost[0], our_chain, theirs);
-                if !(by_sum || owed()) || !products.may_go(&chunk.products, their_chain) {
+                let lost = (chunk.lost[0], chunk.runs);
+                let owed = || products.are_owed(&chunk.products, lost, our_chain, theirs);
+                let may_go = !chunk.runs || products.may_go(&chunk.products, their_chain);
+                if !(by_sum || owed()) || !may_go {
                     return false;
                 }
-                products.take(&chunk.products, their_chain);
+                products.take(&chunk.products, their_chain, chunk.runs);
                 for key in cycle.chain_of(*queue) {
                     let sum = left.entry(*key).or_insert_with(|| self.has(*key));
                     *sum = less(*sum, chunk.lost);
+                    if chunk.runs {
+                        let sum = runs.entry(*key).or_insert_with(|| self.runs(*key, new));
+                        *sum = less(*sum, chunk.lost);
+                    }
                     let all = involved.entry(*key).or_default();
                     *all = either(*all, touched);
                 }
@@ -320,8 +354,11 @@ fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                     }
                     continue;
                 }
-                let products = had.into_iter().collect();
-                let chunk = Chunk { lost, products };
+                let chunk = Chunk {
+                    lost,
+                    products: had.into_iter().collect(),
+                    runs: !is_new(&cell),
+                };
                 if index < set.min as usize {
                     core.get_or_insert_default().add(chunk);
                 } else {
@@ -358,6 +395,34 @@ fn product_at(
     let product = cycle.state.product_of(node).filter(|_| counts)?;
     let amount = cycle.state.product_amount(task, product, nano);
     Some((Arc::clone(&product.name), amount))
+}
+
+impl Cycle<'_> {
+    /// The places that this decision has given so far. A victim that is moved has its place from
+    /// before.
+    fn new_places(&self) -> NewPlaces {
+        let mut new = NewPlaces::default();
+        for task in self.plan.places() {
+            let cell = self.state.cell(task);
+            if !is_new(&cell) && cell.leaving.is_some() {
+                continue;
+            }
+            let leaving = cell.leaving.as_ref();
+            let holds = leaving.map_or(cell.holds(), |leaving| leaving.holds());
+            let amounts = self.state.charge(task, holds);
+            let node = leaving.map(|leaving| leaving.node).or(cell.node);
+            let product = node.and_then(|node| product_at(self, task, node, amounts[0]));
+            for queue in self.state.queues_of(task) {
+                let sum = new.amounts.entry(*queue).or_default();
+                *sum = plus(*sum, amounts);
+                if let Some((product, amount)) = &product {
+                    let of = new.products.entry(*queue).or_default();
+                    *of.entry(Arc::clone(product)).or_default() += *amount;
+                }
+            }
+        }
+        new
+    }
 }
 
 /// What a job gets of each product with the places that these pods have.
@@ -435,6 +500,7 @@ impl Cycle<'_> {
             wanted,
             before: OnceCell::new(),
             products: OnceCell::new(),
+            new: OnceCell::new(),
         })
     }
 

@@ -48,6 +48,22 @@ impl World<'_> {
         );
     }
 
+    /// Reclaim takes from no queue that is within its quota with the pods that were placed before.
+    fn judge_quota(&self, victim: &Job, favoured: &Job) {
+        let department = |job: &Job| self.case.leaves[job.leaf].parent;
+        let (held, quota) = if department(victim) == department(favoured) {
+            let quota = self.case.leaves[victim.leaf].quota;
+            (self.held(|job| job.leaf == victim.leaf), quota)
+        } else {
+            let quota = self.case.quota(department(victim));
+            (
+                self.held(|job| department(job) == department(victim)),
+                quota,
+            )
+        };
+        assert!(held > quota, "{held} of {quota} {}", self.log);
+    }
+
     /// No queue is above its limit of the product, nor its non-preemptible pods above its quota.
     pub(super) fn check_product(&self) {
         let check = |product: Product, of: &dyn Fn(&Job) -> bool| {
@@ -193,6 +209,9 @@ impl World<'_> {
                     assert_ne!(favoured.leaf, victim.leaf, "{}", self.log);
                     if has_product(pod) {
                         self.judge_product(decision, victim, favoured);
+                    } else if !promised.contains(&evict.pod) {
+                        // One that is moved is not taken.
+                        self.judge_quota(victim, favoured);
                     }
                 }
                 (EvictCause::Consolidation, _) => {
