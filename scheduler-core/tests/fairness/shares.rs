@@ -251,7 +251,7 @@ impl Tree {
                     break;
                 }
                 let to_divide = left;
-                let mut less_was_wanted = false;
+                let (mut less_was_wanted, mut some_whole) = (false, false);
                 let is_alone = hungry.len() == 1;
                 for (queue, wanted) in hungry {
                     if self.lines[queue].may[resource].weight == 0 || left == 0 {
@@ -259,11 +259,12 @@ impl Tree {
                     }
                     // Its part is part / sum. Rounding decides whether a part that is just what is
                     // wanted is more than that; and one that is whole may become a unit less, which
-                    // a lower priority can take.
+                    // a lower priority can take, or the next round divides.
                     let part = to_divide * weight(queue);
                     let is_whole = part % (sum * UNITS[resource]) == 0;
                     let is_cut = is_whole && Some(priority) != lowest;
                     clear &= is_alone || wanted * sum < part || wanted * sum > part && !is_cut;
+                    some_whole |= is_whole && !is_alone && wanted * sum > part;
                     let given = if wanted * sum <= part {
                         cut.remove(&queue);
                         less_was_wanted |= wanted * sum < part;
@@ -282,6 +283,7 @@ impl Tree {
                 if !less_was_wanted {
                     break;
                 }
+                clear &= !some_whole;
             }
             // 3. What rounding left: the largest part that was cut off first.
             let mut order: Vec<usize> = cut.keys().copied().collect();
