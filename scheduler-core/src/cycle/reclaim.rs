@@ -29,6 +29,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Places that are summed up in about the time of a step.
+const PLACES: u64 = 2;
+
 struct Reclaim {
     queue: QueueKey,
     /// What the whole job still asks for.
@@ -74,6 +77,14 @@ impl ActionRules for Reclaim {
         tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool {
+        // Once in a search: the decision may have given many places before.
+        if self.new.get().is_none() {
+            let (new, places) = cycle.new_places();
+            let _ = self.new.set(new);
+            if cycle.charge(places / PLACES) {
+                return false;
+            }
+        }
         self.is_reclaimable(cycle, job, tasks, scenario)
             && cycle.keeps_protected(RuntimeRule::Reclaim, Some(self.queue), scenario)
     }
@@ -191,7 +202,9 @@ impl Reclaim {
             .shares
             .wanted(cycle.state, tasks, cycle.shares.smallest_card);
         let chunks = chunks(cycle, scenario);
-        let new = self.new.get_or_init(|| cycle.new_places());
+        let Some(new) = self.new.get() else {
+            return false;
+        };
         let mut left: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
         // The same without new places. A queue is above what it may have with the pods that run, or
         // none of them goes: a later search may take the new places.
@@ -398,11 +411,12 @@ fn product_at(
 }
 
 impl Cycle<'_> {
-    /// The places that this decision has given so far. A victim that is moved has its place from
-    /// before.
-    fn new_places(&self) -> NewPlaces {
-        let mut new = NewPlaces::default();
+    /// The places that this decision has given so far, and how many pods were looked at. A victim that
+    /// is moved has its place from before.
+    fn new_places(&self) -> (NewPlaces, u64) {
+        let (mut new, mut places) = (NewPlaces::default(), 0);
         for task in self.plan.places() {
+            places += 1;
             let cell = self.state.cell(task);
             if !is_new(&cell) && cell.leaving.is_some() {
                 continue;
@@ -421,7 +435,7 @@ impl Cycle<'_> {
                 }
             }
         }
-        new
+        (new, places)
     }
 }
 
