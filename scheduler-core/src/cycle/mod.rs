@@ -25,6 +25,7 @@ mod evict_requests;
 mod find;
 mod fragments;
 mod history;
+mod losses;
 mod place;
 mod plan;
 mod preempt;

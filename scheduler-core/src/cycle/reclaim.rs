@@ -10,24 +10,23 @@
 //! Queues that name GPU products are judged by these as well ([`crate::product_quota`]).
 
 use super::Cycle;
-use super::plan::is_new;
+use super::losses::{NewPlaces, chunks, gains};
 use super::relax::VictimFilter;
 use super::runtime::RuntimeRule;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::job_queue::JobQueue;
-use crate::product_quota::{self, ProductAmounts, Reclaimed};
+use crate::product_quota::{self, Reclaimed};
 use crate::shares::{QueueAmounts, Share, less, plus, within};
 use crate::state::cell::QueueUse;
-use crate::state::products::{ProductAmount, ProductUses};
-use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::products::ProductUses;
+use crate::state::rows::{JobKey, QueueKey, TaskKey};
 use crate::units::Bound;
 use slotmap::SecondaryMap;
 use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Places that are summed up in about the time of a step.
 const PLACES: u64 = 2;
@@ -40,15 +39,8 @@ struct Reclaim {
     before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,
     /// The same of single products.
     products: OnceCell<ProductUses>,
-    /// Of that, places of this decision: nobody uses them yet.
+    /// Of that, places of this decision: no pod uses them yet.
     new: OnceCell<NewPlaces>,
-}
-
-/// What queues hold by the places that the current decision has given, or promised.
-#[derive(Default)]
-struct NewPlaces {
-    amounts: BTreeMap<QueueKey, QueueAmounts>,
-    products: BTreeMap<QueueKey, ProductAmounts>,
 }
 
 impl ActionRules for Reclaim {
@@ -119,38 +111,6 @@ impl ActionRules for Reclaim {
             self.standing(cycle, ours),
             product.map_or_else(String::new, |product| format!(" {product}.")),
         )
-    }
-}
-
-/// What queues lose.
-type VictimChunks = Vec<(QueueKey, Losses)>;
-
-/// What one queue loses.
-#[derive(Default)]
-struct Losses {
-    /// Chunks in the order in which they are judged.
-    chunks: Vec<Chunk>,
-    /// GPUs of victims that get others, of another product.
-    exchanged: ProductAmounts,
-}
-
-/// Victims that are judged together.
-#[derive(Default)]
-struct Chunk {
-    lost: QueueAmounts,
-    /// Of it, GPUs of products. Empty where no queue names any.
-    products: ProductAmounts,
-    /// Some pod of it had its place before this decision.
-    runs: bool,
-}
-
-impl Chunk {
-    fn add(&mut self, other: Self) {
-        self.lost = plus(self.lost, other.lost);
-        self.runs |= other.runs;
-        for (product, lost) in other.products {
-            *self.products.entry(product).or_default() += lost;
-        }
     }
 }
 
@@ -333,124 +293,6 @@ fn saturation_stays_lower(
         let other = saturation(theirs[index], their_share.fair[index]);
         !(own > 1.0 && their_share.fair[index] > 0 && own * multiplier >= other)
     })
-}
-
-/// Victims that would really leave, by queue: extra pods one by one, cores whole.
-fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
-    let mut by_queue: VictimChunks = Vec::new();
-    for unit in scenario.by_job() {
-        let Some(queue) = cycle.state.jobs.get(unit.job).and_then(|row| row.queue) else {
-            continue;
-        };
-        let gang = cycle.gang(unit.job);
-        let (mut single, mut core): (Vec<Chunk>, Option<Chunk>) = (Vec::new(), None);
-        let mut exchanged = ProductAmounts::new();
-        for set in &gang.sets {
-            let of_set = unit
-                .tasks
-                .iter()
-                .filter(|task| set.tasks.iter().any(|(one, _)| one == *task));
-            for (index, task) in of_set.enumerate() {
-                let cell = cycle.state.cell(*task);
-                let leaving = cell.leaving.as_ref();
-                let holds = leaving.map_or(&[][..], |leaving| leaving.holds());
-                let lost = cycle.state.charge(*task, holds);
-                let had = leaving.map(|leaving| leaving.node);
-                let had = had.and_then(|node| product_at(cycle, *task, node, lost[0]));
-                // A pod with another place does not count as lost.
-                if cell.status.is_allocated() {
-                    let has = cell
-                        .node
-                        .and_then(|node| product_at(cycle, *task, node, lost[0]));
-                    if let Some((product, lost)) = had.filter(|had| Some(had) != has.as_ref()) {
-                        *exchanged.entry(product).or_default() += lost;
-                    }
-                    continue;
-                }
-                let chunk = Chunk {
-                    lost,
-                    products: had.into_iter().collect(),
-                    runs: !is_new(&cell),
-                };
-                if index < set.min as usize {
-                    core.get_or_insert_default().add(chunk);
-                } else {
-                    single.push(chunk);
-                }
-            }
-        }
-        single.extend(core);
-        if single.is_empty() && exchanged.is_empty() {
-            continue;
-        }
-        let at = by_queue.iter().position(|(known, _)| *known == queue);
-        let at = at.unwrap_or_else(|| {
-            by_queue.push((queue, Losses::default()));
-            by_queue.len() - 1
-        });
-        let losses = &mut by_queue[at].1;
-        losses.chunks.extend(single);
-        for (product, lost) in exchanged {
-            *losses.exchanged.entry(product).or_default() += lost;
-        }
-    }
-    by_queue
-}
-
-/// So much of the node's product. `None`: no queue names any, or it is not known.
-fn product_at(
-    cycle: &Cycle,
-    task: TaskKey,
-    node: NodeKey,
-    nano: u128,
-) -> Option<(Arc<str>, ProductAmount)> {
-    let counts = nano > 0 && cycle.state.has_product_quotas();
-    let product = cycle.state.product_of(node).filter(|_| counts)?;
-    let amount = cycle.state.product_amount(task, product, nano);
-    Some((Arc::clone(&product.name), amount))
-}
-
-impl Cycle<'_> {
-    /// The places that this decision has given so far, and how many pods were looked at. A victim that
-    /// is moved has its place from before.
-    fn new_places(&self) -> (NewPlaces, u64) {
-        let (mut new, mut places) = (NewPlaces::default(), 0);
-        for task in self.plan.places() {
-            places += 1;
-            let cell = self.state.cell(task);
-            if !is_new(&cell) && cell.leaving.is_some() {
-                continue;
-            }
-            let leaving = cell.leaving.as_ref();
-            let holds = leaving.map_or(cell.holds(), |leaving| leaving.holds());
-            let amounts = self.state.charge(task, holds);
-            let node = leaving.map(|leaving| leaving.node).or(cell.node);
-            let product = node.and_then(|node| product_at(self, task, node, amounts[0]));
-            for queue in self.state.queues_of(task) {
-                let sum = new.amounts.entry(*queue).or_default();
-                *sum = plus(*sum, amounts);
-                if let Some((product, amount)) = &product {
-                    let of = new.products.entry(*queue).or_default();
-                    *of.entry(Arc::clone(product)).or_default() += *amount;
-                }
-            }
-        }
-        (new, places)
-    }
-}
-
-/// What a job gets of each product with the places that these pods have.
-fn gains(cycle: &Cycle, tasks: &[TaskKey]) -> ProductAmounts {
-    let mut gains = ProductAmounts::new();
-    for task in tasks.iter().filter(|_| cycle.state.has_product_quotas()) {
-        let cell = cycle.state.cell(*task);
-        let node = cell.node.filter(|_| cell.status.is_allocated());
-        let nano = cycle.state.charge(*task, cell.holds())[0];
-        if let Some((product, gain)) = node.and_then(|node| product_at(cycle, *task, node, nano)) {
-            *gains.entry(product).or_default() += gain;
-        }
-    }
-    gains
 }
 
 /// A chain from its lowest queue up to this one.
