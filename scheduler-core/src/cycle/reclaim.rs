@@ -6,6 +6,8 @@
 //! ours stays within its quota in all and the other is above its own in some, or, if the admin has
 //! enabled it (`queuePriorityInQuotaReclaim`), is of lower priority. Then at every level no sibling
 //! that lost something may end up less saturated than we are above our fair share.
+//! For a pod that runs, the other queue counts without the places that this decision has given it
+//! (KAI counts them): a later search may take these, and the pod had run within the quota.
 //!
 //! Queues that name GPU products are judged by these as well ([`crate::product_quota`]).
 
