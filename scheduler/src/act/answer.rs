@@ -1,6 +1,7 @@
 //! What an answer of the API server means for a write, and how an answer is had where none
 //! came.
 
+use super::permit::Permit;
 use crate::leader::NotLeading;
 use scheduler_core::OutcomeResult;
 use std::time::Duration;
@@ -41,6 +42,9 @@ fn judge<T>(error: &kube::Error) -> Answer<T> {
     match error {
         kube::Error::Api(status) => match status.code {
             429 => Answer::Busy(line(&status.message)),
+            500.. if is_of_admission(&status.message) => {
+                Answer::Refused(status.code, line(&status.message))
+            }
             500.. => Answer::Unknown(line(&status.message)),
             code => Answer::Refused(code, line(&status.message)),
         },
@@ -51,6 +55,16 @@ fn judge<T>(error: &kube::Error) -> Answer<T> {
         }
         other => Answer::Unknown(line(&other.to_string())),
     }
+}
+
+/// An error of a webhook that reviews the request. The API server asks these before it stores
+/// anything (`k8s.io/apiserver/pkg/admission/plugin/webhook/errors`), so that such a write was
+/// certainly not taken.
+fn is_of_admission(message: &str) -> bool {
+    let message = message
+        .strip_prefix("Internal error occurred: ")
+        .unwrap_or(message);
+    message.starts_with("failed calling webhook ") || message.starts_with("admission webhook ")
 }
 
 /// What a look at the object says of a write.
@@ -68,8 +82,10 @@ pub(super) enum WriteState {
 /// refusal ends it only when no earlier try can be carried out any more. Writes must be such
 /// that the same one twice does no harm.
 ///
-/// `busy` tries may find the server too busy where none is unknown.
+/// `busy` tries may find the server too busy where none is unknown. The permit is given back
+/// between two tries.
 pub(super) async fn written<T, W, L>(
+    permit: &mut Permit,
     busy: u32,
     mut write: impl FnMut() -> W,
     mut look: impl FnMut() -> L,
@@ -117,13 +133,17 @@ where
                 _ => {}
             }
         }
-        tokio::time::sleep(pause).await;
+        permit.pause(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// Reads until there is an answer: what was found, or why it is not to be read.
-pub(super) async fn read<T, R>(mut request: impl FnMut() -> R) -> Result<T, String>
+/// Reads until there is an answer: what was found, or why it is not to be read. The permit is given
+/// back between two tries.
+pub(super) async fn read<T, R>(
+    permit: &mut Permit,
+    mut request: impl FnMut() -> R,
+) -> Result<T, String>
 where
     R: Future<Output = kube::Result<T>>,
 {
@@ -136,7 +156,7 @@ where
                 tracing::debug!(why, "read again");
             }
         }
-        tokio::time::sleep(pause).await;
+        permit.pause(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -158,6 +178,8 @@ pub(crate) fn line(text: &str) -> String {
 mod tests {
     use super::*;
     use kube::core::Status;
+    use std::sync::Arc;
+    use tokio::sync::Semaphore;
 
     fn api(code: u16) -> kube::Error {
         kube::Error::Api(Box::new(Status {
@@ -176,6 +198,29 @@ mod tests {
         );
         assert_eq!(judge::<()>(&api(500)), Answer::Unknown("why so".into()));
         assert_eq!(judge::<()>(&api(504)), Answer::Unknown("why so".into()));
+    }
+
+    #[test]
+    fn an_error_of_a_webhook_is_a_refusal() {
+        for message in [
+            "Internal error occurred: failed calling webhook \"a.b\": failed to call webhook: Post",
+            "failed calling webhook \"a.b\": x",
+            "admission webhook \"a.b\" denied the request: no",
+        ] {
+            let error = kube::Error::Api(Box::new(Status {
+                code: 500,
+                message: message.into(),
+                ..Status::default()
+            }));
+            assert_eq!(judge::<()>(&error), Answer::Refused(500, message.into()));
+        }
+        // A conversion webhook can fail on the answer, when the object is stored.
+        let error = kube::Error::Api(Box::new(Status {
+            code: 500,
+            message: "conversion webhook for a/v1 failed: x".into(),
+            ..Status::default()
+        }));
+        assert!(matches!(judge::<()>(&error), Answer::Unknown(_)));
     }
 
     /// What [`written`] comes to, after how long, when writes and looks answer so in turn and
@@ -202,7 +247,8 @@ mod tests {
                 }
             }))
         };
-        let result = written(4, write, look).await;
+        let mut permit = Permit::acquire(&Arc::new(Semaphore::new(1))).await;
+        let result = written(&mut permit, 4, write, look).await;
         (result, begin.elapsed())
     }
 

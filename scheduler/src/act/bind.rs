@@ -3,6 +3,7 @@
 use super::WriteContext;
 use super::answer::{self, Answer, WriteState};
 use super::event::{self, KubeEvent};
+use super::permit::Permit;
 use crate::group;
 use api::grant::{Asked, ContainerGrant, Grant, NodeIdentity, PodIdentity, VERSION};
 use k8s_openapi::api::core::v1::Pod;
@@ -19,9 +20,13 @@ use serde_json::{Map, Value, json};
 const TRIES: u32 = 4;
 
 /// Binds, and says how that ended.
-pub(super) async fn bind(context: &WriteContext, bind: &Bind) -> OutcomeResult {
+pub(super) async fn bind(
+    context: &WriteContext,
+    bind: &Bind,
+    permit: &mut Permit,
+) -> OutcomeResult {
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &bind.namespace);
-    let result = write(context, &api, bind).await;
+    let result = write(context, &api, bind, permit).await;
     if result == OutcomeResult::Confirmed {
         tracing::info!("bound");
         if context.labels_apart {
@@ -56,7 +61,12 @@ pub(super) fn tell(context: &WriteContext, bind: &Bind, refused: Option<&str>) {
     });
 }
 
-async fn write(context: &WriteContext, api: &Api<Pod>, bind: &Bind) -> OutcomeResult {
+async fn write(
+    context: &WriteContext,
+    api: &Api<Pod>,
+    bind: &Bind,
+    permit: &mut Permit,
+) -> OutcomeResult {
     let binding = binding(context, bind);
     let params = PostParams::default();
     // UID and node are in the binding: sent twice, it is taken once.
@@ -65,7 +75,7 @@ async fn write(context: &WriteContext, api: &Api<Pod>, bind: &Bind) -> OutcomeRe
             "binding", &bind.name, &params, &binding,
         )
     };
-    answer::written(TRIES, post, || standing(api, bind)).await
+    answer::written(permit, TRIES, post, || standing(api, bind)).await
 }
 
 /// Where the pod stands by the API server; `None`: no answer.

@@ -33,8 +33,9 @@ struct Condition<'a> {
     since: String,
 }
 
-/// `PodScheduled=False`, and the same as an event.
-pub(super) async fn waiting(context: &WriteContext, due: &DueReport) {
+/// `PodScheduled=False`, and the same as an event. Answers whether the write is over: `false` asks
+/// the caller to repeat it.
+pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
     let reason = &due.reason;
     let told = KubeEvent {
         about: event::pod(&reason.namespace, &reason.name, reason.pod.as_str()),
@@ -66,7 +67,7 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) {
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),
     };
-    write(context, condition).await;
+    write(context, condition).await
 }
 
 /// `PodScheduled=False` while its claims are bound where it goes. Another reason than
@@ -183,7 +184,8 @@ fn message(line: &str, cards: &[String]) -> String {
     text
 }
 
-async fn write(context: &WriteContext, condition: Condition<'_>) {
+/// Answers whether the write is over: it was taken, or the pod is gone.
+async fn write(context: &WriteContext, condition: Condition<'_>) -> bool {
     let (namespace, name) = (condition.namespace, condition.name);
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let patch = Patch::Strategic(json!({
@@ -200,10 +202,11 @@ async fn write(context: &WriteContext, condition: Condition<'_>) {
     let request = api.patch_status(name, &params, &patch);
     match answer::of(request).await {
         // Deleted, or created again.
-        Answer::Done(_) | Answer::Refused(404 | 409, _) => {}
+        Answer::Done(_) | Answer::Refused(404 | 409, _) => true,
         Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
             context.meters.lost_condition();
             tracing::warn!(pod = %format!("{namespace}/{name}"), why, "a condition is not written");
+            false
         }
     }
 }

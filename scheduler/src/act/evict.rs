@@ -6,6 +6,7 @@ use super::condition;
 use super::event::{KubeEvent, pod as about};
 use super::eviction_batch::EvictionBatch;
 use super::group;
+use super::permit::Permit;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
@@ -17,10 +18,11 @@ pub(super) async fn evict(
     context: &WriteContext,
     evict: &Evict,
     together: &EvictionBatch,
+    permit: &mut Permit,
 ) -> OutcomeResult {
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &evict.namespace);
     if evict.cause == EvictCause::GrantRefused {
-        match answer::read(|| api.get_opt(&evict.name)).await {
+        match answer::read(permit, || api.get_opt(&evict.name)).await {
             Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
                 if !is_owned(&pod) {
                     tell(context, evict).await;
@@ -32,7 +34,7 @@ pub(super) async fn evict(
         }
     }
     if context.keeps_budgets(evict.cause) {
-        let result = asked(&api, evict).await;
+        let result = asked(&api, evict, permit).await;
         if result == OutcomeResult::Confirmed {
             record(context, evict, evict.message.to_string());
             group::evicted(context, evict, together);
@@ -51,7 +53,7 @@ pub(super) async fn evict(
         ..DeleteParams::default()
     };
     let delete = || api.delete(&evict.name, &params);
-    answer::written(1, delete, || leaving(&api, evict)).await
+    answer::written(permit, 1, delete, || leaving(&api, evict)).await
 }
 
 /// Whether the pod is on its way out, or gone; `None`: no answer.
@@ -70,9 +72,15 @@ async fn leaving(api: &Api<Pod>, evict: &Evict) -> Option<WriteState> {
 }
 
 /// By the API server's eviction, which asks the disruption budgets.
-async fn asked(api: &Api<Pod>, evict: &Evict) -> OutcomeResult {
+async fn asked(api: &Api<Pod>, evict: &Evict, permit: &mut Permit) -> OutcomeResult {
     // Busy, 429: a budget says no, now.
-    answer::written(1, || post(api, evict, false), || leaving(api, evict)).await
+    answer::written(
+        permit,
+        1,
+        || post(api, evict, false),
+        || leaving(api, evict),
+    )
+    .await
 }
 
 /// One eviction; with `dry_run` only the question whether it would be taken.

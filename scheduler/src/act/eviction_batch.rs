@@ -10,6 +10,7 @@
 use super::WriteContext;
 use super::answer::{self, Answer};
 use super::evict;
+use super::permit::Permit;
 use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -71,6 +72,8 @@ impl EvictionBatch {
     }
 
     async fn ask(&self, context: &WriteContext) -> Result<(), Arc<str>> {
+        // The others of the batch wait for the answer without a permit.
+        let mut permit = Permit::acquire(&context.permits).await;
         for evict in self
             .evictions
             .iter()
@@ -88,14 +91,14 @@ impl EvictionBatch {
                     Answer::Refused(_, why) | Answer::Busy(why) => return refused(why),
                     Answer::Unknown(why) => tracing::debug!(why, "a budget is asked again"),
                 }
-                tokio::time::sleep(PAUSE).await;
+                permit.pause(PAUSE).await;
             }
         }
-        self.count(context).await
+        self.count(context, &mut permit).await
     }
 
     /// Several pods of one budget: each may go, but may all?
-    async fn count(&self, context: &WriteContext) -> Result<(), Arc<str>> {
+    async fn count(&self, context: &WriteContext, permit: &mut Permit) -> Result<(), Arc<str>> {
         let mut by_namespace: BTreeMap<&Arc<str>, Vec<&Evict>> = BTreeMap::new();
         for evict in self
             .evictions
@@ -114,14 +117,14 @@ impl EvictionBatch {
             let budgets: Api<PodDisruptionBudget> =
                 Api::namespaced(context.client.clone(), namespace);
             let every = ListParams::default();
-            let budgets = answer::read(|| budgets.list(&every)).await?;
+            let budgets = answer::read(permit, || budgets.list(&every)).await?;
             if budgets.items.is_empty() {
                 continue;
             }
             let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
             let mut pods = Vec::with_capacity(evictions.len());
             for evict in evictions {
-                let pod = answer::read(|| api.get_metadata_opt(&evict.name)).await?;
+                let pod = answer::read(permit, || api.get_metadata_opt(&evict.name)).await?;
                 pods.extend(pod.filter(|pod| pod.uid().as_deref() == Some(evict.pod.as_str())));
             }
             for budget in budgets {

@@ -19,6 +19,7 @@ pub(crate) mod event;
 mod evict;
 mod eviction_batch;
 mod group;
+mod permit;
 mod report;
 mod report_schedule;
 mod volume;
@@ -33,6 +34,7 @@ use eviction_batch::EvictionBatch;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
+use permit::Permit;
 use report_schedule::ReportSchedule;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::units::Time;
@@ -93,6 +95,7 @@ struct WriteContext {
     grouping: crate::group::Shared,
     asks_for_nodes: bool,
     claims: claim::Locks,
+    permits: Arc<Semaphore>,
 }
 
 impl WriteContext {
@@ -164,10 +167,10 @@ pub async fn run(
         grouping: settings.grouping,
         asks_for_nodes: settings.asks_for_nodes,
         claims: claim::Locks::default(),
+        permits: Arc::new(Semaphore::new(settings.at_once.max(1))),
     };
     let actor = Actor {
         context,
-        permits: Arc::new(Semaphore::new(settings.at_once.max(1))),
         at_once: settings.at_once.max(1),
         busy: settings.busy,
         outcomes,
@@ -233,15 +236,14 @@ fn span_of(task: &Task) -> Span {
 
 struct Actor {
     context: WriteContext,
-    permits: Arc<Semaphore>,
     at_once: usize,
     busy: watch::Sender<bool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
     under_way: HashMap<Id, (Arc<Task>, Instant)>,
-    /// Writes without an outcome.
-    background: JoinSet<Option<PodUid>>,
+    /// Writes without an outcome; of a reason, the pod and whether the write was taken.
+    background: JoinSet<Option<(PodUid, bool)>>,
     /// Such writes, but for reasons, that wait for a permit.
     waiting: VecDeque<BackgroundWrite>,
     schedule: ReportSchedule,
@@ -264,28 +266,23 @@ impl Task {
 }
 
 /// Binds a pod once its claims have their devices; takes them back where that is refused.
-async fn with_claims(
-    context: &WriteContext,
-    permits: &Semaphore,
-    bind: &Bind,
-    terms: &[ClaimTerms],
-) -> OutcomeResult {
+async fn with_claims(context: &WriteContext, bind: &Bind, terms: &[ClaimTerms]) -> OutcomeResult {
     let _held = context.claims.hold(bind).await;
     let reserved = {
-        let _permit = permits.acquire().await.ok();
-        claim::reserve(context, bind, terms).await
+        let mut permit = Permit::acquire(&context.permits).await;
+        claim::reserve(context, bind, terms, &mut permit).await
     };
     let ready = match reserved {
         Ok(()) => claim::ready(context, bind, terms).await,
         Err(refused) => Err(refused),
     };
-    let _permit = permits.acquire().await.ok();
+    let mut permit = Permit::acquire(&context.permits).await;
     let result = match ready {
-        Ok(()) => bind::bind(context, bind).await,
+        Ok(()) => bind::bind(context, bind, &mut permit).await,
         Err(refused) => refused,
     };
     if result != OutcomeResult::Confirmed {
-        claim::undo(context, bind).await;
+        claim::undo(context, bind, &mut permit).await;
     }
     result
 }
@@ -296,7 +293,7 @@ type BackgroundWrite = BoxFuture<'static, ()>;
 impl Actor {
     async fn run(mut self, mut work: mpsc::UnboundedReceiver<Work>, stop: CancellationToken) {
         loop {
-            let taken = self.at_once - self.permits.available_permits();
+            let taken = self.at_once - self.context.permits.available_permits();
             let busy = taken > self.at_once / 2;
             self.busy
                 .send_if_modified(|old| std::mem::replace(old, busy) != busy);
@@ -403,7 +400,6 @@ impl Actor {
     fn act(&mut self, task: Arc<Task>, pause: Duration) {
         let again = Arc::clone(&task);
         let context = self.context.clone();
-        let permits = self.permits.clone();
         // A reason under way would come after the binding and say that the pod waits.
         let before = match &*task {
             Task::Bind(bind, _) => self.schedule.bound(&bind.pod),
@@ -424,19 +420,19 @@ impl Actor {
             if let Task::Bind(bind, terms) = &*task
                 && !bind.devices.is_empty()
             {
-                return with_claims(&context, &permits, bind, terms).await;
+                return with_claims(&context, bind, terms).await;
             }
-            // It is never closed.
-            let _permit = permits.acquire().await.ok();
+            if let Task::Evict(evict, batch) = &*task
+                && context.keeps_budgets(evict.cause)
+                && let Err(refused) = batch.given(&context).await
+            {
+                return refused;
+            }
+            let mut permit = Permit::acquire(&context.permits).await;
             match &*task {
-                Task::Bind(bind, _) => bind::bind(&context, bind).await,
+                Task::Bind(bind, _) => bind::bind(&context, bind, &mut permit).await,
                 Task::Evict(evict, batch) => {
-                    if context.keeps_budgets(evict.cause)
-                        && let Err(refused) = batch.given(&context).await
-                    {
-                        return refused;
-                    }
-                    evict::evict(&context, evict, batch).await
+                    evict::evict(&context, evict, batch, &mut permit).await
                 }
             }
         };
@@ -484,16 +480,16 @@ impl Actor {
         let (done, reported) = oneshot::channel();
         self.schedule.writing(&due.reason.pod, reported);
         self.background.spawn(async move {
-            condition::waiting(&context, &due).await;
+            let taken = condition::waiting(&context, &due).await;
             // There may be no receiver.
             let _ = done.send(());
-            Some(due.reason.pod)
+            Some((due.reason.pod, taken))
         });
     }
 
-    fn put_down(&mut self, done: Result<Option<PodUid>, tokio::task::JoinError>) {
+    fn put_down(&mut self, done: Result<Option<(PodUid, bool)>, tokio::task::JoinError>) {
         match done {
-            Ok(Some(pod)) => self.schedule.written(&pod),
+            Ok(Some((pod, taken))) => self.schedule.written(&pod, taken, Instant::now()),
             Ok(None) => {}
             Err(error) => tracing::error!(%error, "a write's task broke"),
         }

@@ -22,8 +22,9 @@ const PAUSES: [Duration; 3] = [
 ];
 /// A pod about which nothing was said for so long is forgotten.
 const MEMORY: Duration = Duration::from_mins(10);
-/// Most pods that are remembered beyond those that wait for a write.
-const SWEEP_AT: usize = 4096;
+/// Between two looks for pods to forget. A look visits all pods: one look for each reason would
+/// cost the square of their number.
+const SWEEP_EVERY: Duration = Duration::from_mins(1);
 
 /// A reason to write now.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ struct PodReports {
     writes: usize,
     /// To be written at that time.
     next: Option<(Instant, PodReason, Vec<String>)>,
+    /// The reason that is being written, to be written again if the write fails.
+    sent: Option<(PodReason, Vec<String>)>,
     /// A write is under way; answers when it is over.
     writing: Option<oneshot::Receiver<()>>,
 }
@@ -55,6 +58,7 @@ pub(super) struct ReportSchedule {
     wall: Wall,
     pods: BTreeMap<PodUid, PodReports>,
     agenda: BTreeSet<(Instant, PodUid)>,
+    swept: Option<Instant>,
 }
 
 impl ReportSchedule {
@@ -64,6 +68,7 @@ impl ReportSchedule {
             wall,
             pods: BTreeMap::new(),
             agenda: BTreeSet::new(),
+            swept: None,
         }
     }
 
@@ -72,7 +77,7 @@ impl ReportSchedule {
         if !reason.mark {
             return;
         }
-        if self.pods.len() > SWEEP_AT {
+        if self.swept.is_none_or(|last| now >= last + SWEEP_EVERY) {
             self.sweep(now);
         }
         let pod = reason.pod.clone();
@@ -81,6 +86,7 @@ impl ReportSchedule {
             last: None,
             writes: 0,
             next: None,
+            sent: None,
             writing: None,
         });
         if let Some((at, ..)) = told.next.take() {
@@ -118,6 +124,7 @@ impl ReportSchedule {
             if let Some((_, reason, cards)) = told.next.take() {
                 told.last = Some((now, text(&reason, &cards)));
                 told.writes = PAUSES.len().min(told.writes + 1);
+                told.sent = Some((reason.clone(), cards.clone()));
                 due.push(DueReport {
                     reason,
                     cards,
@@ -140,10 +147,23 @@ impl ReportSchedule {
         }
     }
 
-    /// It is over.
-    pub(super) fn written(&mut self, pod: &PodUid) {
-        if let Some(told) = self.pods.get_mut(pod) {
-            told.writing = None;
+    /// The write is over. One that was not taken is repeated after a pause, with the newest reason.
+    pub(super) fn written(&mut self, pod: &PodUid, taken: bool, now: Instant) {
+        let Some(told) = self.pods.get_mut(pod) else {
+            return;
+        };
+        told.writing = None;
+        let sent = told.sent.take();
+        if taken {
+            return;
+        }
+        if let Some((_, said)) = &mut told.last {
+            said.clear();
+        }
+        if let Some((reason, cards)) = sent.filter(|_| told.next.is_none()) {
+            let at = now + pause_after(told.writes);
+            told.next = Some((at, reason, cards));
+            self.agenda.insert((at, pod.clone()));
         }
     }
 
@@ -157,6 +177,7 @@ impl ReportSchedule {
     }
 
     fn sweep(&mut self, now: Instant) {
+        self.swept = Some(now);
         self.pods.retain(|_, told| {
             told.next.is_some()
                 || told.writing.is_some()
@@ -261,6 +282,47 @@ mod tests {
         assert_eq!(schedule.next(), Some(start));
         assert!(schedule.bound(&PodUid::new("b")).is_none());
         assert_eq!(lines(schedule.due(start, 9)), ["c"]);
+    }
+
+    #[test]
+    fn a_write_that_is_not_taken_is_repeated_until_it_is() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        let pod = PodUid::new("a");
+        schedule.say(reason("a", "one"), vec![], start);
+        assert_eq!(lines(schedule.due(start, 9)), ["one"]);
+        // The core says a reason once; the same text meanwhile changes nothing.
+        schedule.say(reason("a", "one"), vec![], start);
+        schedule.written(&pod, false, start);
+        let again = start + PAUSES[0];
+        assert_eq!(schedule.next(), Some(again));
+        assert_eq!(lines(schedule.due(again, 9)), ["one"]);
+        schedule.written(&pod, false, again);
+        // A newer reason replaces the one that was lost.
+        let later = again + PAUSES[1];
+        schedule.say(reason("a", "two"), vec![], again);
+        assert_eq!(lines(schedule.due(later, 9)), ["two"]);
+        schedule.written(&pod, true, later);
+        assert_eq!(schedule.next(), None);
+    }
+
+    #[test]
+    fn pods_are_looked_over_once_a_minute_and_the_silent_are_forgotten() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        schedule.say(reason("a", "one"), vec![], start);
+        schedule.due(start, 9);
+        schedule.written(&PodUid::new("a"), true, start);
+        for seconds in 1..60 {
+            schedule.say(
+                reason("b", "x"),
+                vec![],
+                start + Duration::from_secs(seconds),
+            );
+            assert_eq!(schedule.swept, Some(start));
+        }
+        schedule.say(reason("b", "y"), vec![], start + MEMORY);
+        assert!(!schedule.pods.contains_key(&PodUid::new("a")));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod stand_in;
 use super::WriteContext;
 use super::answer::{self, Answer, refused};
 use super::event::{self, KubeEvent};
+use super::permit::Permit;
 use crate::convert::{ClaimTerms, Stray};
 use allocation::is_same;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -96,20 +97,22 @@ pub(super) async fn reserve(
     context: &WriteContext,
     bind: &Bind,
     terms: &[ClaimTerms],
+    permit: &mut Permit,
 ) -> Result<(), OutcomeResult> {
     let api = claims(context, &bind.namespace);
     for (at, claim) in bind.devices.iter().enumerate() {
         let terms = terms.get(at).cloned().unwrap_or_default();
-        repeat(|| reserve_one(context, &api, bind, claim, &terms)).await?;
+        repeat(permit, || reserve_one(context, &api, bind, claim, &terms)).await?;
         if let Some(made) = &terms.stand_in {
-            repeat(|| stand_in::name_in_pod(context, bind, claim, made)).await?;
+            repeat(permit, || stand_in::name_in_pod(context, bind, claim, made)).await?;
         }
     }
     Ok(())
 }
 
-/// Reads and writes until there is a word, or too often.
-async fn repeat<S>(mut step: impl FnMut() -> S) -> Result<(), OutcomeResult>
+/// Reads and writes until there is a word, or too often. The permit is given back between two
+/// tries.
+async fn repeat<S>(permit: &mut Permit, mut step: impl FnMut() -> S) -> Result<(), OutcomeResult>
 where
     S: Future<Output = Result<(), Stop>>,
 {
@@ -125,7 +128,7 @@ where
                 }
             }
         }
-        tokio::time::sleep(pause).await;
+        permit.pause(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -294,12 +297,12 @@ pub(super) async fn ready(
 
 /// Takes back what [`reserve`] wrote: the pod's reservation and, where no other pod has one, the
 /// devices. Gives up when the server has no answer for long: who leads finds them ([`free`]).
-pub(super) async fn undo(context: &WriteContext, bind: &Bind) {
+pub(super) async fn undo(context: &WriteContext, bind: &Bind, permit: &mut Permit) {
     let api = claims(context, &bind.namespace);
     let pods = [bind.pod.to_string()];
     for claim in &bind.devices {
         let take = || take_back(context, &api, name(claim), &claim.uid, &pods, false);
-        if let Err(why) = repeat(take).await {
+        if let Err(why) = repeat(permit, take).await {
             tracing::warn!(claim = %claim.name, ?why, "its devices are not taken back");
         }
     }
@@ -314,7 +317,8 @@ pub(super) async fn free(context: &WriteContext, stray: &Stray) {
     let api = claims(context, &stray.namespace);
     let claim = format!("{}/{}", stray.namespace, stray.name);
     let take = || take_back(context, &api, &stray.name, &stray.uid, &stray.pods, true);
-    match repeat(take).await {
+    let mut permit = Permit::acquire(&context.permits).await;
+    match repeat(&mut permit, take).await {
         Ok(()) => tracing::info!(
             claim,
             "its devices are taken back: the pods that it is reserved for are not bound"

@@ -294,6 +294,59 @@ async fn an_api_server_that_stays_busy_ends_in_a_refusal_that_may_be_tried_again
 }
 
 #[tokio::test]
+async fn writes_that_fail_again_and_again_keep_no_other_from_being_sent() {
+    let mut site = Site::start().await;
+    // One more than the permits.
+    for at in 0..9 {
+        let name = format!("fails-{at}");
+        let pod = site.pod(&name, false).await;
+        for _ in 0..40 {
+            let path = format!("/{name}/binding");
+            site.server.plan("POST", &path, Fault::InternalError);
+        }
+        site.bind(&pod, "n1");
+    }
+    let other = site.pod("other", false).await;
+    let decision = site.bind(&other, "n1");
+    let outcome = tokio::time::timeout(Duration::from_secs(5), site.outcomes.recv()).await;
+    let outcome = outcome.expect("in time").expect("it runs");
+    assert_eq!(outcome.decision, decision);
+    assert_eq!(outcome.result, OutcomeResult::Confirmed);
+    site.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_reason_whose_write_fails_once_is_written_again() {
+    for fault in [Fault::TooManyRequests, Fault::InternalError] {
+        let site = Site::start().await;
+        let pod = site.pod("p", false).await;
+        site.server.plan("PATCH", "/p/status", fault);
+        let reason = PodReason {
+            pod: PodUid::new(pod.metadata.uid.as_deref().unwrap()),
+            namespace: NS.into(),
+            name: "p".into(),
+            mark: true,
+            kind: ReasonKind::Unschedulable,
+            line: "no nodes".into(),
+        };
+        site.work.send(Work::Reason(reason, Vec::new())).unwrap();
+        let written = async {
+            loop {
+                let pod = site.pods().get("p").await.unwrap();
+                let conditions = pod.status.and_then(|status| status.conditions);
+                if !conditions.unwrap_or_default().is_empty() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let written = tokio::time::timeout(Duration::from_secs(10), written).await;
+        assert!(written.is_ok(), "{fault:?}");
+        site.stop.cancel();
+    }
+}
+
+#[tokio::test]
 async fn a_pod_that_is_bound_elsewhere_gone_or_recreated_is_not_bound_by_us() {
     let mut site = Site::start().await;
     let elsewhere = site.pod("elsewhere", false).await;
