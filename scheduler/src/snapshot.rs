@@ -32,7 +32,7 @@ const FILE: &str = "snapshot.json";
 /// Of KAI's flags.
 const SCHEDULE_PERIOD_NS: u64 = 1_000_000_000;
 /// Objects of one answer.
-const PAGE: u32 = 500;
+const PAGE: u32 = crate::watch::OBJECTS_AT_ONCE;
 /// KAI's keys, and where those objects are that we may read.
 const KINDS: [(&str, &str); 8] = [
     ("pods", "/api/v1/pods"),

@@ -508,6 +508,11 @@ fn readable<K: Custom>(client: Client, complaints: Option<Complaints>) -> Events
     watched(Api::all(client)).filter_map(readable).boxed()
 }
 
+/// The number of objects in one answer to a list. An object may have 1.5 MiB (etcd's limit), and a
+/// page is parsed before anything is taken out of it: 500 pods of that size exceed the memory limit of
+/// `deploy/scheduler.yaml`.
+pub(crate) const OBJECTS_AT_ONCE: u32 = 32;
+
 /// An endless watch. Each cause of failure is logged once. `None`: the server does not know this
 /// kind.
 fn watched<K>(api: Api<K>) -> impl Stream<Item = Option<Event<K>>>
@@ -517,7 +522,7 @@ where
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
     let mut last = String::new();
-    watcher(api, watcher::Config::default())
+    watcher(api, watcher::Config::default().page_size(OBJECTS_AT_ONCE))
         .default_backoff()
         .filter_map(move |event| {
             let event = match event {
