@@ -13,6 +13,8 @@
 //! The outermost pod in a path counts: a tenant that may make cgroups below its own can
 //! name them as it likes, but cannot move out.
 
+use std::ops::Range;
+
 /// One line of `/proc/<pid>/cgroup`: the cgroup of a process in one hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership<'a> {
@@ -32,10 +34,12 @@ impl<'a> Membership<'a> {
         })
     }
 
-    /// The cgroup above, unless that is the hierarchy's root: a container's is its pod's.
-    pub fn parent(self) -> Option<&'a str> {
-        let (parent, _) = self.path.rsplit_once('/')?;
-        (!parent.is_empty()).then_some(parent)
+    /// The pod's cgroup, however deep below it the process runs. `None` outside of a pod, and for
+    /// a container that is not below its pod's cgroup, as where the drivers disagree.
+    pub fn pod(self) -> Option<&'a str> {
+        let (_, segment) = pod_in(self.path)?;
+        let is_above = !self.path[segment.clone()].contains(':');
+        is_above.then(|| &self.path[..segment.end])
     }
 }
 
@@ -68,22 +72,29 @@ pub fn parse(text: &str) -> Option<Place> {
 }
 
 fn place_in(path: &str) -> Option<Place> {
+    let (pod_uid, segment) = pod_in(path)?;
+    let container = match path[segment.clone()].split(':').nth(2) {
+        Some(id) => Some(id),
+        None => path[segment.end..].split('/').nth(1),
+    };
+    Some(Place {
+        pod_uid,
+        container_id: container.and_then(container_of),
+    })
+}
+
+/// The UID of the outermost pod in a path, and which part of the path names it.
+fn pod_in(path: &str) -> Option<(String, Range<usize>)> {
     let mut below_kubepods = false;
-    let mut segments = path.split('/');
-    while let Some(segment) = segments.next() {
-        let mut parts = segment.split(':');
-        let unit = parts.next().unwrap_or_default();
+    let mut start = 0;
+    for segment in path.split('/') {
+        let end = start + segment.len();
+        let unit = segment.split(':').next().unwrap_or_default();
         if let Some(pod_uid) = pod_of(unit, below_kubepods) {
-            let container = match parts.nth(1) {
-                Some(id) => Some(id),
-                None => segments.next(),
-            };
-            return Some(Place {
-                pod_uid,
-                container_id: container.and_then(container_of),
-            });
+            return Some((pod_uid, start..end));
         }
         below_kubepods |= is_kubepods(unit);
+        start = end + 1;
     }
     None
 }
@@ -180,6 +191,24 @@ mod tests {
                 }),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn the_pods_cgroup_is_found_from_any_depth_below_it() {
+        let slice = "/kubepods.slice/kubepods-pod$_.slice";
+        for (text, pod) in [
+            ("0::/kubepods/pod$U/$C".into(), Some("/kubepods/pod$U")),
+            (format!("0::{slice}/cri-containerd-$C.scope"), Some(slice)),
+            (format!("0::{slice}/crio-$C.scope"), Some(slice)),
+            (format!("0::{slice}/crio-$C.scope/container"), Some(slice)),
+            (format!("0::{slice}"), Some(slice)),
+            ("0::/a/kubepods-pod$_.slice:cri-containerd:$C".into(), None),
+            ("0::/user.slice/session-1.scope".into(), None),
+        ] {
+            let text = expand(&text);
+            let found = Membership::all(&text).next().unwrap().pod();
+            assert_eq!(found, pod.map(expand).as_deref(), "{text}");
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Pure; time is a value. The classes are those of NVIDIA's XID catalogue. Where the card
 //! has field 230 (recovery action), that is the driver's own verdict and clears what an
-//! XID latched; else only a reloaded driver does.
+//! XID latched; else only a driver of another version does, which cannot have been loaded without
+//! resetting the cards. That NVML does not answer for a while resets nothing. After a reset by hand
+//! under a driver without field 230, the agent is restarted: it knows no XID from before.
 
 use super::Health;
 use crate::inventory::GpuUuid;
@@ -60,11 +62,13 @@ pub fn classify(xid: u64) -> XidClass {
 #[derive(Clone, Debug, Default)]
 pub struct HealthHistory {
     cards: BTreeMap<GpuUuid, Entry>,
+    /// Of the driver that answered last.
+    version: Option<String>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// Set by an XID, cleared by the driver's verdict.
+    /// Set by an XID, cleared by the driver's verdict or by another driver.
     latched: Option<Latched>,
     /// It has answered.
     known: bool,
@@ -104,19 +108,27 @@ impl HealthHistory {
     /// Applies one reading. Cards that were seen before and are not in it take nothing new, and are
     /// lost after [`LOST_AFTER`].
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
-        if let Driver::Gone { reason } = &observation.driver {
-            for entry in self.cards.values_mut() {
-                // A driver that is loaded again has reset its cards.
-                entry.latched = None;
-                entry.silent = None;
-                // Its absence is a driver's update more often than a fault.
-                let cause = Cause {
-                    reason: format!("the driver does not answer: {reason}"),
-                    lasting: false,
-                };
-                entry.set(Some(cause), now);
+        match &observation.driver {
+            Driver::Gone { reason } => {
+                for entry in self.cards.values_mut() {
+                    entry.silent = None;
+                    // Its absence is a driver's update more often than a fault.
+                    let cause = Cause {
+                        reason: format!("the driver does not answer: {reason}"),
+                        lasting: false,
+                    };
+                    entry.set(Some(cause), now);
+                }
+                return;
             }
-            return;
+            Driver::Up { version } => {
+                let before = self.version.replace(version.clone());
+                if before.is_some_and(|before| before != *version) {
+                    for entry in self.cards.values_mut() {
+                        entry.forget_latched(now);
+                    }
+                }
+            }
         }
         for device in &observation.devices {
             let entry = self.cards.entry(device.identity.uuid.clone()).or_default();
@@ -232,6 +244,12 @@ impl Entry {
         self.set(Some(Cause { reason, lasting }), now);
     }
 
+    fn forget_latched(&mut self, now: Instant) {
+        if let Some(latched) = self.latched.take() {
+            self.last = Some((latched.reason, now));
+        }
+    }
+
     /// The driver says that nothing is needed, and has had time to say otherwise.
     fn unlatch(&mut self, reading: &Reading, now: Instant) {
         let latched = self.latched.as_ref();
@@ -241,8 +259,8 @@ impl Entry {
             && latched.is_some_and(|l| !l.lasting)
             && lasted.is_some_and(|lasted| lasted >= SUSPECT_FOR);
         let cleared = settled && reading.counters.recovery_action == Some(0) || unsaid;
-        if let Some(latched) = self.latched.take_if(|_| cleared) {
-            self.last = Some((latched.reason, now));
+        if cleared {
+            self.forget_latched(now);
         }
     }
 }
@@ -388,17 +406,30 @@ mod tests {
     }
 
     #[test]
-    fn without_the_drivers_verdict_only_a_reload_clears() {
+    fn without_the_drivers_verdict_only_another_driver_clears() {
         let (mut builder, start) = (HealthHistory::default(), Instant::now());
         builder.observe(&fine(None), start);
         builder.fault(&xid(79), start);
         let later = start + Duration::from_hours(1);
         builder.observe(&fine(None), later);
         assert!(!builder.health(&uuid(), later).is_healthy());
+        // A session of NVML that ends resets no card.
         builder.observe(&Observation::default(), later);
-        builder.observe(&fine(None), later + Duration::from_secs(1));
-        let end = later + Duration::from_secs(1) + RECOVER_AFTER;
-        assert!(builder.health(&uuid(), end).is_healthy());
+        let later = later + Duration::from_hours(1);
+        builder.observe(&fine(None), later);
+        let health = builder.health(&uuid(), later + RECOVER_AFTER);
+        assert_eq!(health.reason(), "XID 79: the card fell off the bus");
+        assert!(health.is_lasting());
+        builder.observe(&Observation::default(), later);
+        let other = Observation {
+            driver: Driver::Up {
+                version: "580".into(),
+            },
+            ..fine(None)
+        };
+        builder.observe(&other, later);
+        assert!(!builder.health(&uuid(), later).is_healthy(), "recovering");
+        assert!(builder.health(&uuid(), later + RECOVER_AFTER).is_healthy());
     }
 
     #[test]

@@ -12,8 +12,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How a pod's cgroup is recognized.
-const OF_PODS: &str = "kubepods";
 /// What the folders' names begin with.
 const PREFIX: &str = "aliquot-mps-";
 
@@ -34,7 +32,7 @@ impl DaemonCgroups {
 
     fn new(own: &str, mounts: &str, root: &Path) -> Self {
         let pod = |own: Membership| {
-            let pod = own.parent().filter(|_| own.path.contains(OF_PODS))?;
+            let pod = own.pod()?;
             let mounted = mounts
                 .lines()
                 .find_map(|line| mount_of(line, own.controllers))?;
@@ -98,6 +96,9 @@ fn mount_of<'a>(line: &'a str, controllers: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
+    const UID: &str = "0f6b1c1e-4d5c-4f5e-9a64-3a1f0e5d7c21";
+    const UID_: &str = "0f6b1c1e_4d5c_4f5e_9a64_3a1f0e5d7c21";
+
     #[test]
     fn a_pods_folder_is_found_in_every_hierarchy_of_either_version() {
         let mounts = "30 25 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
@@ -105,25 +106,35 @@ mod tests {
                       32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
                       33 25 0:29 /part /other rw - cgroup cgroup rw,memory\n\
                       34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let own = "4:cpu,cpuacct:/kubepods/pod1/a\n3:memory:/kubepods/pod1/a\n\
-                   1:name=systemd:/kubepods/pod1/a\n0::/\n";
-        let pod = |at: &str| PathBuf::from(format!("/root/sys/fs/cgroup/{at}/kubepods/pod1"));
-        let cgroups = DaemonCgroups::new(own, mounts, Path::new("/root"));
+        let own = format!(
+            "4:cpu,cpuacct:/kubepods/pod{UID}/a\n3:memory:/kubepods/pod{UID}/a\n\
+             1:name=systemd:/kubepods/pod{UID}/a\n0::/\n"
+        );
+        let pod = |at: &str| PathBuf::from(format!("/root/sys/fs/cgroup/{at}/kubepods/pod{UID}"));
+        let cgroups = DaemonCgroups::new(&own, mounts, Path::new("/root"));
         assert_eq!(
             cgroups.pods,
             [pod("cpu,cpuacct"), pod("memory"), pod("systemd")]
         );
         let unified = DaemonCgroups::new(
-            "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope\n",
+            &format!("0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-a.scope\n"),
             "34 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
             Path::new("/root"),
         );
         assert_eq!(
             unified.pods,
-            [Path::new(
-                "/root/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice"
-            )]
+            [PathBuf::from(format!(
+                "/root/sys/fs/cgroup/kubepods.slice/kubepods-pod{UID_}.slice"
+            ))]
         );
+        // CRI-O with runc, and with crun, which puts the processes one level deeper: its scope
+        // ends with the container.
+        for inner in ["crio-a.scope", "crio-a.scope/container"] {
+            let own = format!("0::/kubepods.slice/kubepods-pod{UID_}.slice/{inner}\n");
+            let mounts = "34 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+            let found = DaemonCgroups::new(&own, mounts, Path::new("/root"));
+            assert_eq!(found, unified, "{inner}");
+        }
         let nobodys = "3:memory:/user/a\n0::/\n";
         assert_eq!(
             DaemonCgroups::new(nobodys, mounts, Path::new("/")),
@@ -131,9 +142,9 @@ mod tests {
         );
         // A container's cgroup that is in no pod's: containerd and the kubelet have cgroup
         // drivers that disagree.
-        let below_root = "3:memory:/kubepods-burstable-pod1.slice:cri-containerd:a\n";
+        let below_root = format!("3:memory:/kubepods-burstable-pod{UID_}.slice:cri-containerd:a\n");
         assert_eq!(
-            DaemonCgroups::new(below_root, mounts, Path::new("/")),
+            DaemonCgroups::new(&below_root, mounts, Path::new("/")),
             DaemonCgroups::default()
         );
     }

@@ -157,13 +157,13 @@ fn leads_its_group(process: Process) -> bool {
     nix::unistd::getpgid(Some(pid)) == Ok(pid)
 }
 
-/// Whether two texts of `/proc/<pid>/cgroup` name places in the same pod: the same cgroup, or
-/// one beside it, as a container's is that has started again.
+/// Whether two texts of `/proc/<pid>/cgroup` name places in the same pod, as those of a container
+/// and of its successor do. Outside of a pod: the same cgroup.
 fn is_beside(own: &str, its: &str) -> bool {
     Membership::all(its).all(|its| {
         let ours = Membership::all(own).find(|ours| ours.controllers == its.controllers);
         ours.is_some_and(|ours| {
-            ours.path == its.path || ours.parent().is_some() && ours.parent() == its.parent()
+            ours.path == its.path || ours.pod().is_some() && ours.pod() == its.pod()
         })
     })
 }
@@ -231,12 +231,38 @@ mod tests {
 
     #[test]
     fn a_process_of_another_pod_is_no_daemon_whatever_it_calls_itself() {
-        let own = "4:memory:/kubepods/pod1/a\n0::/\n";
+        let uid = "0f6b1c1e-4d5c-4f5e-9a64-3a1f0e5d7c21";
+        let other = "ffffffff-ffff-ffff-ffff-ffffffffffff";
+        let own = &format!("4:memory:/kubepods/pod{uid}/a\n0::/\n");
         assert!(is_beside(own, own));
-        assert!(is_beside(own, "4:memory:/kubepods/pod1/b\n0::/\n"));
-        assert!(!is_beside(own, "4:memory:/kubepods/pod2/a\n0::/\n"));
-        assert!(!is_beside(own, "4:memory:/kubepods/pod1/a/b\n0::/\n"));
-        assert!(is_beside("0::/kubepods/pod1/a\n", "0::/kubepods/pod1/b\n"));
+        let in_pod = |uid, at| format!("4:memory:/kubepods/pod{uid}/{at}\n0::/\n");
+        assert!(is_beside(own, &in_pod(uid, "b")));
+        assert!(!is_beside(own, &in_pod(other, "a")));
+        assert!(!is_beside(own, &in_pod(other, "a/b")));
+        // The daemon of a supervisor that has started again: containerd, CRI-O with runc and with
+        // crun, which puts the processes one level deeper.
+        for container in [
+            "cri-containerd-$.scope",
+            "crio-$.scope",
+            "crio-$.scope/container",
+        ] {
+            let at = |uid: &str, below: &str| {
+                let uid = uid.replace('-', "_");
+                format!("0::/kubepods.slice/kubepods-pod{uid}.slice/{below}\n")
+            };
+            let successor = at(uid, &container.replace('$', "b"));
+            let before = container.replace('$', "a");
+            for below in [before.as_str(), "aliquot-mps-GPU-1"] {
+                assert!(is_beside(&successor, &at(uid, below)), "{below}");
+                assert!(!is_beside(&successor, &at(other, below)), "{below}");
+            }
+        }
+        // A container that is not below its pod's cgroup has its neighbours in other pods.
+        let loose = |uid: &str| {
+            let uid = uid.replace('-', "_");
+            format!("4:memory:/a/kubepods-pod{uid}.slice:cri-containerd:a\n")
+        };
+        assert!(!is_beside(&loose(uid), &loose(other)));
         // Not started by a kubelet.
         assert!(is_beside("0::/\n", "0::/\n"));
         assert!(!is_beside("0::/a\n", "0::/b\n"));
