@@ -5,7 +5,7 @@
 //! Kubernetes' own rules are `k8s.io/dynamic-resource-allocation/cel`; the API server has checked
 //! an expression against them when it was written.
 //! - `environment`: functions and macros; `quantity`, `semver`, `domains`: values.
-//! - `cost`: what an expression may cost at most.
+//! - `cost`: what an expression may cost at most; `stack`: where it is evaluated.
 
 #![allow(clippy::unnecessary_wraps, clippy::trivially_copy_pass_by_ref)] // Signatures of functions that an expression calls are the interpreter's.
 
@@ -14,6 +14,9 @@ mod domains;
 mod environment;
 mod quantity;
 mod semver;
+mod stack;
+
+pub use stack::{Stack, deep};
 
 use cel::common::types::{CelBool, CelInt, CelMap, CelString};
 use cel::{Context, Env, Program, Value};
@@ -22,6 +25,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(environment::new()));
+
+/// Kubernetes' `CELSelectorExpressionMaxLength`.
+const LONGEST: usize = 10 << 10;
 
 /// A device, as an expression sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,19 +71,24 @@ impl std::fmt::Debug for Selector {
 impl Selector {
     /// # Errors
     /// It is no expression, or may cost more than an expression may.
-    pub fn compile(text: &str) -> Result<Self, String> {
+    pub fn compile(text: &str, _: &Stack) -> Result<Self, String> {
+        if text.len() > LONGEST {
+            return Err(format!("its CEL expression is longer than {LONGEST} bytes"));
+        }
         let program = ENVIRONMENT
             .compile(text)
             .map_err(|error| format!("CEL compile error: {}", line(&error.to_string())))?;
-        cost::check(program.expression())?;
+        cost::of(program.expression(), None)?;
         Ok(Self { program })
     }
 
     /// Whether it matches.
     ///
     /// # Errors
-    /// It has no answer for this device.
-    pub fn matches(&self, device: &Subject) -> Result<bool, String> {
+    /// It has no answer for this device, or may cost more than an expression may.
+    pub fn matches(&self, device: &Subject, stack: &Stack) -> Result<bool, String> {
+        let cost = cost::of(self.program.expression(), Some(device))?;
+        stack.spend(cost.steps);
         let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
         context.add_variable_as_val("device", Box::new(variable(device)?));
         match self.program.execute(&context) {

@@ -5,7 +5,7 @@
 //! before each decision; a pod waits until its filters are known for all devices.
 
 use super::pools::Pools;
-use crate::selector::{Selector, Subject};
+use crate::selector::{Selector, Stack, Subject, deep};
 use ring::digest::{Context, SHA256};
 use scheduler_core::ids::{FilterName, PoolName};
 use scheduler_core::model::Device;
@@ -13,8 +13,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Devices that are looked at before one decision: some tens of milliseconds.
-const LOOKS: usize = 2_000;
+/// Steps of expressions that are evaluated before one decision: 20 ms. The last
+/// pool may exceed it by its own devices; the others wait for the next decision.
+const STEPS: u64 = 100_000;
+/// Steps of a device besides those of its expressions.
+const LOOK: u64 = 20;
 
 /// What a request says of its devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -160,7 +163,7 @@ impl Filters {
     /// pods whose filters are known now.
     pub(super) fn look(&mut self, pools: &mut Pools) -> (BTreeSet<PoolName>, BTreeSet<String>) {
         let (mut changed, mut users) = (BTreeSet::new(), BTreeSet::new());
-        let mut left = LOOKS;
+        let mut left = STEPS;
         while left > 0 {
             let Some((name, pool)) = self.due.pop_front() else {
                 break;
@@ -171,9 +174,9 @@ impl Filters {
             let Some(row) = pools.rows.get(&pool) else {
                 continue;
             };
-            left = left.saturating_sub(row.subjects.len().max(1));
+            left = left.saturating_sub(LOOK.saturating_mul(row.subjects.len().max(1) as u64));
             if !filter.known.contains(&pool) {
-                filter.look(&name, &pool, pools);
+                left = left.saturating_sub(filter.look(&name, &pool, pools));
                 changed.insert(pool);
             }
             if self.known(&name, pools) != FilterStatus::NotYet {
@@ -192,8 +195,13 @@ impl Filter {
             known: BTreeSet::new(),
             users: BTreeSet::new(),
         };
-        for (place, text) in &wanted.selectors {
-            match Selector::compile(text) {
+        let texts = wanted.selectors.iter();
+        let compiled = deep(|stack| {
+            let compile = |(_, text): &(String, String)| Selector::compile(text, stack);
+            texts.map(compile).collect::<Vec<_>>()
+        });
+        for ((place, _), compiled) in wanted.selectors.iter().zip(compiled) {
+            match compiled {
                 Ok(selector) => filter.selectors.push((place.clone(), selector)),
                 Err(why) => {
                     filter.bad.get_or_insert(format!("{place}: {why}"));
@@ -203,16 +211,16 @@ impl Filter {
         filter
     }
 
-    /// Whether it selects the pool's devices.
-    fn look(&mut self, name: &FilterName, pool: &PoolName, pools: &mut Pools) {
+    /// Whether it selects the pool's devices. Returns the steps that this cost.
+    fn look(&mut self, name: &FilterName, pool: &PoolName, pools: &mut Pools) -> u64 {
         let Some(row) = pools.rows.get_mut(pool) else {
-            return;
+            return 0;
         };
         self.known.insert(pool.clone());
         let devices = row.subjects.iter().zip(&row.pool.devices);
-        let answer = |(subject, device): (&Subject, &Device)| {
+        let answer = |stack: &Stack, (subject, device): (&Subject, &Device)| {
             for (place, selector) in &self.selectors {
-                match selector.matches(subject) {
+                match selector.matches(subject, stack) {
                     Ok(true) => {}
                     Ok(false) => return Ok(false),
                     Err(why) => {
@@ -223,9 +231,13 @@ impl Filter {
             }
             Ok(true)
         };
-        let answers: Vec<Result<bool, Arc<str>>> = devices.map(answer).collect();
+        let (answers, steps): (Vec<Result<bool, Arc<str>>>, u64) = deep(|stack| {
+            let answers = devices.map(|device| answer(stack, device)).collect();
+            (answers, stack.steps())
+        });
         for (at, answer) in answers.into_iter().enumerate() {
             row.select(at, name, answer);
         }
+        steps
     }
 }

@@ -366,7 +366,7 @@ fn a_share_of_a_card_counts_by_its_memory_and_a_shared_claim_in_the_queue_it_nam
 fn many_devices_are_looked_at_in_turn_and_their_pods_wait_so_long() {
     let mut world = world().with_storage_listed();
     settled(&mut world, class(CLASS, "true"));
-    for node in 0..30 {
+    for node in 0..60 {
         let devices: Vec<Value> = (0..128)
             .map(|at| json!({"name": format!("gpu-{at}")}))
             .collect();

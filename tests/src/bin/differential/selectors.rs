@@ -9,7 +9,7 @@ use super::Seeds;
 use super::program::{self, Program};
 use aliquot_tests::random_selectors;
 use anyhow::{Context as _, Result, ensure};
-use scheduler::selector::{Attribute, Selector, Subject};
+use scheduler::selector::{Attribute, Selector, Subject, deep};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -102,8 +102,8 @@ struct Tally {
 impl Tally {
     fn count(&mut self, place: &str, asks: &Value, theirs: &Said) -> Result<()> {
         let text = asks["expression"].as_str().context("expression")?;
-        let ours = Selector::compile(text);
-        let ours = ours.and_then(|selector| selector.matches(&subject(&asks["device"])));
+        let device = subject(&asks["device"]);
+        let ours = deep(|stack| Selector::compile(text, stack)?.matches(&device, stack));
         if theirs.answer() == ours.clone().ok() {
             self.agreed += 1;
             self.selected += u64::from(theirs.matches);
@@ -164,7 +164,8 @@ pub(crate) fn compare(seeds: &Seeds) -> Result<bool> {
     }
     for text in UNSERVED {
         let [said]: [Said; 1] = kube.ask(&ask(text))?;
-        let ours = Selector::compile(text).and_then(|one| one.matches(&subject(&device)));
+        let device = subject(&device);
+        let ours = deep(|stack| Selector::compile(text, stack)?.matches(&device, stack));
         ensure!(said.answer().is_some(), "{text}: {said:?}");
         ensure!(
             ours.is_err(),
