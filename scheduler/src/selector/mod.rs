@@ -14,7 +14,7 @@ mod domains;
 mod environment;
 mod quantity;
 mod semver;
-mod stack;
+pub mod stack;
 
 pub use stack::{Stack, deep};
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// The parser stops at 96 nested parts and the interpreter at 200, of about 100 KiB each in a debug
 /// build. Memory is used only as deep as the stack is.
-const BYTES: usize = 64 << 20;
+pub const BYTES: usize = 64 << 20;
 
 /// Proof that the work runs on such a stack, and the steps that its evaluations may have cost.
 #[derive(Debug, Default)]
@@ -28,6 +28,11 @@ impl Stack {
     }
 }
 
+/// Runs the work on this thread, whose stack the caller has made of at least [`BYTES`].
+pub fn here<T>(work: impl FnOnce(&Stack) -> T) -> T {
+    work(&Stack::default())
+}
+
 /// Runs the work on a thread with such a stack, and waits for it. Costs some 50 us.
 pub fn deep<T: Send>(work: impl FnOnce(&Stack) -> T + Send) -> T {
     let work = Mutex::new(Some(work));
@@ -36,7 +41,7 @@ pub fn deep<T: Send>(work: impl FnOnce(&Stack) -> T + Send) -> T {
         let thread = std::thread::Builder::new()
             .name("selectors".to_owned())
             .stack_size(BYTES)
-            .spawn_scoped(scope, || take().map(|work| work(&Stack::default())));
+            .spawn_scoped(scope, || take().map(here));
         thread.ok().map(std::thread::ScopedJoinHandle::join)
     });
     match done {
@@ -44,7 +49,7 @@ pub fn deep<T: Send>(work: impl FnOnce(&Stack) -> T + Send) -> T {
         Some(Err(panic)) => resume_unwind(panic),
         // The system has no thread to give now: a release build fits any stack of ours.
         _ => match take() {
-            Some(work) => work(&Stack::default()),
+            Some(work) => here(work),
             None => unreachable!("the thread did not run, so that its work is still here"),
         },
     }

@@ -1,6 +1,6 @@
 //! The targets, by whose text it is.
 //!
-//! - of a tenant: `request`, `quantity`, `pod`, `review`, `objects`;
+//! - of a tenant: `request`, `quantity`, `pod`, `review`, `objects`, `selector`;
 //! - of the scheduler, by way of the API server: `grant`; of its own snapshots: `snapshot`;
 //! - of a node: `telemetry`, `cgroup`, `checkpoint`, `cdi`, `hook`, `limit`, `mps`.
 
@@ -16,6 +16,7 @@ mod pod;
 mod quantity;
 mod request;
 mod review;
+mod selector;
 mod snapshot;
 mod telemetry;
 mod world;
@@ -30,6 +31,7 @@ pub const TARGETS: &[Target] = &[
     grant::TARGET,
     pod::TARGET,
     objects::TARGET,
+    selector::TARGET,
     telemetry::TARGET,
     snapshot::TARGET,
     checkpoint::TARGET,

@@ -81,7 +81,10 @@ fn main() -> ExitCode {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..cores {
-            scope.spawn(work);
+            std::thread::Builder::new()
+                .stack_size(scheduler::selector::stack::BYTES)
+                .spawn_scoped(scope, work)
+                .unwrap();
         }
     });
     let failed = failed.into_inner();
