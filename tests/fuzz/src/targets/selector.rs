@@ -55,12 +55,12 @@ pub(super) const TARGET: Target = Target {
     seeds,
     large: super::none,
     // A part of an expression, and what the parser keeps of it.
-    heap: 4096,
+    heap: 1024,
     run,
 };
 
 fn seeds() -> Vec<Vec<u8>> {
-    let double = (0..12).rev().fold("size(v12) > 0".to_owned(), |inner, at| {
+    let double = (0..18).rev().fold("size(v18) > 0".to_owned(), |inner, at| {
         format!("cel.bind(v{}, v{at} + v{at}, {inner})", at + 1)
     });
     let loops = (0..4).fold("true".to_owned(), |inner, at| {
