@@ -1,6 +1,7 @@
 //! What a pod of ours becomes before it exists, or why it does not.
 //!
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
+//! - `bodies`: requests, bounded before they are parsed.
 //! - [`review`]: an `AdmissionReview` → its answer.
 //! - `validate`: pure: invalid or too large queues, pod groups and topologies.
 //! - `queues`: the queues that are there.
@@ -17,6 +18,7 @@
 //! the pods that it admits stay pending.
 
 mod amend;
+mod bodies;
 mod configuration;
 mod dedicated_thread;
 mod queues;
@@ -34,6 +36,7 @@ use crate::limits::Limits;
 use crate::serve::Endpoint;
 use crate::trust::Certificates;
 use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use configuration::Configuration;
@@ -48,9 +51,6 @@ const OBJECTS: &str = "/validate";
 const RESIZES: &str = "/validate-resize";
 /// Where other replicas ask the leader.
 const RESIZES_PASSED_ON: &str = "/validate-resize/passed-on";
-/// An object as it was and as it is to be, of which the API server takes 3 MiB each: what is
-/// not read here is let through.
-const MAX_BODY: usize = 8 << 20;
 
 /// What admission needs to know.
 #[derive(Debug)]
@@ -123,8 +123,8 @@ pub async fn run(
                 Json(answer)
             }),
         )
-        .merge(resizes(core, certificates.clone()))
-        .layer(DefaultBodyLimit::max(MAX_BODY));
+        .merge(resizes(core, certificates.clone()));
+    let routes = bounded(routes);
     let end = stop.child_token();
     let _guard = end.clone().drop_guard();
     let serving = {
@@ -162,8 +162,15 @@ pub async fn serve_resizes(
     certificates: Certificates,
     stop: CancellationToken,
 ) -> Result<(), AdmissionError> {
-    let routes = resizes(core, certificates.clone()).layer(DefaultBodyLimit::max(MAX_BODY));
+    let routes = bounded(resizes(core, certificates.clone()));
     Ok(certificates.serve(endpoint, routes, stop).await?)
+}
+
+/// Bodies are bounded by [`bodies`], and by nothing else.
+fn bounded(routes: Router) -> Router {
+    routes
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(bodies::Bodies::new(), bodies::bounded))
 }
 
 fn resizes(core: Core, certificates: Certificates) -> Router {

@@ -81,6 +81,13 @@ fn answer(
     }
 }
 
+/// The answer to a request that was not read but for its uid.
+pub(super) fn refused(uid: &str, why: &str) -> Value {
+    let mut answer = unreadable(&why);
+    answer["response"]["uid"] = Value::from(uid);
+    answer
+}
+
 pub(super) fn unreadable(error: &impl std::fmt::Display) -> Value {
     written(AdmissionResponse::invalid(line(&error.to_string())))
 }
