@@ -245,6 +245,7 @@ impl Cluster {
                 state: &state,
                 logs: &logs,
                 authority,
+                cgroup: self.work.cgroup(),
             };
             self.gpus = Some(Gpus::start(&self.client, &place, hardware.clone()).await?);
         }
@@ -297,6 +298,7 @@ impl Cluster {
             state: &state,
             logs: &logs,
             authority: self.control_plane.authority(),
+            cgroup: self.work.cgroup(),
         };
         let gpus = self.gpus.as_mut().context("no GPUs")?;
         gpus.driver = gpu::Driver::start(&place, &gpus.hardware).await?;
@@ -333,6 +335,7 @@ impl Cluster {
             state: &state,
             logs: &logs,
             authority: self.control_plane.authority(),
+            cgroup: self.work.cgroup(),
         };
         Scheduler::start(&self.client, &place, replica).await
     }
@@ -346,6 +349,7 @@ impl Cluster {
                 state: &state,
                 logs: &logs,
                 authority: self.control_plane.authority(),
+                cgroup: self.work.cgroup(),
             };
             self.admission = Some(Admission::start(&self.client, &place).await?);
         }

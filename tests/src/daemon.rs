@@ -16,6 +16,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
+use crate::memory::MemoryLimit;
+
 /// Characters of a log line that are shown.
 const LINE: usize = 320;
 
@@ -26,6 +28,7 @@ pub struct Command {
     program: PathBuf,
     args: Vec<OsString>,
     env: BTreeMap<OsString, OsString>,
+    memory: Option<MemoryLimit>,
 }
 
 impl Command {
@@ -36,6 +39,7 @@ impl Command {
             program: program.into(),
             args: Vec::new(),
             env: BTreeMap::new(),
+            memory: None,
         }
     }
 
@@ -72,6 +76,13 @@ impl Command {
     #[must_use]
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.insert(key.into(), value.into());
+        self
+    }
+
+    /// The kernel kills it where it exceeds that.
+    #[must_use]
+    pub fn memory(mut self, limit: MemoryLimit) -> Self {
+        self.memory = Some(limit);
         self
     }
 
@@ -162,6 +173,11 @@ impl Daemon {
         Ok(())
     }
 
+    /// Its memory limit, if it has one.
+    pub fn memory(&self) -> Option<&MemoryLimit> {
+        self.command.memory.as_ref()
+    }
+
     /// How it was started.
     pub fn command(&self) -> Command {
         self.command.clone()
@@ -193,7 +209,7 @@ impl Daemon {
 
 fn spawn(command: &Command, log: &Path) -> Result<Child> {
     let out = OpenOptions::new().create(true).append(true).open(log)?;
-    tokio::process::Command::new(&command.program)
+    let child = tokio::process::Command::new(&command.program)
         .args(&command.args)
         .envs(&command.env)
         .stdin(Stdio::null())
@@ -204,7 +220,11 @@ fn spawn(command: &Command, log: &Path) -> Result<Child> {
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
-        .with_context(|| format!("start {} ({})", command.name, command.program.display()))
+        .with_context(|| format!("start {} ({})", command.name, command.program.display()))?;
+    if let (Some(memory), Some(pid)) = (&command.memory, child.id()) {
+        memory.take(pid)?;
+    }
+    Ok(child)
 }
 
 /// The last lines of what a log holds after its first `from` bytes, indented, long

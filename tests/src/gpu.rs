@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::cluster::Programs;
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
+use crate::memory::MemoryLimit;
 use crate::token::{self, AccountToken, Credential, Refresher};
 use crate::{node, scheduler};
 
@@ -92,6 +93,15 @@ pub struct Place<'a> {
     pub logs: &'a Path,
     /// Certificate authority of the API server.
     pub authority: PathBuf,
+    /// Name of this run's cgroup folder.
+    pub cgroup: String,
+}
+
+impl Place<'_> {
+    /// What `deploy/` gives a container of a workload.
+    pub(crate) fn memory(&self, container: [&str; 3], name: &str) -> Result<MemoryLimit> {
+        MemoryLimit::deployed(&self.programs.tree, container, &self.cgroup, name)
+    }
 }
 
 /// The running GPU side.
@@ -111,7 +121,10 @@ impl Gpus {
         fs::create_dir_all(&folder)?;
         let driver = Driver::start(place, &hardware).await?;
 
-        let mps = agent_command("mps", "mps", place).start(place.logs)?;
+        let mps = ["daemonset.yaml", "aliquot-mps", "mps"];
+        let mps = agent_command("mps", "mps", place)
+            .memory(place.memory(mps, "mps")?)
+            .start(place.logs)?;
 
         let (api, stream) = (folder.join("agent.token"), folder.join("telemetry.token"));
         let account = AccountToken {
@@ -140,6 +153,7 @@ impl Gpus {
             .flag("--listen", METRICS)
             .flag("--mig-strategy", hardware.mig_strategy)
             .env("KUBECONFIG", kubeconfig)
+            .memory(place.memory(["daemonset.yaml", "aliquot-agent", "agent"], "agent")?)
             .start(place.logs)?;
         Ok(Self {
             hardware,

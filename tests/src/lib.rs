@@ -48,6 +48,7 @@ pub mod karpenter;
 pub mod kubectl;
 pub mod machine;
 pub mod manifest;
+pub mod memory;
 pub mod namespace;
 pub mod node;
 pub mod observer;

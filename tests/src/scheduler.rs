@@ -163,7 +163,9 @@ impl Scheduler {
                 .env("ALIQUOT_SIM_CLOCK", wall.file());
         }
         command = command.args(&replica.args);
-        let daemon = command.start(place.logs)?;
+        let container = ["scheduler.yaml", "aliquot-scheduler", "scheduler"];
+        let memory = place.memory(container, &replica.name)?;
+        let daemon = command.memory(memory).start(place.logs)?;
         Ok(Self {
             daemon,
             replica,
@@ -219,6 +221,7 @@ impl Admission {
             .flag("--metrics", format!("127.0.0.1:{ADMISSION_METRICS_PORT}"))
             .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info")
+            .memory(place.memory(["scheduler.yaml", "aliquot-admission", "admission"], name)?)
             .start(place.logs)?;
         Ok(Self {
             daemon,

@@ -122,9 +122,8 @@ pub(super) async fn bounded(
         return busy();
     };
     let read = async {
-        let _bytes = permits(&bodies.bytes, length).await;
-        let body = to_bytes(body, length).await;
-        (body, _bytes)
+        let bytes = permits(&bodies.bytes, length).await;
+        (to_bytes(body, length).await, bytes)
     };
     let Ok((body, _bytes)) = tokio::time::timeout(WITHIN, read).await else {
         return said(

@@ -70,7 +70,7 @@ fn seeds() -> Vec<Vec<u8>> {
         r#"device.attributes["dra.example.com"].model == "T4" && device.driver == "dra.example.com""#,
         r#"device.capacity["dra.example.com"].memory.compareTo(quantity("16Gi")) >= 0"#,
         r#"device.attributes.all(domain, domain.endsWith("example.com"))"#,
-        r#"cel.bind(v, [1, 2], cel.bind(w, v.map(x, v), size(w.flatten().distinct()) > 1))"#,
+        "cel.bind(v, [1, 2], cel.bind(w, v.map(x, v), size(w.flatten().distinct()) > 1))",
         r#""%s-%d".format(["a", 1]).replace("", "bc").split("").join("x").matches("^a+$")"#,
         r#"sets.contains(lists.range(9).map(x, string(x)), ["1"]) ? true : [1, 2].sum() > 2"#,
         &format!("cel.bind(v0, [1, 2], {double})"),

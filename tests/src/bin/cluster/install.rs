@@ -360,6 +360,7 @@ async fn start_driver(cluster: &Cluster) -> Result<Driver> {
         state: &cluster.work.state(),
         logs: &cluster.work.logs(),
         authority: cluster.control_plane.authority(),
+        cgroup: cluster.work.cgroup(),
     };
     Driver::start(&place, &Hardware::preset("RTX-6000-Ada", 1)).await
 }

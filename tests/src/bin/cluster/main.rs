@@ -65,6 +65,7 @@ mod types;
 mod up;
 mod usage;
 mod volume;
+mod walls;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -443,6 +444,9 @@ async fn test(
             claims::from_annotations_to_claims_and_back_nothing_that_runs_is_touched,
             claims::claims_at_once_each_start_with_what_they_were_allocated,
             traces::a_pods_way_through_scheduler_and_agent_is_one_trace_with_its_uid,
+            walls::no_body_without_a_token_ends_admission,
+            walls::a_selector_that_grows_ends_no_scheduler_and_holds_up_nobody,
+            walls::the_largest_pods_of_a_namespace_end_no_scheduler_that_starts_or_shows_them,
             strangers::a_pod_that_breaks_its_share_is_evicted_where_the_admin_says_so,
             strangers::a_pod_that_uses_a_card_without_a_grant_is_reported_evicted_or_killed,
         ],

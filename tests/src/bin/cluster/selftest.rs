@@ -143,6 +143,7 @@ pub(crate) async fn the_simulated_driver_is_seen_by_nvidia_smi_and_ends(
         state: &state,
         logs: &logs,
         authority: cluster.control_plane.authority(),
+        cgroup: cluster.work.cgroup(),
     };
     // It takes over the driver root: the next claim starts its own.
     if let Some(mut gpus) = cluster.gpus.take() {
