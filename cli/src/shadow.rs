@@ -269,7 +269,7 @@ impl Shadow {
         shadow.take_all(objects.pods, Fact::Pod);
         for state in states {
             let node = state.node.clone();
-            let (events, _) = shadow.world.hear(AgentEvent::State { node, state });
+            let events = shadow.world.hear(AgentEvent::State { node, state });
             for event in events {
                 shadow.apply(event);
             }

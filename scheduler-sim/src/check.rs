@@ -4,6 +4,7 @@ use crate::replica::Process;
 use crate::store::Key;
 use crate::world::World;
 use api::grant::Grant;
+use proto::names::condition::ISOLATION_VERIFIED;
 use proto::names::kai;
 use scheduler_core::units::Time;
 use scheduler_core::{Core, Event, text};
@@ -86,6 +87,7 @@ impl World {
         out.extend(self.vain_evictions());
         out.extend(self.torn_gangs());
         out.extend(self.misfits());
+        out.extend(self.untold());
         out
     }
 
@@ -137,6 +139,37 @@ impl World {
                 .keys()
                 .map(|uid| format!("the leader knows {uid}, which is gone")),
         );
+        out
+    }
+
+    /// Conditions that pods ought to have by now, whatever became of the writes.
+    fn untold(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        let condition = |pod: &Value, kind: &str| {
+            let all = pod["status"]["conditions"].as_array();
+            let one = all.into_iter().flatten().find(|one| one["type"] == kind);
+            one.map(|one| one["status"].as_str().unwrap_or_default().to_owned())
+        };
+        for (key, pod) in self.store.all("pods", "") {
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            if is_over(pod) || self.disowned.contains(uid) {
+                continue;
+            }
+            let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+            if node.is_empty() {
+                if condition(pod, "PodScheduled").is_none() {
+                    out.push(format!("{} waits and does not say why", key.name));
+                }
+                continue;
+            }
+            let node = self.nodes.iter().find(|one| one.name == node);
+            let shares = node.map(|node| node.held.values()).into_iter().flatten();
+            let shares: Vec<_> = shares.filter(|held| held.pod.uid == uid).collect();
+            let fenced = shares.iter().any(|held| held.mode != "exclusive");
+            if fenced && condition(pod, ISOLATION_VERIFIED).as_deref() != Some("True") {
+                out.push(format!("{} does not say that its limit holds", key.name));
+            }
+        }
         out
     }
 

@@ -169,6 +169,11 @@ pub async fn run(
             .outputs
             .meters
             .queued("outcomes", inputs.outcomes.len());
+        let acts = leading && cycle.observer.is_none();
+        if acts {
+            cycle.write_isolation();
+        }
+        let isolation_due = if acts { cycle.isolation_due() } else { None };
         let due = if leading || cycle.observer.is_some() {
             cycle.see_whether_it_waits();
             cycle.due()
@@ -193,6 +198,8 @@ pub async fn run(
             () = at(cycle.report_at) => cycle.report(leading),
             () = at(cycle.groups_due()) => cycle.report_groups(),
             () = at(cycle.look_at) => cycle.look(),
+            // Writes at the beginning of each round.
+            () = at(isolation_due) => {}
             // Looks at the beginning of each round.
             () = at(cycle.standstill.due()) => {}
             () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
@@ -284,13 +291,24 @@ impl Cycle {
     }
 
     fn hear(&mut self, heard: AgentEvent) {
-        let (events, isolation) = self.world.hear(heard);
-        for event in events {
+        for event in self.world.hear(heard) {
             self.apply(event);
         }
-        for isolation in isolation {
-            self.send(Work::Isolation(isolation));
+    }
+
+    /// Has the conditions written that are not as they are to be. Only who leads may write.
+    fn write_isolation(&mut self) {
+        let now = self.clock.now();
+        for owed in self.world.owed_isolation(now) {
+            self.send(Work::Isolation(owed));
         }
+    }
+
+    /// When there is one to write, for who leads.
+    fn isolation_due(&mut self) -> Option<Instant> {
+        let at = self.world.isolation_due()?;
+        let now = self.clock.now();
+        Some(Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)))
     }
 
     fn use_told(&mut self, told: Option<UsageResult>) {
@@ -407,9 +425,7 @@ impl Cycle {
         for event in self.world.elapse(now) {
             self.apply(event);
         }
-        for isolation in self.world.unread_isolation() {
-            self.send(Work::Isolation(isolation));
-        }
+        self.world.read_isolation_again();
         for report in self.world.reports() {
             self.send(Work::Report(Box::new(report)));
         }

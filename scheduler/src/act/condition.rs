@@ -7,7 +7,7 @@ use super::WriteContext;
 use super::answer::{self, Answer};
 use super::event::{self, KubeEvent};
 use super::report_schedule::DueReport;
-use crate::convert::Isolation;
+use crate::convert::OwedIsolation;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -100,8 +100,8 @@ pub(super) async fn waiting_for_volume(context: &WriteContext, bind: &Bind, clai
 
 /// `IsolationVerified`, as the agent observes it; what was done about a container is an event,
 /// too.
-pub(super) async fn isolation(context: &WriteContext, isolation: &Isolation) {
-    let mut lines = isolation.message.clone();
+pub(super) async fn isolation(context: &WriteContext, owed: &OwedIsolation) {
+    let isolation = &owed.isolation;
     if let Some(complaint) = &isolation.complaint {
         context.events.record(KubeEvent {
             about: event::pod(&isolation.namespace, &isolation.name, &isolation.pod_uid),
@@ -110,7 +110,6 @@ pub(super) async fn isolation(context: &WriteContext, isolation: &Isolation) {
             action: "Watching",
             note: complaint.clone(),
         });
-        let _ = write!(lines, "\n{complaint}");
     }
     let condition = Condition {
         namespace: &isolation.namespace,
@@ -119,8 +118,11 @@ pub(super) async fn isolation(context: &WriteContext, isolation: &Isolation) {
         kind: ISOLATION_VERIFIED,
         holds: isolation.is_verified(),
         because: isolation.because,
-        message: message(&lines, &[]),
-        since: context.wall.second().to_string(),
+        message: isolation.text(),
+        since: owed
+            .since
+            .unwrap_or_else(|| context.wall.second())
+            .to_string(),
     };
     write(context, condition).await;
 }
@@ -201,8 +203,15 @@ async fn write(context: &WriteContext, condition: Condition<'_>) -> bool {
     let params = PatchParams::default();
     let request = api.patch_status(name, &params, &patch);
     match answer::of(request).await {
-        // Deleted, or created again.
-        Answer::Done(_) | Answer::Refused(404 | 409, _) => true,
+        Answer::Done(_) | Answer::Refused(404, _) => true,
+        // Another pod has its name now, or another writer was faster.
+        Answer::Refused(409, _) => match answer::of(api.get_metadata_opt(name)).await {
+            Answer::Done(found) => {
+                let uid = found.and_then(|pod| pod.metadata.uid);
+                uid.as_deref() != Some(condition.uid)
+            }
+            _ => false,
+        },
         Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
             context.meters.lost_condition();
             tracing::warn!(pod = %format!("{namespace}/{name}"), why, "a condition is not written");

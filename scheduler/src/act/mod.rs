@@ -25,7 +25,7 @@ mod report_schedule;
 mod volume;
 
 use crate::clock::Wall;
-use crate::convert::{ClaimTerms, Isolation, Stray};
+use crate::convert::{ClaimTerms, OwedIsolation, Stray};
 use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
@@ -74,7 +74,7 @@ pub enum Work {
     /// A group is below its minimum since then, or no longer.
     Stale(GroupName, Option<Time>),
     /// What fences a share.
-    Isolation(Isolation),
+    Isolation(OwedIsolation),
     /// What an admin's object is told.
     Report(Box<Report>),
 }

@@ -1,7 +1,7 @@
 //! What agents say → events: their nodes' cards, pods whose cards the kubelet chose, pods
 //! that they refuse or want gone.
 
-use super::{Isolation, World, cards};
+use super::{World, cards};
 use crate::telemetry::AgentEvent;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
@@ -20,11 +20,11 @@ pub(super) struct AgentEviction {
 }
 
 impl World {
-    /// What an agent said; the conditions that follow come beside the events.
-    pub fn hear(&mut self, heard: AgentEvent) -> (Vec<Event>, Vec<Isolation>) {
+    /// What an agent said.
+    pub fn hear(&mut self, heard: AgentEvent) -> Vec<Event> {
         match heard {
             AgentEvent::State { node, state } => {
-                let isolation = self.isolation(&state);
+                self.read_isolation(&state);
                 let mut events = self.adopt(&state);
                 events.extend(self.wishes(&node, &state));
                 self.states.insert(node.clone(), state);
@@ -32,7 +32,7 @@ impl World {
                 events.extend(self.judge_managed(&node));
                 events.extend(self.slices_changed(&node));
                 events.extend(self.cards(&node));
-                (events, isolation)
+                events
             }
             AgentEvent::Refusal { node, refusal } => {
                 let event = Event::Refusal(Refusal {
@@ -42,11 +42,11 @@ impl World {
                     reason: refusal.reason.into(),
                     last_word: refusal.r#final,
                 });
-                (vec![event], Vec::new())
+                vec![event]
             }
             AgentEvent::Disconnected { node } => {
                 self.disconnected.insert(node.clone());
-                (self.cards(&node).into_iter().collect(), Vec::new())
+                self.cards(&node).into_iter().collect()
             }
             AgentEvent::Lost { node } => {
                 self.disconnected.remove(&node);
@@ -59,7 +59,7 @@ impl World {
                 let mut events = self.judge_managed(&node);
                 events.extend(self.slices_changed(&node));
                 events.extend(lost);
-                (events, Vec::new())
+                events
             }
         }
     }

@@ -2,9 +2,21 @@
 
 use super::World;
 use api::isolation::{self, Held};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use proto::names::condition::ISOLATION_VERIFIED;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::model::Mode;
-use std::collections::BTreeMap;
+use scheduler_core::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// Bytes of a message: what is longer is cut here, so that what is shown is what was written.
+const LONGEST: usize = 8_000;
+/// Milliseconds before a write that is not seen is repeated, doubled each time.
+const PAUSE: u64 = 5_000;
+/// So often: up to 80 s.
+const DOUBLED: u32 = 4;
 
 /// What an agent says about the fence around a pod's share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,24 +42,208 @@ impl Isolation {
     pub fn is_verified(&self) -> bool {
         self.because == isolation::READ_BACK
     }
+
+    /// The condition's message.
+    pub(crate) fn text(&self) -> String {
+        let mut text = self.message.clone();
+        if let Some(complaint) = &self.complaint {
+            text.push('\n');
+            text.push_str(complaint);
+        }
+        let end = text.floor_char_boundary(LONGEST);
+        text.truncate(end);
+        text
+    }
+}
+
+/// A condition that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwedIsolation {
+    /// What it is to say.
+    pub isolation: Isolation,
+    /// Since when its status is what it is; `None`: from now on.
+    pub since: Option<Timestamp>,
+}
+
+/// The conditions of all pods: as agents say, and as the watch shows them. Whatever differs is
+/// written, by the replica that leads, until the watch shows it.
+#[derive(Debug, Default)]
+pub(super) struct IsolationConditions {
+    pods: BTreeMap<String, Entry>,
+    /// Pods whose condition is another than it is to be, by the time of the next write.
+    owed: BTreeSet<(Time, String)>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// What the agent says.
+    wanted: Option<Isolation>,
+    /// What the watch shows.
+    shown: Option<Shown>,
+    /// When it is written next.
+    next: Option<Time>,
+    /// Writes since the agent said something else.
+    writes: u32,
+}
+
+/// A condition on a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shown {
+    holds: bool,
+    since: Timestamp,
+    /// Of reason and message.
+    digest: u64,
+}
+
+fn digest(reason: &str, message: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (reason, message).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Shown {
+    fn on(pod: &Pod) -> Option<Self> {
+        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+        let one = conditions
+            .iter()
+            .find(|one| one.type_ == ISOLATION_VERIFIED)?;
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        Some(Self {
+            holds: one.status == "True",
+            since: one
+                .last_transition_time
+                .as_ref()
+                .map_or_else(Timestamp::default, |at| at.0),
+            digest: digest(&text(&one.reason), &text(&one.message)),
+        })
+    }
+
+    fn says(&self, wanted: &Isolation) -> bool {
+        self.holds == wanted.is_verified() && self.digest == digest(wanted.because, &wanted.text())
+    }
+}
+
+impl IsolationConditions {
+    /// The agent says this.
+    fn want(&mut self, wanted: Isolation) {
+        let uid = wanted.pod_uid.clone();
+        let entry = self.pods.entry(uid.clone()).or_default();
+        if entry.wanted.as_ref() != Some(&wanted) {
+            entry.wanted = Some(wanted);
+            entry.writes = 0;
+            self.settle(&uid);
+        }
+    }
+
+    /// The watch shows this pod.
+    pub(super) fn show(&mut self, uid: &str, pod: &Pod) {
+        let shown = Shown::on(pod);
+        if let Some(entry) = self.pods.get_mut(uid) {
+            if entry.shown == shown {
+                return;
+            }
+            entry.shown = shown;
+        } else if shown.is_some() {
+            let entry = Entry {
+                shown,
+                ..Entry::default()
+            };
+            self.pods.insert(uid.to_owned(), entry);
+        }
+        self.settle(uid);
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        if let Some(entry) = self.pods.remove(uid)
+            && let Some(next) = entry.next
+        {
+            self.owed.remove(&(next, uid.to_owned()));
+        }
+    }
+
+    /// Owed from now on, where what is shown is not what is wanted.
+    fn settle(&mut self, uid: &str) {
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let wanted = entry.wanted.as_ref();
+        let differs = wanted.is_some_and(|wanted| !entry.shown.is_some_and(|one| one.says(wanted)));
+        // A write that is under way shows before it is repeated.
+        let next = differs.then_some(match entry.next {
+            Some(next) if entry.writes > 0 => next,
+            _ => Time(0),
+        });
+        if next != entry.next {
+            if let Some(old) = entry.next.take() {
+                self.owed.remove(&(old, uid.to_owned()));
+            }
+            if let Some(next) = next {
+                self.owed.insert((next, uid.to_owned()));
+            }
+            entry.next = next;
+        }
+        if !differs {
+            entry.writes = 0;
+        }
+    }
+
+    /// When the next one is to be written.
+    fn due(&self) -> Option<Time> {
+        self.owed.first().map(|(at, _)| *at)
+    }
+
+    fn owed(&mut self, now: Time) -> Vec<OwedIsolation> {
+        let mut owed = Vec::new();
+        while let Some((at, uid)) = self.owed.first().cloned()
+            && at <= now
+        {
+            self.owed.remove(&(at, uid.clone()));
+            let Some(entry) = self.pods.get_mut(&uid) else {
+                continue;
+            };
+            let pause = PAUSE.saturating_mul(1 << entry.writes.min(DOUBLED));
+            entry.writes = entry.writes.saturating_add(1);
+            let next = Time(now.0.saturating_add(pause));
+            entry.next = Some(next);
+            self.owed.insert((next, uid));
+            if let Some(isolation) = entry.wanted.clone() {
+                let shown = entry.shown;
+                let same = shown.filter(|one| one.holds == isolation.is_verified());
+                owed.push(OwedIsolation {
+                    isolation,
+                    since: same.map(|one| one.since),
+                });
+            }
+        }
+        owed
+    }
 }
 
 impl World {
-    /// Conditions of pods that were seen only after their agents had spoken of them.
-    pub fn unread_isolation(&mut self) -> Vec<Isolation> {
-        let mut changed = Vec::new();
+    /// Conditions that are to be written now. Only the replica that leads asks for them: each is
+    /// asked for again, ever later, until the watch shows it.
+    pub fn owed_isolation(&mut self, now: Time) -> Vec<OwedIsolation> {
+        self.isolation.owed(now)
+    }
+
+    /// When there is one to write.
+    pub(crate) fn isolation_due(&self) -> Option<Time> {
+        self.isolation.due()
+    }
+
+    /// Reads what agents said of pods that were seen only afterwards.
+    pub fn read_isolation_again(&mut self) {
         for node in std::mem::take(&mut self.unread) {
             if let Some(state) = self.states.remove(&*node) {
-                changed.extend(self.isolation(&state));
+                self.read_isolation(&state);
                 self.states.insert(node.to_string(), state);
             }
         }
-        changed
     }
 
-    /// Conditions that changed, of pods that stand on the agent's own node. Of a share whose
-    /// fence is not known yet nothing is said that was not said before.
-    pub(super) fn isolation(&mut self, state: &NodeState) -> Vec<Isolation> {
+    /// Of pods that stand on the agent's own node. Of a share whose fence is not known yet nothing
+    /// is said that was not said before.
+    pub(super) fn read_isolation(&mut self, state: &NodeState) {
         let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
         for share in &state.shares {
             let own = self.is_on(&share.pod_uid, &state.node);
@@ -55,26 +251,21 @@ impl World {
                 by_pod.entry(&share.pod_uid).or_default().push(share);
             }
         }
-        let mut changed = Vec::new();
         for shares in by_pod.into_values() {
             let mut now = isolation_of(&shares);
             // Its figures change from look to look.
-            let before = self.isolation.get(&now.pod_uid);
+            let entry = self.isolation.pods.get(&now.pod_uid);
+            let before = entry.and_then(|entry| entry.wanted.as_ref());
             if let Some(first) = before.and_then(|before| before.complaint.clone())
                 && now.complaint.is_some()
             {
                 now.complaint = Some(first);
             }
             let known = shares.iter().all(|share| !share.fence.is_empty());
-            if !known && !self.isolation.contains_key(&now.pod_uid) {
-                continue;
-            }
-            if self.isolation.get(&now.pod_uid) != Some(&now) {
-                self.isolation.insert(now.pod_uid.clone(), now.clone());
-                changed.push(now);
+            if known || before.is_some() {
+                self.isolation.want(now);
             }
         }
-        changed
     }
 }
 
@@ -104,5 +295,77 @@ fn held(share: &HeldShare) -> Held<'_> {
         read_back: share.observed_limit_mib,
         reach: share.reach_mib,
         holders: usize::try_from(share.holders).unwrap_or(usize::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn said(because: &'static str) -> Isolation {
+        Isolation {
+            pod_uid: "u".into(),
+            namespace: "ns".into(),
+            name: "p".into(),
+            because,
+            message: "a line".into(),
+            complaint: None,
+        }
+    }
+
+    fn shows(holds: bool, because: &str, message: &str) -> Pod {
+        let status = if holds { "True" } else { "False" };
+        serde_json::from_value(json!({"metadata": {"uid": "u"}, "status": {"conditions": [
+            {"type": "Ready", "status": "True"},
+            {"type": ISOLATION_VERIFIED, "status": status, "reason": because, "message": message,
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_condition_is_owed_until_the_watch_shows_it_and_again_when_it_shows_another() {
+        let mut all = IsolationConditions::default();
+        all.want(said("NotReadBack"));
+        // At once for who asks first, as a replica that did not lead before; then ever later.
+        for at in [900_000, 905_000, 915_000, 935_000, 975_000] {
+            assert_eq!(all.owed(Time(at)).len(), 1, "{at}");
+            assert_eq!(all.owed(Time(at)).len(), 0, "{at}");
+        }
+        all.show("u", &shows(false, "NotReadBack", "a line"));
+        assert_eq!((all.due(), all.owed(Time(u64::MAX))), (None, vec![]));
+        // Somebody else wrote it, or it is what an earlier leader wrote.
+        all.show("u", &shows(true, isolation::READ_BACK, "a line"));
+        assert_eq!(all.owed(Time(0)).len(), 1);
+        all.show("u", &shows(false, "NotReadBack", "a line"));
+        assert_eq!(all.due(), None);
+        all.forget("u");
+        assert!(all.pods.is_empty() && all.owed.is_empty());
+    }
+
+    #[test]
+    fn a_change_is_owed_at_once_and_its_time_is_that_of_the_status() {
+        let mut all = IsolationConditions::default();
+        all.show("u", &shows(true, isolation::READ_BACK, "an older line"));
+        assert_eq!(all.due(), None, "no agent has spoken");
+        all.want(said(isolation::READ_BACK));
+        let since: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        assert_eq!(all.owed(Time(7)).pop().unwrap().since, Some(since));
+        // The first is not shown yet.
+        all.want(said("NotReadBack"));
+        let owed = all.owed(Time(8)).pop().unwrap();
+        assert_eq!((owed.since, owed.isolation.because), (None, "NotReadBack"));
+    }
+
+    #[test]
+    fn a_long_message_is_cut_where_it_is_made() {
+        let mut long = said("NotReadBack");
+        long.complaint = Some("é".repeat(LONGEST));
+        let text = long.text();
+        assert!(text.len() <= LONGEST);
+        let mut all = IsolationConditions::default();
+        all.want(long);
+        all.show("u", &shows(false, "NotReadBack", &text));
+        assert_eq!(all.due(), None);
     }
 }

@@ -278,7 +278,7 @@ mod tests {
             ..NodeState::default()
         };
         let node = "n1".to_owned();
-        world.hear(AgentEvent::State { node, state }).0
+        world.hear(AgentEvent::State { node, state })
     }
 
     fn small(events: &[Event]) -> Vec<u64> {
@@ -310,7 +310,7 @@ mod tests {
         let lost = AgentEvent::Lost {
             node: "n1".to_owned(),
         };
-        assert_eq!(small(&world.hear(lost).0).last(), Some(&1));
+        assert_eq!(small(&world.hear(lost)).last(), Some(&1));
     }
 
     #[test]

@@ -55,7 +55,7 @@ use classes::Classes;
 pub(crate) use devices::stand_in;
 pub use devices::{ClaimTerms, StandIn, Stray, Terms};
 use hindrance::Hindrance;
-pub use isolation::Isolation;
+pub use isolation::{Isolation, OwedIsolation};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use listing::{ListedObjects, ListingState};
@@ -122,7 +122,7 @@ pub struct World {
     whole: BTreeMap<String, Box<KubePod>>,
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
-    isolation: BTreeMap<String, Isolation>,
+    isolation: isolation::IsolationConditions,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
     placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
@@ -178,7 +178,7 @@ impl World {
             strangers: BTreeMap::new(),
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
-            isolation: BTreeMap::new(),
+            isolation: isolation::IsolationConditions::default(),
             placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
@@ -340,6 +340,7 @@ impl World {
         self.claim_devices(&pod, &mut converted);
         let mut events = self.devices_of_pod(&uid, &converted.phase);
         self.pods.there(&uid);
+        self.isolation.show(&uid, &pod);
         match resources::resize(&pod) {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
@@ -405,7 +406,7 @@ impl World {
     fn forget_pod(&mut self, uid: &str) -> Vec<Event> {
         self.whole.remove(uid);
         self.held.remove(uid);
-        self.isolation.remove(uid);
+        self.isolation.forget(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
         self.leaving.remove(uid);
@@ -441,7 +442,7 @@ impl World {
                 }
                 if self.observing && object.status.is_some() {
                     let state = crate::observe::said(&object);
-                    events.extend(self.hear(AgentEvent::State { node: name, state }).0);
+                    events.extend(self.hear(AgentEvent::State { node: name, state }));
                 }
                 events
             }

@@ -171,9 +171,9 @@ fn a_node_whose_agent_is_heard_or_listed_is_managed_before_its_gpu_node_is_seen(
     };
     let events = world.take(Fact::Node(there(node(json!({"nvidia.com/gpu": "1"})))));
     assert_eq!(managed(&events), Some(false));
-    assert_eq!(managed(&world.hear(heard(state(vec![]))).0), Some(true));
+    assert_eq!(managed(&world.hear(heard(state(vec![])))), Some(true));
     let lost = AgentEvent::Lost { node: "n1".into() };
-    assert_eq!(managed(&world.hear(lost).0), Some(false));
+    assert_eq!(managed(&world.hear(lost)), Some(false));
     let listed = node(json!({"aliquot.dev/gpu-memory-mib": "0"}));
     assert_eq!(managed(&world.take(Fact::Node(there(listed)))), Some(true));
 }
@@ -191,11 +191,11 @@ fn a_node_that_is_recreated_under_its_agent_has_its_cards_again() {
         cards.collect::<Vec<_>>()
     };
     world.take(Fact::Node(there(node())));
-    let first = cards(world.hear(heard(state(vec![]))).0);
+    let first = cards(world.hear(heard(state(vec![]))));
     assert_eq!(first.len(), 1);
     assert!(cards(world.take(Fact::Node(gone(node())))).is_empty());
     assert_eq!(cards(world.take(Fact::Node(there(node())))), first);
-    assert!(cards(world.hear(heard(state(vec![]))).0).is_empty());
+    assert!(cards(world.hear(heard(state(vec![])))).is_empty());
 }
 
 #[test]
@@ -232,8 +232,8 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
             ..NodeState::default()
         },
     };
-    assert!(asked(world.hear(first).0).is_empty());
-    assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
+    assert!(asked(world.hear(first)).is_empty());
+    assert!(asked(world.hear(heard(unwanted.clone()))).is_empty());
     assert_eq!(
         asked(world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))))),
         ["u1: its card is unhealthy: XID 79"]
@@ -242,7 +242,7 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
         asked(world.take(Fact::Pod(there(pod("u2", Some("n1"), 1))))),
         ["u2: process 7 (python) uses card GPU-1 without a grant"; 2]
     );
-    assert!(asked(world.hear(heard(unwanted.clone())).0).is_empty());
+    assert!(asked(world.hear(heard(unwanted.clone()))).is_empty());
     // Another node's word does not stand in for that of the pod's own node.
     let hog = |node: &str| NodeState {
         node: node.into(),
@@ -261,7 +261,7 @@ fn a_pod_that_its_agent_wants_gone_is_asked_for_once_it_is_known_and_once_only()
             state: hog(node),
         };
         assert_eq!(
-            asked(world.hear(said).0),
+            asked(world.hear(said)),
             ["u4: container main holds 48 of aliquot.dev/gpu-share and has no grant"]
         );
     }
@@ -327,27 +327,24 @@ fn heard(state: NodeState) -> AgentEvent {
 #[test]
 fn the_same_word_twice_is_no_event_and_silence_is_one() {
     let mut world = world();
-    assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
+    assert_eq!(world.hear(heard(state(vec![]))).len(), 1);
     let mut used = state(vec![]);
     used.gpus[0].memory_used_mib = 77;
     assert!(
-        world.hear(heard(used)).0.is_empty(),
+        world.hear(heard(used)).is_empty(),
         "a sample entered the core"
     );
     let lost = || AgentEvent::Lost { node: "n1".into() };
-    assert_eq!(
-        world.hear(lost()).0,
-        [Event::AgentLost(NodeName::new("n1"))]
-    );
-    assert!(world.hear(lost()).0.is_empty());
-    assert_eq!(world.hear(heard(state(vec![]))).0.len(), 1);
+    assert_eq!(world.hear(lost()), [Event::AgentLost(NodeName::new("n1"))]);
+    assert!(world.hear(lost()).is_empty());
+    assert_eq!(world.hear(heard(state(vec![]))).len(), 1);
 }
 
 /// A kubelet without the plugin permanently rejects pods that are bound to its node.
 #[test]
 fn nothing_is_placed_on_the_cards_of_an_agent_without_a_stream() {
     let mut world = world();
-    let mut of = |heard: AgentEvent| match world.hear(heard).0.as_slice() {
+    let mut of = |heard: AgentEvent| match world.hear(heard).as_slice() {
         [Event::Cards(cards)] => Some(cards.clone()),
         [] => None,
         other => panic!("{other:?}"),
@@ -396,7 +393,7 @@ fn a_whole_card_by_the_claim_that_stands_in_for_it_is_no_grant() {
         mode: "exclusive".into(),
         ..HeldShare::default()
     };
-    let (events, _) = world.hear(heard(state(vec![share])));
+    let events = world.hear(heard(state(vec![share])));
     let is_pod = |event: &Event| matches!(event, Event::Pod(_));
     assert!(!events.iter().any(is_pod), "{events:?}");
 }
@@ -420,19 +417,19 @@ fn a_whole_card_that_the_kubelet_picked_itself_is_taken_in() {
             ..state(vec![share.clone()])
         },
     };
-    let (events, _) = world.hear(elsewhere);
+    let events = world.hear(elsewhere);
     assert!(
         !events.iter().any(|event| matches!(event, Event::Pod(_))),
         "a pod of another node was taken in"
     );
-    let (events, _) = world.hear(heard(state(vec![share.clone()])));
+    let events = world.hear(heard(state(vec![share.clone()])));
     let adopted = events.iter().find_map(|event| match event {
         Event::Pod(pod) => placement(pod).map(|placement| placement.grants.clone()),
         _ => None,
     });
     assert_eq!(adopted.unwrap()[0].cards, [GpuUuid::new("GPU-2")]);
     // Said once; and the pod's next change keeps it.
-    assert!(world.hear(heard(state(vec![share]))).0.is_empty());
+    assert!(world.hear(heard(state(vec![share]))).is_empty());
     let events = world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
     let Event::Pod(pod) = &events[0] else {
         panic!("{events:?}")
@@ -460,8 +457,8 @@ fn what_befell_a_share_is_told_once() {
             complaint: complaint.into(),
             ..HeldShare::default()
         };
-        let changed = world.hear(heard(state(vec![share]))).1.pop()?;
-        Some(changed.complaint)
+        world.hear(heard(state(vec![share])));
+        Some(world.owed_isolation(Time(0)).pop()?.isolation.complaint)
     };
     assert_eq!(told(""), Some(None));
     let first = Some(Some("container main holds 900 MiB".to_owned()));
@@ -489,18 +486,18 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
     // Until the pod's node is known nothing is told; then that node's agent alone counts.
     let unknown = state(vec![share("", 0, 0)]);
     world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
-    assert!(
-        world.hear(heard(unknown)).1.is_empty(),
-        "nothing is known yet"
-    );
+    world.hear(heard(unknown));
+    assert_eq!(world.owed_isolation(Time(0)), [], "nothing is known yet");
     world.take(Fact::Pod(gone(pod("u1", Some("n1"), 1))));
     let first = share("ServerLimit", 0, 0);
-    assert!(world.hear(heard(state(vec![first.clone()]))).1.is_empty());
-    assert!(world.unread_isolation().is_empty());
+    world.hear(heard(state(vec![first.clone()])));
+    world.read_isolation_again();
+    assert_eq!(world.owed_isolation(Time(0)), []);
     world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
-    let told = world.unread_isolation();
-    assert!(told.len() == 1 && told[0].because == "NotReadBack");
-    assert!(world.unread_isolation().is_empty());
+    world.read_isolation_again();
+    let told = world.owed_isolation(Time(0));
+    assert!(told.len() == 1 && told[0].isolation.because == "NotReadBack");
+    assert_eq!(world.owed_isolation(Time(0)), []);
     let other = AgentEvent::State {
         node: "n2".into(),
         state: NodeState {
@@ -508,10 +505,12 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
             ..state(vec![share("ServerLimit", 2000, 2000)])
         },
     };
-    assert!(world.hear(other).1.is_empty(), "another node's agent");
+    world.hear(other);
+    assert_eq!(world.owed_isolation(Time(0)), [], "another node's agent");
     let mut said = |fence, observed, reach| {
         let heard = heard(state(vec![share(fence, observed, reach)]));
-        let one = world.hear(heard).1.pop()?;
+        world.hear(heard);
+        let one = world.owed_isolation(Time(0)).pop()?.isolation;
         Some((one.because, one.message))
     };
     for (fence, observed, reach, because, message) in [

@@ -8,6 +8,7 @@ use proto::telemetry::{AgentMessage, Heartbeat, Refusal, Share, Stranger};
 use scheduler::telemetry::AgentEvent;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::Event;
+use scheduler_core::units::Time;
 use serde_json::json;
 
 pub(super) const TARGET: Target = Target {
@@ -61,7 +62,8 @@ fn run(input: &[u8]) {
         Some(Body::Refusal(refusal)) => AgentEvent::Refusal { node, refusal },
         _ => return,
     };
-    let (events, isolation) = cluster.world.hear(heard.clone());
+    let events = cluster.world.hear(heard.clone());
+    let isolation = cluster.world.owed_isolation(Time(0));
     assert_eq!(
         told(&events).err(),
         None,
@@ -83,7 +85,8 @@ fn run(input: &[u8]) {
         cluster.core.apply(event.clone());
     }
     if let AgentEvent::State { state, .. } = &heard {
-        for told in isolation.iter().filter(|told| told.is_verified()) {
+        let told = isolation.iter().map(|owed| &owed.isolation);
+        for told in told.filter(|told| told.is_verified()) {
             let shares = state.shares.iter().filter(|share| {
                 share.pod_uid == told.pod_uid
                     && share.phase == "Running"
@@ -101,7 +104,8 @@ fn run(input: &[u8]) {
     cluster.decide();
     // The same word twice changes nothing.
     if matches!(heard, AgentEvent::State { .. }) {
-        let (again, conditions) = cluster.world.hear(heard);
+        let again = cluster.world.hear(heard);
+        let conditions = cluster.world.owed_isolation(Time(0));
         assert!(again.iter().all(|event| !matches!(event, Event::Cards(_))));
         assert!(conditions.is_empty(), "{conditions:?}");
     }

@@ -57,7 +57,7 @@ impl Cluster {
 
     /// An agent's word, through the core.
     pub(super) fn hear(&mut self, heard: AgentEvent) -> Vec<Event> {
-        let (events, _) = self.world.hear(heard);
+        let events = self.world.hear(heard);
         self.apply(events)
     }
 
