@@ -1,6 +1,10 @@
 //! What one namespace, or somebody without a token, can do to all: nothing. Every program runs under
 //! the memory limit that `deploy/` gives it, takes the largest inputs that its port and its watches
 //! take, and outlives them.
+#![expect(
+    clippy::print_stdout,
+    reason = "what each took is for whoever reads the run"
+)]
 
 use std::time::Duration;
 
@@ -10,10 +14,12 @@ use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::scheduler::{METRICS, Replica};
 use aliquot_tests::share::pod;
+use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{http as plain, node};
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::Request;
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
@@ -203,7 +209,7 @@ pub(crate) async fn the_largest_pods_of_a_namespace_end_no_scheduler_that_starts
     stream::iter(0..FAT_PODS)
         .map(|at| {
             let (pods, fat) = (pods.clone(), serde_json::from_value(fat(at)));
-            async move { anyhow::Ok(pods.create(&Default::default(), &fat?).await?) }
+            async move { anyhow::Ok(pods.create(&PostParams::default(), &fat?).await?) }
         })
         .buffer_unordered(4)
         .try_for_each(|_| std::future::ready(Ok(())))
@@ -220,17 +226,14 @@ pub(crate) async fn the_largest_pods_of_a_namespace_end_no_scheduler_that_starts
     let still = cluster.pods(&ns).get("fat-0").await?;
     ensure!(phase_of(&still) == "Pending", "it was placed");
     // They are large: whoever lists pods afterwards has to read them.
-    let all = Default::default();
+    let all = ListParams::default();
     cluster
         .pods(&ns)
-        .delete_collection(&kube::api::DeleteParams::default().grace_period(0), &all)
+        .delete_collection(&DeleteParams::default().grace_period(0), &all)
         .await?;
-    aliquot_tests::wait::until("the large pods gone", Duration::from_mins(1), || async {
+    until("the large pods gone", Duration::from_mins(1), || async {
         let left = cluster.pods(&ns).list_metadata(&all).await?.items.len();
-        Ok(aliquot_tests::wait::Seen::when(
-            left <= 1,
-            format!("{left} left"),
-        ))
+        Ok(Seen::when(left <= 1, format!("{left} left")))
     })
     .await
 }
