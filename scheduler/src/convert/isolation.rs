@@ -334,7 +334,7 @@ mod tests {
         }
         all.show("u", &shows(false, "NotReadBack", "a line"));
         assert_eq!((all.due(), all.owed(Time(u64::MAX))), (None, vec![]));
-        // Somebody else wrote it, or it is what an earlier leader wrote.
+        // Another writer changed it, or an earlier leader wrote it.
         all.show("u", &shows(true, isolation::READ_BACK, "a line"));
         assert_eq!(all.owed(Time(0)).len(), 1);
         all.show("u", &shows(false, "NotReadBack", "a line"));
