@@ -226,7 +226,7 @@ fn start(
     claims: Option<Claims>,
     tasks: &mut JoinSet<Part>,
 ) -> Result<Owner, RunError> {
-    let mut disk = Disk::open(config).map_err(RunError::Folders)?;
+    let mut disk = Disk::open(config);
     let (watched_out, watched) = watch::channel(nvml::Watched::default());
     let (ends_out, ends) = mpsc::unbounded_channel();
     let (layouts_out, layouts) = std::sync::mpsc::channel();

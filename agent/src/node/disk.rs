@@ -50,19 +50,19 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// For these directories; creates missing ones.
-    ///
-    /// # Errors
-    /// A folder that cannot be made.
-    pub fn open(config: &Config) -> io::Result<Self> {
+    /// For these directories; creates missing ones. The agent also starts over one that cannot be
+    /// created: [`Self::look`] says so each time, and the shares that run keep their agent.
+    pub fn open(config: &Config) -> Self {
         for folder in [&config.cdi_dir, &config.proof_dir(), &config.share_dir()] {
-            std::fs::create_dir_all(folder)?;
+            if let Err(error) = std::fs::create_dir_all(folder) {
+                tracing::warn!(folder = %folder.display(), %error, "a folder cannot be created");
+            }
         }
         let cdi = OwnDir::new(&config.cdi_dir, names::cdi::FILE_PREFIX);
         if let Err(error) = cdi.sweep_temporaries() {
             tracing::warn!(%error, "temporary CDI files cannot be removed");
         }
-        Ok(Self {
+        Self {
             checkpoint: config.checkpoint(),
             cdi,
             proof_dir: config.proof_dir(),
@@ -70,7 +70,7 @@ impl Disk {
             containers: Containers::new(config.proc_root.clone()),
             read: BTreeMap::new(),
             last: Local::default(),
-        })
+        }
     }
 
     /// Everything as it is now; what cannot be read now as it was, with the reason.
@@ -478,7 +478,7 @@ mod tests {
             kubelet_dir: tmp.path().join("kubelet"),
             ..Config::for_node("n1")
         };
-        let mut disk = Disk::open(&config).unwrap();
+        let mut disk = Disk::open(&config);
         let alloc = AllocId::new(7);
         let name = ProofName {
             alloc,

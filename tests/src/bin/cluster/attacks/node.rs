@@ -153,15 +153,27 @@ pub(crate) async fn proofs_that_cannot_be_read_or_are_lost_kill_nobody_and_keep_
 
 async fn unreadable(cluster: &mut Cluster) -> Result<()> {
     offers(cluster, false, "the hook's proofs cannot be read").await?;
-    let page = gpus(cluster)?.metrics().await?;
-    ensure!(
-        page.contains("aliquot_node_unreadable{part=\"proofs\"} 1"),
-        "no mark on the agent's page"
-    );
+    marked_unreadable(cluster).await?;
     // One that starts now knows no proof at all.
     gpus(cluster)?.agent.kill().await?;
     gpus(cluster)?.agent.start_again()?;
+    // The condition is the old agent's; the page is the new one's.
+    marked_unreadable(cluster).await?;
     offers(cluster, false, "the hook's proofs cannot be read").await
+}
+
+async fn marked_unreadable(cluster: &mut Cluster) -> Result<()> {
+    let gpus = gpus(cluster)?;
+    until(
+        "a mark on the agent's page",
+        Duration::from_secs(30),
+        || async {
+            let page = gpus.metrics().await.unwrap_or_default();
+            let marked = page.contains("aliquot_node_unreadable{part=\"proofs\"} 1");
+            Ok(Seen::when(marked, page))
+        },
+    )
+    .await
 }
 
 /// Waits until the node offers shares, or says with these words why not.
