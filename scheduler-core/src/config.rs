@@ -47,6 +47,8 @@ pub struct Config {
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
     /// no bound.
     pub consolidation_jobs: Option<u32>,
+    /// Ours: a consolidation moves no job that started less than this long ago.
+    pub consolidation_min_age: Duration,
     /// Ours: most jobs for which one decision moves or evicts others; `None`: no bound.
     /// With 0, 1, 2 and so on a decision is seen coming about.
     pub most_favoured: Option<u32>,
@@ -245,6 +247,7 @@ impl Default for Config {
             scale_down: None,
             k_value: NanoGpu::ONE.0,
             consolidation_jobs: Some(16),
+            consolidation_min_age: Duration(0),
             most_favoured: None,
             staleness_grace: Some(Duration::seconds(60)),
             preempt_min_runtime: Duration(0),

@@ -293,6 +293,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         priority: row.facts.priority,
         preemptible: row.facts.preemptible,
         safe_to_evict: row.facts.safe_to_evict,
+        immovable: row.facts.immovable,
         created: row.created,
         task_order: row.facts.task_order,
         labels: row.labels.to_labels(),

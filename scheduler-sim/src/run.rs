@@ -185,6 +185,8 @@ fn config(rng: &mut fastrand::Rng) -> Config {
         volume_binding_timeout_s: 20,
         writes_at_once: [2, 8, 64][rng.usize(0..3)],
         keep_empty_nodes: rng.u32(0..2),
+        consolidation_min_age_s: [0, 30][rng.usize(0..2)],
+        consolidate_bare_pods: rng.bool(),
         ..Config::default()
     }
 }

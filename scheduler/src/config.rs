@@ -111,6 +111,14 @@ pub struct Config {
     /// Jobs that one consolidation may move; -1: unlimited.
     #[arg(long, default_value_t = 16, allow_negative_numbers = true)]
     pub max_consolidation_preemptees: i64,
+    /// Seconds that a job must have run before a consolidation may move it. 0, as in KAI: it may be
+    /// moved as soon as it is bound.
+    #[arg(long, default_value_t = 60)]
+    pub consolidation_min_age_s: u64,
+    /// Consolidation also moves pods that have no controller. Such a pod is deleted, and nothing
+    /// creates it again. KAI moves them.
+    #[arg(long)]
+    pub consolidate_bare_pods: bool,
     /// Seconds until a gang below its minimum is evicted; negative: never.
     #[arg(long, default_value_t = 60, allow_negative_numbers = true)]
     pub default_staleness_grace_period_s: i64,
@@ -259,6 +267,7 @@ impl Config {
                 pods: self.max_scale_down_pods,
             }),
             consolidation_jobs: u32::try_from(self.max_consolidation_preemptees).ok(),
+            consolidation_min_age: Duration::seconds(self.consolidation_min_age_s),
             staleness_grace: u64::try_from(self.default_staleness_grace_period_s)
                 .ok()
                 .map(Duration::seconds),

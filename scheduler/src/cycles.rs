@@ -93,7 +93,10 @@ pub(crate) fn start(
             .with_usage(shard.usage.as_ref());
         let removable = services.scale_up.as_ref().map(ScaleUp::groups);
         let removable = removable.filter(|_| shard.core.scale_down.is_some());
-        let world = world.with_bursts(config.bursts()).with_removable(removable);
+        let world = world
+            .with_bursts(config.bursts())
+            .with_bare_pods_moved(config.consolidate_bare_pods)
+            .with_removable(removable);
         let meters = outputs.meters.clone();
         let (world, observer) = if config.observe {
             let observer = Observer::new(&config.scheduler_name, meters);

@@ -461,7 +461,7 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
     ),
     (
         "aliquot_gpu_ready",
-        "1 when a container with a grant on the card could start now",
+        "1 when a container with a grant on the card can be started, if only once its MPS server accepts clients",
         None,
         |state, card| report::is_ready(state, card).into(),
     ),

@@ -144,8 +144,10 @@ pub fn mps_phase(state: &State, card: &GpuUuid) -> ServerPhase {
         .unwrap_or(ServerPhase::Absent)
 }
 
-/// Whether a container with a grant on this card could start now: an idle card is switched
-/// to its grant's mode by the start itself, one in use must have what its mode needs.
+/// Whether a container with a grant on this card can be started: an idle card is switched
+/// to its grant's mode by the start itself, one in use must have what its mode needs. A server that
+/// starts counts, and so does one that is about to: `PreStartContainer` waits for it, and shares
+/// that come together would otherwise take a card each.
 pub fn is_ready(state: &State, card: &Card) -> bool {
     if !health(state, card).is_healthy() || state.not_offering.is_some() {
         return false;
@@ -153,9 +155,14 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     match state.ledger.mode_of(&card.uuid) {
         Some(Mode::Mps) => {
             let mut servers = state.mps.seen.servers.iter();
-            let ready =
-                servers.any(|s| s.name == card.uuid.as_str() && s.phase() == ServerPhase::Ready);
-            state.mps.unreachable.is_empty() && ready
+            let own = servers.find(|server| server.name == card.uuid.as_str());
+            let starts = own.map(ServerState::phase).is_none_or(|phase| {
+                matches!(
+                    phase,
+                    ServerPhase::Absent | ServerPhase::Starting | ServerPhase::Ready
+                )
+            });
+            state.mps.unreachable.is_empty() && starts
         }
         // A new share gets a server of its own, or none.
         Some(Mode::MpsIsolated | Mode::TimeSlicing) => state.mps.unreachable.is_empty(),

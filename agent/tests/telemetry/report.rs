@@ -88,10 +88,23 @@ fn a_share_is_reported_with_what_is_really_active() {
 fn a_card_is_ready_when_a_container_on_it_could_start() {
     let ready =
         |state: &agent::node::State, index: usize| is_ready(state, &state.inventory.cards[index]);
+    // One that starts is joined: PreStartContainer waits for it. A broken one is not.
+    for (phase, joined) in [
+        (ServerPhase::Absent, true),
+        (ServerPhase::Starting, true),
+        (ServerPhase::Ready, true),
+        (ServerPhase::ServerFault, false),
+        (ServerPhase::Draining, false),
+        (ServerPhase::Dead, false),
+    ] {
+        let mut state = sample::state();
+        state.mps.seen.servers[0].set_phase(phase);
+        // The idle one is switched by the start itself.
+        assert_eq!((ready(&state, 0), ready(&state, 1)), (joined, true));
+    }
     let mut state = sample::state();
-    state.mps.seen.servers[0].set_phase(ServerPhase::Starting);
-    // In use and its server is not up; the idle one is switched by the start itself.
-    assert_eq!((ready(&state, 0), ready(&state, 1)), (false, true));
+    state.mps.seen.servers.clear();
+    assert!(ready(&state, 0), "the supervisor has not begun it yet");
     let mut state = sample::state();
     state.mps.unreachable = "no socket".into();
     assert_eq!((ready(&state, 0), ready(&state, 1)), (false, true));

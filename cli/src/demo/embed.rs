@@ -30,6 +30,9 @@ pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Res
         metrics: Some(any),
         page: Some(any),
         page_is_open: true,
+        // The demo's pods have no controllers, and its scenarios do not wait for a minute.
+        consolidate_bare_pods: true,
+        consolidation_min_age_s: 0,
         ..scheduler::Config::default()
     };
     let listeners = scheduler::Listeners::bind(&config).await?;

@@ -13,7 +13,7 @@ use crate::model::Count;
 use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
 use crate::state::rows::{JobKey, SpecRow, TaskKey};
-use crate::units::NanoGpu;
+use crate::units::{Duration, NanoGpu};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -69,8 +69,8 @@ impl ActionRules for Consolidation {
         VictimFilter::Movable
     }
 
-    fn may_be_victim(&self, _cycle: &mut Cycle, _victim: JobKey) -> bool {
-        true
+    fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
+        !cycle.is_immovable(victim) && cycle.is_settled(victim)
     }
 
     fn allows(
@@ -157,6 +157,30 @@ impl Cycle<'_> {
             return false;
         }
         self.make_room(job, &Consolidation { barred })
+    }
+
+    /// One of the job's pods would be lost: nothing creates it again.
+    fn is_immovable(&self, job: JobKey) -> bool {
+        let tasks = self.state.jobs.get(job).map(|row| row.tasks.iter());
+        let mut rows = tasks
+            .into_iter()
+            .flatten()
+            .filter_map(|task| self.state.tasks.get(*task));
+        rows.any(|row| row.facts.immovable)
+    }
+
+    /// The job, and its youngest pod, have run for as long as a job must that is moved.
+    fn is_settled(&mut self, job: JobKey) -> bool {
+        let min_age = self.config.consolidation_min_age;
+        if min_age == Duration(0) {
+            return true;
+        }
+        let settled = self.youngest_start([job]).after(min_age);
+        let is_settled = settled <= self.state.now;
+        if !is_settled {
+            self.wake_at(settled);
+        }
+        is_settled
     }
 
     /// KAI's bound lets one more through than it says.

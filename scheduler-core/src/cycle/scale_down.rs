@@ -51,7 +51,9 @@ impl Cycle<'_> {
         let mut candidates: Vec<Candidate> = Vec::new();
         for node in nodes.iter().copied() {
             if let Some(found) = self.candidate(node, rules) {
-                let until = self.settled_at(&found.jobs).after(rules.delay);
+                let until = self
+                    .youngest_start(found.jobs.iter().copied())
+                    .after(rules.delay);
                 if until <= self.state.now {
                     candidates.push(found);
                 } else {
@@ -154,14 +156,14 @@ impl Cycle<'_> {
         })
     }
 
-    /// When the youngest of these started.
-    fn settled_at(&self, jobs: &BTreeSet<JobKey>) -> Time {
-        let rows = jobs.iter().filter_map(|job| self.state.jobs.get(*job));
+    /// When the youngest of these jobs, or the youngest of their pods, started.
+    pub(super) fn youngest_start(&self, jobs: impl IntoIterator<Item = JobKey>) -> Time {
+        let jobs = jobs.into_iter();
+        let rows = jobs.filter_map(|job| self.state.jobs.get(job));
         let starts = rows.map(|row| {
-            let created = row
-                .tasks
-                .iter()
-                .filter_map(|task| self.state.tasks.get(*task));
+            let tasks = row.tasks.iter();
+            let placed = tasks.filter(|task| self.state.cell(**task).node.is_some());
+            let created = placed.filter_map(|task| self.state.tasks.get(*task));
             let created = created.map(|task| task.created).max();
             row.last_start.get().max(created).unwrap_or_default()
         });

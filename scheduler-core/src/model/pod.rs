@@ -55,6 +55,8 @@ pub struct Pod {
     /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
     /// it does not say otherwise.
     pub safe_to_evict: bool,
+    /// A consolidation may not move it: no controller would make it again.
+    pub immovable: bool,
     /// `metadata.creationTimestamp`.
     pub created: Time,
     /// Order inside its group before age: smaller goes first.
@@ -114,6 +116,7 @@ impl Pod {
             priority: 50,
             preemptible: true,
             safe_to_evict: false,
+            immovable: false,
             created: Time(0),
             task_order: TaskOrder::default(),
             labels: Labels::new(),

@@ -57,6 +57,7 @@ impl Text {
             scale_down,
             k_value,
             consolidation_jobs,
+            consolidation_min_age,
             most_favoured,
             staleness_grace,
             preempt_min_runtime,
@@ -94,6 +95,11 @@ impl Text {
             "consolidation-jobs",
             *consolidation_jobs,
             usual.consolidation_jobs,
+        );
+        self.unless(
+            "consolidation-min-age",
+            consolidation_min_age.0,
+            usual.consolidation_min_age.0,
         );
         self.bound("most-favoured", *most_favoured, usual.most_favoured);
         let millis = |time: Option<Duration>| time.map(|time| time.0);
@@ -187,6 +193,7 @@ pub(super) fn config(line: &Line) -> Read<Config> {
         });
     }
     config.consolidation_jobs = bound(line, "consolidation-jobs", config.consolidation_jobs)?;
+    number("consolidation-min-age", &mut config.consolidation_min_age.0)?;
     config.most_favoured = bound(line, "most-favoured", config.most_favoured)?;
     let grace = config.staleness_grace.map(|grace| grace.0);
     config.staleness_grace = bound(line, "staleness-grace", grace)?.map(Duration);
@@ -246,6 +253,7 @@ mod tests {
             }),
             k_value: 5,
             consolidation_jobs: None,
+            consolidation_min_age: Duration(9),
             most_favoured: Some(6),
             staleness_grace: None,
             preempt_min_runtime: Duration(7),

@@ -285,6 +285,7 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.priority = line.number("priority")?.unwrap_or(50);
     pod.preemptible = !line.flag("non-preemptible");
     pod.safe_to_evict = line.flag("safe-to-evict");
+    pod.immovable = line.flag("immovable");
     pod.created = Time(line.number("created")?.unwrap_or(0));
     pod.task_order.lead = match line.get("leads") {
         None => Lead::None,

@@ -411,6 +411,7 @@ impl Text {
         self.unless("priority", pod.priority, plain.priority);
         self.flag("non-preemptible", !pod.preemptible);
         self.flag("safe-to-evict", pod.safe_to_evict);
+        self.flag("immovable", pod.immovable);
         self.unless("created", pod.created.0, 0);
         match pod.task_order.lead {
             Lead::Kubeflow => self.pair("leads", "kubeflow"),

@@ -79,6 +79,8 @@ pub struct World {
     observing: bool,
     /// Pods without an owner wait for their group, too.
     alone_wait: bool,
+    /// Consolidation moves pods that no controller would make again.
+    moves_bare: bool,
     /// Shares get their limit, where the pod names one above its request.
     bursts: Bursts,
     classes: Classes,
@@ -148,6 +150,7 @@ impl World {
             limits: Limits::default(),
             observing: false,
             alone_wait: false,
+            moves_bare: false,
             bursts: Bursts::ANY,
             classes: Classes::default(),
             pods: ListedObjects::default(),
@@ -392,6 +395,7 @@ impl World {
             let asks = converted.gpus.iter_mut();
             asks.for_each(|ask| pod::hold(ask, self.bursts));
         }
+        converted.immovable = !self.moves_bare && !scale_down::has_controller(pod);
         converted.safe_to_evict = self.removable.is_some() && scale_down::is_safe_to_evict(pod);
         Some(converted)
     }

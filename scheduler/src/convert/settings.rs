@@ -68,6 +68,15 @@ impl World {
         }
     }
 
+    /// A world where consolidation moves pods without a controller, if `moves`.
+    #[must_use]
+    pub fn with_bare_pods_moved(self, moves: bool) -> Self {
+        Self {
+            moves_bare: moves,
+            ..self
+        }
+    }
+
     /// A world where a share is held so far above its request, whatever limit its pod names.
     #[must_use]
     pub fn with_bursts(self, bursts: Bursts) -> Self {

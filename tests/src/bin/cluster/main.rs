@@ -8,6 +8,7 @@ mod attacks;
 mod bench;
 mod burst;
 mod burst_clock;
+mod bursts;
 mod claims;
 mod dashboards;
 mod disk;
@@ -396,6 +397,8 @@ async fn test(
             burst::pods_deleted_while_they_are_bound_free_what_they_were_given,
             burst::nodes_removed_under_pods_take_nobody_elses_place,
             burst::a_queue_deleted_with_pods_in_it_lets_them_wait_with_a_reason,
+            bursts::shares_that_come_moments_apart_join_the_card_that_is_starting,
+            bursts::a_pod_that_nothing_creates_again_is_not_moved_for_a_whole_gpu,
             edges::a_replica_that_stood_still_longer_than_its_lease_sends_nothing_afterwards,
             edges::a_binding_of_which_nobody_knows_anything_is_asked_for_until_there_is_a_word,
             burst_clock::a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_nothing,

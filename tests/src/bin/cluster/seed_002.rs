@@ -123,9 +123,13 @@ pub(crate) async fn seed_002_with_a_node_kept_empty_jobs_are_moved_together(
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     scheduler.daemon.stop().await?;
     let plain = scheduler.daemon.command();
-    scheduler
-        .daemon
-        .start_again_with(|command| command.flag("--keep-empty-nodes", "1"))?;
+    scheduler.daemon.start_again_with(|command| {
+        // The example's jobs are bare pods, and are moved at once, as by KAI.
+        command
+            .flag("--keep-empty-nodes", "1")
+            .flag("--consolidation-min-age-s", "0")
+            .arg("--consolidate-bare-pods")
+    })?;
     let outcome = consolidated(cluster).await;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     scheduler.daemon.stop().await?;
