@@ -156,6 +156,10 @@ fn names() -> String {
     for (module, title) in [
         ("request", "What a user writes on a pod"),
         ("kai", "Queues, groups and priorities, as KAI names them"),
+        (
+            "pod_group",
+            "What the scheduler writes on a pod group, beside KAI's",
+        ),
         ("queue", "Queues, beside KAI's fields"),
         ("scale_down", "Evictions for an autoscaler"),
         ("resource", "Resources"),

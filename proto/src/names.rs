@@ -146,6 +146,13 @@ pub mod kai {
     pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
+/// What the scheduler writes on a pod group beside KAI's annotations.
+pub mod pod_group {
+    /// Annotation on a pod group: how many members of each pod set have succeeded and are gone, as a
+    /// JSON object such as `{"default":2}`. They count towards the minimum.
+    pub const SUCCEEDED: &str = "aliquot.dev/succeeded-members";
+}
+
 /// What an admin writes on a queue beside KAI's fields.
 pub mod queue {
     /// Annotation: what the queue gets of single GPU products, a JSON object such as

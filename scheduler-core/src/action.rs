@@ -5,7 +5,8 @@
 
 use crate::config::Step;
 use crate::ids::{
-    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, VolumeName,
+    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, NodeUid, PodUid, QueueName, SetName,
+    VolumeName,
 };
 use crate::model::{AllocatedDevice, ContainerGrant, Front, NodeTerm, Placement};
 use crate::units::Time;
@@ -25,6 +26,9 @@ pub struct Decision {
     pub started: Vec<(GroupName, Time)>,
     /// Groups that fell below their minimum at that time, or are whole again.
     pub stale: Vec<(GroupName, Option<Time>)>,
+    /// Groups whose members have succeeded and are gone, with how many of each pod set. None: the
+    /// group has begun again.
+    pub succeeded: Vec<(GroupName, BTreeMap<SetName, u32>)>,
     /// Pods whose reason for waiting changed, in order of uid.
     pub reasons: Vec<PodReason>,
     /// Pods that lost, to a later step, a place that this decision had given them. Rules between

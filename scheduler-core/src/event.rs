@@ -11,14 +11,15 @@
 use crate::action::{Bind, EvictCause};
 use crate::config::Config;
 use crate::ids::{
-    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, PoolName, QueueName, TopologyName,
-    VolumeName,
+    ClaimUid, DecisionId, GpuUuid, GroupName, NodeName, PodUid, PoolName, QueueName, SetName,
+    TopologyName, VolumeName,
 };
 use crate::model::{
     AllocatedDevice, Allocation, DevicePool, Labels, Node, NodeCards, NodeTerm, Pod, PodGroup,
     Queue, Topology, Volume,
 };
 use crate::units::Time;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One thing that happened.
@@ -149,8 +150,10 @@ pub struct Life {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
-    /// The start has not been reported to the shell yet.
-    pub unreported_starts: bool,
+    /// Members that have succeeded and whose pods are gone.
+    pub succeeded: BTreeMap<SetName, u32>,
+    /// The shell has not been told of the start, or of those members, yet.
+    pub unreported: bool,
 }
 
 /// A card on which a grant was refused.

@@ -13,7 +13,7 @@ use crate::model::SubGroup;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
-use crate::state::rows::{JobKey, TaskKey, TaskRow};
+use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Ordering;
 use std::sync::LazyLock;
@@ -23,6 +23,7 @@ pub(crate) use tree::{Branch, Member, Tree};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Set {
     pub name: SetName,
+    /// How many pods must be placed: the set's minimum less its members that have succeeded.
     pub min: u32,
     /// In task order.
     pub tasks: Vec<(TaskKey, Status)>,
@@ -44,6 +45,11 @@ impl Set {
             promised: 0,
             alive: 0,
         }
+    }
+
+    /// A member has succeeded, and its pod may be gone.
+    fn succeeded(&mut self, count: u32) {
+        self.min = self.min.saturating_sub(count);
     }
 
     fn add(&mut self, task: TaskKey, status: Status, gated: bool) {
@@ -129,18 +135,27 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         Some(group) => collect(&group.spec.root, &mut gang.sets, 0),
         None => gang.sets.push(Set::new(default_set(), 1)),
     }
+    if !job.succeeded.is_empty() {
+        for set in &mut gang.sets {
+            set.succeeded(job.gone_of(set.name.as_str()));
+        }
+    }
     let tasks = job.tasks.iter().filter_map(|task| {
         let row = state.tasks.get(*task)?;
         if row.gated {
             gang.gated.insert(*task);
         }
         let status = state.task_cells.get(*task)?.status;
-        Some((set_name(row), *task, status, row.gated))
+        Some((set_name(row), *task, status, row))
     });
+    let add = |set: &mut Set, task, status, row: &TaskRow| {
+        set.add(task, status, row.gated);
+        set.succeeded(u32::from(row.seen == Seen::Succeeded));
+    };
     if let ([set], None) = (gang.sets.as_mut_slice(), job.tree()) {
-        for (name, task, status, gated) in tasks {
+        for (name, task, status, row) in tasks {
             if name == set.name.as_str() {
-                set.add(task, status, gated);
+                add(set, task, status, row);
             }
         }
         return gang;
@@ -150,9 +165,9 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
     let places = gang.sets.iter().enumerate();
     let places: FxHashMap<SetName, usize> =
         places.map(|(at, set)| (set.name.clone(), at)).collect();
-    for (name, task, status, gated) in tasks {
+    for (name, task, status, row) in tasks {
         if let Some(set) = places.get(name).and_then(|at| gang.sets.get_mut(*at)) {
-            set.add(task, status, gated);
+            add(set, task, status, row);
         }
     }
     gang.tree = job.tree().map(|root| Tree::of(root, &places));

@@ -179,17 +179,22 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
     let said = (
         group.and_then(|group| group.last_start.get()),
         group.and_then(GroupRow::stale_since),
+        group.map(GroupRow::succeeded),
     );
-    let known = (row.last_start.get(), row.stale_since.get());
-    let unreported_starts =
-        !state.unreported_starts.is_empty() && state.unreported_starts.contains(&row.group_name());
+    let known = (
+        row.last_start.get(),
+        row.stale_since.get(),
+        Some(&row.succeeded).filter(|known| group.is_some() || !known.is_empty()),
+    );
+    let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.group_name());
     let same = said == known;
-    (!same || unreported_starts).then(|| {
+    (!same || unreported).then(|| {
         Event::Life(Life {
             of: row.group_name(),
             last_start: known.0,
             stale_since: known.1,
-            unreported_starts,
+            succeeded: known.2.cloned().unwrap_or_default(),
+            unreported,
         })
     })
 }

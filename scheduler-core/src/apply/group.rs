@@ -1,6 +1,7 @@
 //! Pod groups come, change and go.
 
 use crate::event::Life;
+use crate::gang::default_set;
 use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
@@ -44,11 +45,35 @@ pub(super) fn life(state: &mut State, life: &Life) {
     if let Some(row) = state.jobs.get_mut(key) {
         row.last_start = life.last_start.into();
         row.stale_since = life.stale_since.into();
+        row.succeeded.clone_from(&life.succeeded);
     }
     state.check_staleness(key);
-    if life.unreported_starts {
-        state.unreported_starts.insert(life.of.clone());
+    if life.unreported {
+        state.unreported.insert(life.of.clone());
     }
+}
+
+/// A pod of the job is gone: one that had succeeded is remembered. With its last pod the job
+/// begins again, as a workload does that its controller starts anew.
+pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
+    let Some(row) = state.jobs.get_mut(key) else {
+        return;
+    };
+    let needs_more = match &row.group {
+        Some(group) => !group.spec.needs_one(),
+        None => !row.single,
+    };
+    if row.tasks.is_empty() {
+        row.succeeded.clear();
+    } else if pod.seen == Seen::Succeeded && needs_more {
+        let set = pod.facts.set.clone().unwrap_or_else(default_set);
+        let gone = row.succeeded.entry(set).or_default();
+        *gone = gone.saturating_add(1);
+    }
+    if row.owes_succeeded() {
+        state.unreported.insert(row.group_name());
+    }
+    state.check_staleness(key);
 }
 
 fn collect(
@@ -82,8 +107,19 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         row.last_start = said.max(row.last_start.get()).into();
         let said = group.as_ref().and_then(|group| group.stale_since);
         row.stale_since = said.or(row.stale_since.get()).into();
+        // A group that is known already is not told what was written of it: a pod that went since
+        // then is not in it.
+        if row.group.is_none() {
+            for (set, said) in group.iter().flat_map(|group| &group.succeeded) {
+                let known = row.succeeded.entry(set.clone()).or_default();
+                *known = (*known).max(*said);
+            }
+        }
         let interner = &mut state.interner;
         row.group = group.map(|group| GroupRow::of(group, interner));
+        if row.owes_succeeded() {
+            state.unreported.insert(row.group_name());
+        }
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);

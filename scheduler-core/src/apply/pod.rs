@@ -76,6 +76,9 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     state.set_counted_in(key, None);
     state.set_device_claims(key, &[]);
     if let Some(row) = state.tasks.remove(key) {
+        if let Some(job) = job {
+            super::group::member_gone(state, job, &row);
+        }
         state
             .pod_counts
             .index
@@ -163,7 +166,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
         row.last_start = row.last_start.get().max(Some(at)).into();
     }
     if !single {
-        state.unreported_starts.insert(name);
+        state.unreported.insert(name);
     }
 }
 

@@ -283,7 +283,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     cycle.commit();
     cycle.remember_evictions();
     cycle.prune_search_backoffs();
-    cycle.report_starts();
+    cycle.report_lives();
     cycle.report_reasons();
     cycle.release_promises();
     let wake = cycle.wake;

@@ -20,24 +20,30 @@ pub(super) enum RuntimeRule {
 }
 
 impl Cycle<'_> {
-    /// Names groups whose pod had started before it came into them.
-    pub(super) fn report_starts(&mut self) {
-        let mut unreported_starts = std::mem::take(&mut self.state.unreported_starts);
-        unreported_starts.retain(|name| {
+    /// Names groups whose pod had started before it came into them, and those whose members have
+    /// succeeded and are gone.
+    pub(super) fn report_lives(&mut self) {
+        let mut unreported = std::mem::take(&mut self.state.unreported);
+        unreported.retain(|name| {
             let key = self.state.job_of(name);
-            let Some((row, at)) = key
-                .and_then(|key| self.state.jobs.get(key))
-                .and_then(|row| Some((row, row.last_start.get()?)))
-            else {
+            let Some(row) = key.and_then(|key| self.state.jobs.get(key)) else {
                 return false;
             };
-            let said = row.group.as_ref().map(|group| group.last_start.get());
-            if said.is_some_and(|said| said < Some(at)) {
+            let Some(group) = &row.group else {
+                return true;
+            };
+            if let Some(at) = row.last_start.get()
+                && group.last_start.get() < Some(at)
+            {
                 self.decision.started.push((name.clone(), at));
             }
-            said.is_none()
+            if row.owes_succeeded() {
+                let known = (name.clone(), row.succeeded.clone());
+                self.decision.succeeded.push(known);
+            }
+            false
         });
-        self.state.unreported_starts = unreported_starts;
+        self.state.unreported = unreported;
     }
 
     /// True while the victim's time is not over.

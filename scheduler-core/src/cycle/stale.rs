@@ -101,14 +101,16 @@ impl Cycle<'_> {
         jobs
     }
 
+    /// A member has, whether or not its pod is still there.
     fn has_succeeded(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
-            row.tasks.iter().any(|task| {
-                self.state
-                    .tasks
-                    .get(*task)
-                    .is_some_and(|task| task.seen == Seen::Succeeded)
-            })
+            !row.succeeded.is_empty()
+                || row.tasks.iter().any(|task| {
+                    self.state
+                        .tasks
+                        .get(*task)
+                        .is_some_and(|task| task.seen == Seen::Succeeded)
+                })
         })
     }
 }

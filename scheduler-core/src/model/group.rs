@@ -31,6 +31,9 @@ pub struct PodGroup {
     pub last_start: Option<Time>,
     /// When the group was first seen below its minimum with pods running.
     pub stale_since: Option<Time>,
+    /// Members that have succeeded and whose pods are gone, by pod set. They count towards the
+    /// minimum, as those do whose pods are still there.
+    pub succeeded: BTreeMap<SetName, u32>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
     pub staleness_grace: Option<Grace>,
     /// Time that it must be pending before it may evict others.
@@ -70,6 +73,7 @@ impl PodGroup {
             parked: None,
             last_start: None,
             stale_since: None,
+            succeeded: BTreeMap::new(),
             staleness_grace: None,
             preemption_delay: Duration(0),
         }

@@ -9,6 +9,7 @@ use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, SubGroup};
 use crate::units::{Duration, Time};
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub(crate) struct GroupRow {
     pub uid: Uid,
     pub created: Time,
     pub last_start: MaybeTime,
-    /// `None`: neither is set.
+    /// `None`: none of them is set.
     rare: Option<Box<RareFacts>>,
 }
 
@@ -29,6 +30,7 @@ pub(crate) struct GroupRow {
 struct RareFacts {
     parked: Option<Arc<str>>,
     stale_since: Option<Time>,
+    succeeded: BTreeMap<SetName, u32>,
 }
 
 /// A time, or none, in 8 bytes: an `Option` would take 16. The last millisecond that there is
@@ -101,10 +103,14 @@ impl GroupRow {
             uid: Uid::of(&group.uid),
             created: group.created,
             last_start: group.last_start.into(),
-            rare: (group.parked.is_some() || group.stale_since.is_some()).then(|| {
+            rare: (group.parked.is_some()
+                || group.stale_since.is_some()
+                || !group.succeeded.is_empty())
+            .then(|| {
                 Box::new(RareFacts {
                     parked: group.parked,
                     stale_since: group.stale_since,
+                    succeeded: group.succeeded,
                 })
             }),
         }
@@ -116,6 +122,12 @@ impl GroupRow {
 
     pub(crate) fn stale_since(&self) -> Option<Time> {
         self.rare.as_ref()?.stale_since
+    }
+
+    /// What the group's object says of members that have succeeded and are gone.
+    pub(crate) fn succeeded(&self) -> &BTreeMap<SetName, u32> {
+        static NONE: BTreeMap<SetName, u32> = BTreeMap::new();
+        self.rare.as_ref().map_or(&NONE, |rare| &rare.succeeded)
     }
 
     /// What decides between groups that are alike in all else. `name`: the group's.
@@ -142,6 +154,7 @@ impl GroupRow {
             parked: self.parked().cloned(),
             last_start: self.last_start.get(),
             stale_since: self.stale_since(),
+            succeeded: self.succeeded().clone(),
             staleness_grace: spec.staleness_grace,
             preemption_delay: spec.preemption_delay,
         }
@@ -166,6 +179,8 @@ pub(crate) struct JobRow {
     pub last_start: MaybeTime,
     /// Since when it runs below its minimum.
     pub stale_since: MaybeTime,
+    /// Members that have succeeded and whose pods are gone.
+    pub succeeded: BTreeMap<SetName, u32>,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
     /// It is in [`super::State::changed_groups`].
@@ -178,6 +193,19 @@ pub(crate) struct JobRow {
 impl JobRow {
     pub(crate) fn group_name(&self) -> GroupName {
         GroupName::of(self.name.shared())
+    }
+
+    /// As many members of that set have succeeded and are gone.
+    pub(crate) fn gone_of(&self, set: &str) -> u32 {
+        let mut gone = self.succeeded.iter();
+        let gone = gone.find(|(name, _)| name.as_str() == set);
+        gone.map_or(0, |(_, count)| *count)
+    }
+
+    /// The group's object does not say of succeeded members what is known.
+    pub(crate) fn owes_succeeded(&self) -> bool {
+        let group = self.group.as_ref();
+        group.is_some_and(|group| *group.succeeded() != self.succeeded)
     }
 
     /// The group's tree, where it has sub-groups.
@@ -202,6 +230,7 @@ impl State {
             queue: None,
             last_start: MaybeTime::default(),
             stale_since: MaybeTime::default(),
+            succeeded: BTreeMap::new(),
             stamp: 0,
             maybe_stale: false,
             is_changed: false,

@@ -189,7 +189,7 @@ pub(crate) struct State {
     pub search_backoffs: BTreeMap<(GroupName, EvictCause), Rest>,
     /// Groups whose only pod had started before it joined them: the shell has not been told
     /// shell when.
-    pub unreported_starts: BTreeSet<GroupName>,
+    pub unreported: BTreeSet<GroupName>,
     /// Groups that may have fallen below their minimum, or risen to it: of which a pod or
     /// the group itself has changed. Those that are below it stay here.
     pub maybe_stale: Vec<JobKey>,

@@ -124,7 +124,8 @@ fn of_line(line: &Line) -> Read<Event> {
             of: GroupName::new(line.name(1)?),
             last_start: line.number("last-start")?.map(Time),
             stale_since: line.number("stale-since")?.map(Time),
-            unreported_starts: line.flag("untold"),
+            succeeded: succeeded(line)?,
+            unreported: line.flag("untold"),
         }),
         other => return Err(line.error(format!("{other} is no event"))),
     };
@@ -235,12 +236,25 @@ fn group(line: &Line) -> Read<PodGroup> {
         parked: line.get("parked").map(Arc::from),
         last_start: line.number("last-start")?.map(Time),
         stale_since: line.number("stale-since")?.map(Time),
+        succeeded: succeeded(line)?,
         staleness_grace: match line.get("grace") {
             Some("never") => Some(Grace::Never),
             _ => line.number("grace")?.map(Duration).map(Grace::For),
         },
         preemption_delay: Duration(line.number("delay")?.unwrap_or(0)),
     })
+}
+
+/// `set:count,set:count`.
+fn succeeded(line: &Line) -> Read<BTreeMap<SetName, u32>> {
+    let mut all = BTreeMap::new();
+    for pair in line.all("succeeded") {
+        let (set, count) = pair
+            .split_once(':')
+            .ok_or_else(|| line.error(format!("{pair} is not set:count")))?;
+        all.insert(SetName::new(set), parsed(line, count)?);
+    }
+    Ok(all)
 }
 
 fn sub_group(line: &Line, name: Option<SetName>) -> Read<SubGroup> {

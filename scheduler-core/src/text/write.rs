@@ -4,12 +4,13 @@ use super::line::quoted;
 use super::taints::{effect_text, toleration_text};
 use crate::action::{Action, Bind, Decision, Received};
 use crate::event::{Event, OutcomeResult, Refusal};
-use crate::ids::{ContainerName, GpuUuid};
+use crate::ids::{ContainerName, GpuUuid, SetName};
 use crate::model::{
     Amount, Ask, Card, ContainerGrant, Front, Grace, Labels, Lead, Mode, Node, NodeCards, NodeTerm,
     Operator, Phase, Placement, Pod, PodGroup, Pool, Requirement, SubGroup, TopologyRule,
 };
 use crate::units::Percent;
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 /// Events as text, one after another.
@@ -63,6 +64,11 @@ pub fn decision(decision: &Decision) -> String {
     for (group, since) in &decision.stale {
         out.start("stale", group);
         out.some("since", since.map(|since| since.0));
+        out.end();
+    }
+    for (group, succeeded) in &decision.succeeded {
+        out.start("succeeded", group);
+        out.succeeded(succeeded);
         out.end();
     }
     for reason in &decision.reasons {
@@ -228,7 +234,8 @@ impl Text {
                 self.start("life", &life.of);
                 self.some("last-start", life.last_start.map(|time| time.0));
                 self.some("stale-since", life.stale_since.map(|time| time.0));
-                self.flag("untold", life.unreported_starts);
+                self.succeeded(&life.succeeded);
+                self.flag("untold", life.unreported);
                 self.end();
             }
             Event::CardPause(pause) => {
@@ -352,6 +359,7 @@ impl Text {
         self.some("parked", group.parked.as_ref());
         self.some("last-start", group.last_start.map(|time| time.0));
         self.some("stale-since", group.stale_since.map(|time| time.0));
+        self.succeeded(&group.succeeded);
         let grace = group.staleness_grace.map(|grace| match grace {
             Grace::Never => "never".to_owned(),
             Grace::For(time) => time.0.to_string(),
@@ -379,6 +387,12 @@ impl Text {
             let name = inner.name.as_ref().map_or("", |name| name.as_str());
             self.start(&format!("{indent}sub-group"), name);
             self.sub_group(inner, depth + 1);
+        }
+    }
+
+    fn succeeded(&mut self, succeeded: &BTreeMap<SetName, u32>) {
+        for (set, count) in succeeded {
+            self.pair("succeeded", format!("{set}:{count}"));
         }
     }
 

@@ -1,53 +1,29 @@
-//! KAI's annotations of pod groups, and its events of those that are stale or lose pods.
+//! KAI's events of pod groups that are stale or lose pods.
 
 use super::WriteContext;
 use super::event::{Annotations, KubeEvent};
 use super::eviction_batch::EvictionBatch;
+use super::stamps::rfc3339;
 use crate::status::Victim;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use proto::names::kai;
 use scheduler_core::Evict;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
 
-/// When it went from nothing to something.
-pub(super) async fn started(context: &WriteContext, group: &GroupName, at: Time) {
-    annotate(context, group, kai::LAST_START, stamp(at)).await;
-}
-
-/// Since when it is below its minimum; `None`: it is whole again.
-pub(super) async fn stale(context: &WriteContext, group: &GroupName, since: Option<Time>) {
-    let since = since.and_then(stamp);
-    if let Some(since) = &since {
-        let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
-        let told = about(context, group).map(|about| KubeEvent {
-            about,
-            warning: false,
-            reason: "StaleJob",
-            action: "Scheduling",
-            note,
-        });
-        if let Some(event) = told {
-            context.events.record(event);
-        }
-    }
-    annotate(context, group, kai::STALE_SINCE, since).await;
-}
-
-fn stamp(at: Time) -> Option<String> {
-    let millis = i64::try_from(at.0).ok()?;
-    Some(Timestamp::from_millisecond(millis).ok()?.to_string())
-}
-
-async fn annotate(context: &WriteContext, group: &GroupName, key: &str, value: Option<String>) {
-    // A pod that is a group of its own has no object.
-    if let Some((namespace, name)) = group.as_str().split_once('/') {
-        let stamp = context
-            .grouping
-            .groups
-            .stamp(namespace, name, key, value.as_deref());
-        stamp.await;
+/// The group is below its minimum since then.
+pub(super) fn stale(context: &WriteContext, group: &GroupName, since: Time) {
+    let since = rfc3339(since).unwrap_or_default();
+    let note = format!("Job is stale since {since}: fewer of its pods are active than must be");
+    let told = about(context, group).map(|about| KubeEvent {
+        about,
+        warning: false,
+        reason: "StaleJob",
+        action: "Scheduling",
+        note,
+    });
+    if let Some(event) = told {
+        context.events.record(event);
     }
 }
 

@@ -22,10 +22,12 @@ mod group;
 mod permit;
 mod report;
 mod report_schedule;
+mod stamps;
 mod volume;
 
 use crate::clock::Wall;
 use crate::convert::{ClaimTerms, OwedIsolation, Stray};
+use crate::group::Stamps;
 use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
@@ -37,8 +39,9 @@ use kube::Client;
 use permit::Permit;
 use report_schedule::ReportSchedule;
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
-use scheduler_core::units::Time;
 use scheduler_core::{Bind, Evict, EvictCause, Outcome, OutcomeResult, PodReason};
+pub use stamps::GroupStamp;
+use stamps::StampSchedule;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,10 +72,8 @@ pub enum Work {
     Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>),
-    /// A group went from nothing to something.
-    Started(GroupName, Time),
-    /// A group is below its minimum since then, or no longer.
-    Stale(GroupName, Option<Time>),
+    /// What is written to a group.
+    Stamp(GroupName, GroupStamp),
     /// What fences a share.
     Isolation(OwedIsolation),
     /// What an admin's object is told.
@@ -179,6 +180,7 @@ pub async fn run(
         background: JoinSet::new(),
         waiting: VecDeque::new(),
         schedule: ReportSchedule::new(settings.wall),
+        stamps: StampSchedule::default(),
     };
     tokio::select! {
         biased;
@@ -242,11 +244,20 @@ struct Actor {
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
     under_way: HashMap<Id, (Arc<Task>, Instant)>,
-    /// Writes without an outcome; of a reason, the pod and whether the write was taken.
-    background: JoinSet<Option<(PodUid, bool)>>,
+    /// Writes without an outcome.
+    background: JoinSet<Written>,
     /// Such writes, but for reasons, that wait for a permit.
     waiting: VecDeque<BackgroundWrite>,
     schedule: ReportSchedule,
+    stamps: StampSchedule,
+}
+
+/// A write without an outcome, and whether it was taken.
+enum Written {
+    Reason(PodUid, bool),
+    Stamps(GroupName, Stamps, bool),
+    /// Its own task repeats it, or nothing does.
+    Other,
 }
 
 /// An action that wants an outcome.
@@ -301,10 +312,8 @@ impl Actor {
             let waits = work.len() + self.under_way.len() + self.waiting.len();
             self.context.meters.queued("actions", waits);
             // A write that frees its permit wakes this loop too.
-            let next = self
-                .schedule
-                .next()
-                .filter(|_| self.background_permits() > 0);
+            let next = self.schedule.next().into_iter().chain(self.stamps.next());
+            let next = next.min().filter(|_| self.background_permits() > 0);
             let wake = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -351,15 +360,14 @@ impl Actor {
                 }
             }
             Work::Reason(reason, cards) => self.schedule.say(reason, cards, Instant::now()),
-            Work::Started(group, at) => {
-                let context = self.context.clone();
-                let write = async move { group::started(&context, &group, at).await };
-                self.waiting.push_back(write.boxed());
-            }
-            Work::Stale(group, since) => {
-                let context = self.context.clone();
-                let write = async move { group::stale(&context, &group, since).await };
-                self.waiting.push_back(write.boxed());
+            Work::Stamp(group, stamp) => {
+                if let GroupStamp::Stale(Some(since)) = stamp {
+                    group::stale(&self.context, &group, since);
+                }
+                // A pod that is a group of its own has no object.
+                if group.as_str().contains('/') {
+                    self.stamps.owe(group, &stamp, Instant::now());
+                }
             }
             Work::Isolation(isolation) => {
                 let context = self.context.clone();
@@ -387,12 +395,19 @@ impl Actor {
         for reason in self.schedule.due(Instant::now(), self.background_permits()) {
             self.report(reason);
         }
+        for (group, stamps) in self.stamps.due(Instant::now(), self.background_permits()) {
+            let groups = Arc::clone(&self.context.grouping.groups);
+            self.background.spawn(async move {
+                let taken = groups.stamp(&group, &stamps).await;
+                Written::Stamps(group, stamps, taken)
+            });
+        }
         while self.background_permits() > 0
             && let Some(write) = self.waiting.pop_front()
         {
             self.background.spawn(async move {
                 write.await;
-                None
+                Written::Other
             });
         }
     }
@@ -483,14 +498,18 @@ impl Actor {
             let taken = condition::waiting(&context, &due).await;
             // There may be no receiver.
             let _ = done.send(());
-            Some((due.reason.pod, taken))
+            Written::Reason(due.reason.pod, taken)
         });
     }
 
-    fn put_down(&mut self, done: Result<Option<(PodUid, bool)>, tokio::task::JoinError>) {
+    fn put_down(&mut self, done: Result<Written, tokio::task::JoinError>) {
+        let now = Instant::now();
         match done {
-            Ok(Some((pod, taken))) => self.schedule.written(&pod, taken, Instant::now()),
-            Ok(None) => {}
+            Ok(Written::Reason(pod, taken)) => self.schedule.written(&pod, taken, now),
+            Ok(Written::Stamps(group, sent, taken)) => {
+                self.stamps.written(group, &sent, taken, now);
+            }
+            Ok(Written::Other) => {}
             Err(error) => tracing::error!(%error, "a write's task broke"),
         }
     }

@@ -184,6 +184,7 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool:
         parked: parked(group, pool),
         last_start: stamp(annotation(proto::names::kai::LAST_START)),
         stale_since: stamp(annotation(proto::names::kai::STALE_SINCE)),
+        succeeded: succeeded(annotation(proto::names::pod_group::SUCCEEDED)),
         staleness_grace: grace(
             spec.staleness_grace_period
                 .as_deref()
@@ -196,6 +197,14 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool:
         )
         .unwrap_or_default(),
     }
+}
+
+/// What cannot be read says nothing.
+fn succeeded(text: Option<&str>) -> BTreeMap<SetName, u32> {
+    let counts = text.and_then(|text| serde_json::from_str::<BTreeMap<&str, u32>>(text).ok());
+    let counts = counts.unwrap_or_default().into_iter();
+    let counts = counts.map(|(set, count)| (SetName::new(set), count));
+    counts.collect()
 }
 
 /// `schedulingBackoff: 1`: a group that was tried once in this node pool, and in no other since, waits

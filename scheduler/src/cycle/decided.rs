@@ -1,7 +1,7 @@
 //! The path of a decision: it is counted, and passed on as [`Work`].
 
 use super::Cycle;
-use crate::act::Work;
+use crate::act::{GroupStamp, Work};
 use crate::status::Victim;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
@@ -86,10 +86,13 @@ impl Cycle {
             self.send(Work::Reason(reason, cards));
         }
         for (group, at) in decision.started {
-            self.send(Work::Started(group, at));
+            self.send(Work::Stamp(group, GroupStamp::Started(at)));
         }
         for (group, since) in decision.stale {
-            self.send(Work::Stale(group, since));
+            self.send(Work::Stamp(group, GroupStamp::Stale(since)));
+        }
+        for (group, succeeded) in decision.succeeded {
+            self.send(Work::Stamp(group, GroupStamp::Succeeded(succeeded)));
         }
     }
 }

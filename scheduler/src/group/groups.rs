@@ -14,6 +14,7 @@ use crate::lock::locked;
 use api::PodGroup;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
+use scheduler_core::ids::GroupName;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -23,6 +24,9 @@ use std::sync::{Arc, Mutex};
 const TRIES: usize = 4;
 /// How many groups are remembered. One that is forgotten is read again.
 const KEPT: usize = 4096;
+
+/// Annotations of a group with their values; `None`: the annotation is removed.
+pub(crate) type Stamps = BTreeMap<&'static str, Option<String>>;
 
 /// Why a group could not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,12 +64,12 @@ enum Unwritten {
 struct Slot {
     /// The group as it was last written.
     written: tokio::sync::Mutex<Option<PodGroup>>,
-    stamps: Mutex<Stamps>,
+    stamps: Mutex<Awaited>,
 }
 
 /// Annotations that wait for the group to be created.
 #[derive(Debug, Default)]
-struct Stamps {
+struct Awaited {
     /// UIDs of the pods for which the group is going to be created; empty once it exists.
     expected: BTreeSet<String>,
     pairs: BTreeMap<String, String>,
@@ -84,7 +88,7 @@ impl Slot {
         })
     }
 
-    fn stamps(&self) -> std::sync::MutexGuard<'_, Stamps> {
+    fn stamps(&self) -> std::sync::MutexGuard<'_, Awaited> {
         locked(&self.stamps)
     }
 }
@@ -222,38 +226,54 @@ impl Groups {
             all.retain(|key, value| with.get(key) != Some(value));
             all
         };
-        for (key, value) in late {
-            self.patch(&namespace, &name, &key, Some(&value)).await;
+        if !late.is_empty() && !self.patch(&namespace, &name, &json!(late)).await {
+            let slot = self.slot(&namespace, &name);
+            let pairs = &mut slot.stamps().pairs;
+            for (key, value) in late {
+                pairs.entry(key).or_insert(value);
+            }
+            return Err(GroupError::Unwritten {
+                name,
+                why: "its annotations were not taken".to_owned(),
+            });
         }
         Ok(())
     }
 
-    /// Sets or removes an annotation of a group. Does nothing if the group does not exist.
-    pub(crate) async fn stamp(&self, namespace: &str, name: &str, key: &str, value: Option<&str>) {
+    /// Sets or removes annotations of a group. Does nothing if the group does not exist. False:
+    /// they were not taken, and are to be written again.
+    pub(crate) async fn stamp(&self, group: &GroupName, wanted: &Stamps) -> bool {
+        let Some((namespace, name)) = group.as_str().split_once('/') else {
+            return true;
+        };
         let slot = self.slot(namespace, name);
         {
             let mut stamps = slot.stamps();
-            if !stamps.expected.is_empty() {
-                let key = key.to_owned();
-                match value {
-                    Some(value) => stamps.pairs.insert(key, value.to_owned()),
-                    None => stamps.pairs.remove(&key),
-                };
-                return;
+            let is_expected = !stamps.expected.is_empty();
+            for (key, value) in wanted {
+                stamps.pairs.remove(*key);
+                if let Some(value) = value.as_ref().filter(|_| is_expected) {
+                    stamps.pairs.insert((*key).to_owned(), value.clone());
+                }
+            }
+            if is_expected {
+                return true;
             }
         }
         let _one_at_a_time = slot.written.lock().await;
-        self.patch(namespace, name, key, value).await;
+        self.patch(namespace, name, &json!(wanted)).await
     }
 
-    async fn patch(&self, namespace: &str, name: &str, key: &str, value: Option<&str>) {
+    async fn patch(&self, namespace: &str, name: &str, annotations: &serde_json::Value) -> bool {
         let api: Api<PodGroup> = Api::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
         let params = PatchParams::default();
         match answer::of(api.patch_metadata(name, &params, &patch)).await {
-            Answer::Done(_) | Answer::Refused(404, _) => {}
+            Answer::Done(_) | Answer::Refused(404, _) => true,
             Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
-                tracing::warn!(group = %format!("{namespace}/{name}"), key, why, "an annotation is not written");
+                let group = format!("{namespace}/{name}");
+                tracing::warn!(group, %annotations, why, "annotations are not written; tried again");
+                false
             }
         }
     }

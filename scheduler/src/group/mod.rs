@@ -58,6 +58,7 @@ mod write;
 
 pub(crate) use draft::name_of_pod_alone;
 pub use grouper::{Settings, run};
+pub(crate) use groups::Stamps;
 pub(crate) use known::KnownGroups;
 pub use need::must_wait;
 pub use relay::{FactRelay, GrouperChannels};

@@ -517,7 +517,7 @@ async fn a_refused_binding_a_promise_and_a_stale_group_are_told_as_kai_tells_the
     site.grouping.known.there(&key, &group);
     let name = format!("{NS}/g");
     for since in [Some(scheduler_core::units::Time(0)), None] {
-        let work = Work::Stale(name.as_str().into(), since);
+        let work = Work::Stamp(name.as_str().into(), GroupStamp::Stale(since));
         site.work.send(work).unwrap();
     }
     let said = events(&site, 3).await;

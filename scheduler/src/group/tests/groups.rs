@@ -1,11 +1,13 @@
 //! Which success covers the next groups, and when a stamp waits for its group.
 
 use super::site::{NS, Site};
+use crate::group::Stamps;
 use api::PodGroup;
 use kube::ResourceExt as _;
 use kube::api::PostParams;
 use proto::names::kai;
 use serde_json::json;
+use sim_cluster::api_server::Fault;
 
 fn group(name: &str, min: u32) -> PodGroup {
     serde_json::from_value(json!({
@@ -46,7 +48,10 @@ async fn a_stamp_waits_for_the_group_while_one_pod_is_left_for_which_it_is_made(
     // A deleted one, which was grouped again just before.
     groups.unexpect(NS, "g", "a");
     groups.unexpect(NS, "g", "a");
-    let stamp = async |value| groups.stamp(NS, "g", kai::LAST_START, Some(value)).await;
+    let stamp = async |value: &str| {
+        let wanted = Stamps::from([(kai::LAST_START, Some(value.to_owned()))]);
+        assert!(groups.stamp(&format!("{NS}/g").into(), &wanted).await);
+    };
     stamp("first").await;
     let wanted = group("g", 1);
     let mut making = Box::pin(groups.ensure(&wanted));
@@ -62,4 +67,37 @@ async fn a_stamp_waits_for_the_group_while_one_pod_is_left_for_which_it_is_made(
     // It exists: what was expected for the other pod holds up nothing any more.
     stamp("second").await;
     assert_eq!(stamped().await.as_deref(), Some("second"));
+}
+
+#[tokio::test]
+async fn stamps_that_are_not_taken_are_written_again() {
+    let site = Site::start(false).await;
+    let groups = &site.shared.groups;
+    let stamp = async |name: &str, value: &str| {
+        let wanted = Stamps::from([(kai::LAST_START, Some(value.to_owned()))]);
+        groups.stamp(&format!("{NS}/{name}").into(), &wanted).await
+    };
+    let stamped = async |name: &str| {
+        let group = site.groups().get(name).await.unwrap();
+        group.annotations().get(kai::LAST_START).cloned()
+    };
+    groups.ensure(&group("g", 1)).await.unwrap();
+    for fault in [Fault::TooManyRequests, Fault::InternalError] {
+        site.server.plan("PATCH", "/podgroups/g", fault);
+        assert!(!stamp("g", "lost").await, "{fault:?}");
+    }
+    assert!(stamp("g", "taken").await);
+    assert_eq!(stamped("g").await.as_deref(), Some("taken"));
+    // One that comes while the group is being created is written after it.
+    groups.expect(NS, "late", "a");
+    let wanted = group("late", 1);
+    let mut making = Box::pin(groups.ensure(&wanted));
+    assert!(futures::poll!(&mut making).is_pending());
+    assert!(stamp("late", "first").await);
+    site.server
+        .plan("PATCH", "/podgroups/late", Fault::TooManyRequests);
+    assert!(making.await.is_err(), "the grouper tries again");
+    assert_eq!(stamped("late").await, None);
+    groups.ensure(&wanted).await.unwrap();
+    assert_eq!(stamped("late").await.as_deref(), Some("first"));
 }

@@ -1,7 +1,7 @@
 //! The grouper against the simulated API server, and what a test does to its cluster.
 
 use crate::config::LonePodGroups;
-use crate::group::{self, FactRelay, Settings, Shared};
+use crate::group::{self, FactRelay, Settings, Shared, Stamps};
 use crate::watch::{self as facts, Fact, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
@@ -229,7 +229,9 @@ impl Site {
 
     pub(super) async fn groups_stamp(&self, group: &str, value: &str) {
         let key = proto::names::kai::LAST_START;
-        self.shared.groups.stamp(NS, group, key, Some(value)).await;
+        let wanted = Stamps::from([(key, Some(value.to_owned()))]);
+        let group = format!("{NS}/{group}");
+        assert!(self.shared.groups.stamp(&group.into(), &wanted).await);
     }
 
     /// Its group, once it has one.

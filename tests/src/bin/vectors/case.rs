@@ -330,6 +330,7 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         parked: None,
         last_start: ago("last_start_age_s")?,
         stale_since: ago("stale_age_s")?,
+        succeeded: BTreeMap::new(),
         staleness_grace,
         preemption_delay: duration(job, "preemption_delay_s")?.unwrap_or_default(),
     })
