@@ -107,6 +107,9 @@ pub mod kai {
     pub const LAST_START: &str = "kai.scheduler/last-start-timestamp";
     /// Annotation on a pod group: since when it is below its minimum, RFC 3339.
     pub const STALE_SINCE: &str = "kai.scheduler/stale-podgroup-timestamp";
+    /// Annotation on a pod group with a preemption delay: when a pod of it was last evicted, RFC
+    /// 3339.
+    pub const LAST_EVICTION: &str = "kai.scheduler/last-eviction-timestamp";
     /// Annotation on a pod group: a Go duration for which a gang may stay below its minimum before
     /// it is evicted; negative: without end.
     pub const STALENESS_GRACE: &str = "kai.scheduler/staleness-grace-period";

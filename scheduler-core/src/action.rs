@@ -26,6 +26,8 @@ pub struct Decision {
     pub started: Vec<(GroupName, Time)>,
     /// Groups that fell below their minimum at that time, or are whole again.
     pub stale: Vec<(GroupName, Option<Time>)>,
+    /// Groups with a preemption delay that lose a pod, and when: `last-eviction-timestamp`.
+    pub delayed: Vec<(GroupName, Time)>,
     /// Groups whose members have succeeded and are gone, with how many of each pod set. None: the
     /// group has begun again.
     pub succeeded: Vec<(GroupName, BTreeMap<SetName, u32>)>,

@@ -150,6 +150,8 @@ pub struct Life {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
+    /// When a pod of it was last evicted.
+    pub last_evicted: Option<Time>,
     /// Members that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
     /// The shell has not been told of the start, or of those members, yet.

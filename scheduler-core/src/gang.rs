@@ -376,10 +376,14 @@ impl Gang {
 
     /// The same job with some of its pods only.
     #[must_use]
-    pub(crate) fn with(&self, keep: &dyn Fn(TaskKey) -> bool) -> Self {
+    pub(crate) fn with(&self, keep: &dyn Fn(TaskKey, Status) -> bool) -> Self {
         let kept = |set: &Set| {
             let mut kept = Set::new(set.name.clone(), set.min);
-            for (task, status) in set.tasks.iter().filter(|(task, _)| keep(*task)) {
+            for (task, status) in set
+                .tasks
+                .iter()
+                .filter(|(task, status)| keep(*task, *status))
+            {
                 kept.add(*task, *status, self.gated.contains(task));
             }
             kept
@@ -445,7 +449,11 @@ impl JobRow {
         let Some(group) = &self.group else {
             return self.single;
         };
-        self.tasks.len() == 1 && group.spec.needs_one() && group.spec.preemption_delay.0 == 0
+        let spec = &group.spec;
+        self.tasks.len() == 1
+            && spec.needs_one()
+            && spec.preemption_delay.0 == 0
+            && !spec.never_preempts
     }
 
     /// One pod is all that it needs, and it is not marked.

@@ -179,11 +179,13 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
     let said = (
         group.and_then(|group| group.last_start.get()),
         group.and_then(GroupRow::stale_since),
+        group.and_then(GroupRow::last_evicted),
         group.map(GroupRow::succeeded),
     );
     let known = (
         row.last_start.get(),
         row.stale_since.get(),
+        row.last_evicted.get(),
         Some(&row.succeeded).filter(|known| group.is_some() || !known.is_empty()),
     );
     let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.group_name());
@@ -193,7 +195,8 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
             of: row.group_name(),
             last_start: known.0,
             stale_since: known.1,
-            succeeded: known.2.cloned().unwrap_or_default(),
+            last_evicted: known.2,
+            succeeded: known.3.cloned().unwrap_or_default(),
             unreported,
         })
     })
@@ -298,6 +301,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         priority: row.facts.priority,
         preemptible: row.facts.preemptible,
         safe_to_evict: row.facts.safe_to_evict,
+        never_preempts: row.facts.never_preempts,
         immovable: row.facts.immovable,
         created: row.created,
         task_order: row.facts.task_order,

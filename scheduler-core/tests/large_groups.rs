@@ -66,3 +66,46 @@ fn what_is_kept_of_a_large_group_is_what_all_of_its_pods_say() {
     core.decide(Time(3_000));
     assert_eq!(core.violations(), Vec::<String>::new(), "a node comes");
 }
+
+/// Kubernetes lets 256 pods use a claim. Of a gang of three, two would be bound, and evicted as stale.
+#[test]
+fn a_gang_waits_whole_for_a_claim_that_has_no_room_for_all_of_it() {
+    let claim =
+        "  devices shared name=default/shared\n    request gpu filter=gpu nano=1000000000\n";
+    for users in [253, 254] {
+        let mut core = Core::new(Config::verified());
+        let mut lines = String::from(
+            "queue q\nnode n cpu=640000 memory=274877906944 pods=1000\nnode m cpu=640000 memory=274877906944 pods=1000\n\
+             devices gpu.example.com/one\n  device gpu-0 node=n selected=gpu gpu\n",
+        );
+        let _ = writeln!(
+            lines,
+            "allocated shared consumers={users} term=\"@name in n\"\n  device gpu.example.com/one/gpu-0 request=gpu"
+        );
+        for index in 0..users {
+            let _ = write!(
+                lines,
+                "pod user-{index} queue=q cpu=10 phase=running on=n\n{claim}"
+            );
+        }
+        lines.push_str("group default/gang queue=q min=3\n");
+        for index in 0..3 {
+            let _ = write!(lines, "pod gang-{index} group=default/gang cpu=10\n{claim}");
+        }
+        tell(&mut core, &lines);
+        let decision = core.decide(Time(1_000));
+        let bound = if users == 253 { 3 } else { 0 };
+        assert_eq!(
+            decision.actions.len(),
+            bound,
+            "{}",
+            text::decision(&decision)
+        );
+        if bound == 0 {
+            let why = &decision.reasons[0].line;
+            assert!(why.contains("a claim is used by 256 pods"), "{why}");
+            tell(&mut core, "pod-gone user-0\n");
+            assert_eq!(core.decide(Time(2_000)).actions.len(), 3);
+        }
+    }
+}

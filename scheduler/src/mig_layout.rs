@@ -5,14 +5,16 @@
 //! creates the slices, and the pods are placed once these are there. A crash leaves a layout that is
 //! written or not: the next leader sees which.
 
+use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
 use crate::convert::mig::{in_words, layout_of};
 use api::GpuNode;
-use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use scheduler_core::ids::{GpuUuid, NodeName, PodUid};
 use scheduler_core::mig_layout::{LayoutChoice, LayoutPlan, MigCard, Slices, plan};
 use scheduler_core::scale_up::Shortage;
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,7 +203,8 @@ fn slices_of<'a>(cards: &'a [MigCard], choice: &LayoutChoice) -> Option<&'a Slic
     card.layouts.get(choice.layout)
 }
 
-/// Writes the choice, unless the object was changed meanwhile.
+/// Writes the choice, unless the object was changed meanwhile. The patch names one field: the object
+/// may have others that this release does not know.
 async fn write(
     client: &kube::Client,
     choice: &LayoutChoice,
@@ -209,21 +212,31 @@ async fn write(
 ) -> Result<(), String> {
     let nodes: Api<GpuNode> = Api::all(client.clone());
     let name = choice.node.as_str();
-    let read = nodes.get(name).await;
-    let mut object = read.map_err(|error| error.to_string())?;
+    let object = answered(answer::of(nodes.get(name)).await)?;
     let layout = layout_of(slices);
-    let mut cards = object.spec.gpus.iter_mut();
-    let card = cards.find(|card| card.uuid == choice.card.as_str());
+    let mut cards = object.spec.gpus.iter().enumerate();
+    let card = cards.find(|(_, card)| card.uuid == choice.card.as_str());
+    let (at, card) = card.ok_or("the card is not in spec.gpus any more")?;
     // As the admin has written it: policies compare the two.
-    let card = card.ok_or("the card is not in spec.gpus any more")?;
     let allowed = card
         .mig_layouts
         .iter()
         .find(|allowed| is_same(allowed, &layout));
     let allowed = allowed.ok_or("the layout is not among migLayouts any more")?;
-    card.mig_layout = Some(allowed.clone());
-    let written = nodes.replace(name, &PostParams::default(), &object).await;
-    written.map(drop).map_err(|error| error.to_string())
+    let patch = json!([
+        {"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version()},
+        {"op": "add", "path": format!("/spec/gpus/{at}/migLayout"), "value": allowed},
+    ]);
+    let patch: json_patch::Patch = serde_json::from_value(patch).map_err(|e| e.to_string())?;
+    let (params, patch) = (PatchParams::default(), Patch::<()>::Json(patch));
+    answered(answer::of(nodes.patch(name, &params, &patch)).await).map(drop)
+}
+
+fn answered<T>(answer: Answer<T>) -> Result<T, String> {
+    match answer {
+        Answer::Done(value) => Ok(value),
+        Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => Err(why),
+    }
 }
 
 /// Zeros, and how the attribute of a profile is joined to its name, mean nothing.

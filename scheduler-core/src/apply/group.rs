@@ -45,6 +45,7 @@ pub(super) fn life(state: &mut State, life: &Life) {
     if let Some(row) = state.jobs.get_mut(key) {
         row.last_start = life.last_start.into();
         row.stale_since = life.stale_since.into();
+        row.last_evicted = life.last_evicted.into();
         row.succeeded.clone_from(&life.succeeded);
     }
     state.check_staleness(key);
@@ -107,6 +108,8 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         row.last_start = said.max(row.last_start.get()).into();
         let said = group.as_ref().and_then(|group| group.stale_since);
         row.stale_since = said.or(row.stale_since.get()).into();
+        let said = group.as_ref().and_then(|group| group.last_evicted);
+        row.last_evicted = said.max(row.last_evicted.get()).into();
         // A group that is known already is not told what was written of it: a pod that went since
         // then is not in it.
         if row.group.is_none() {

@@ -94,6 +94,15 @@ impl Cycle<'_> {
         );
         let row = self.state.tasks.get(task);
         let group = row.and_then(|row| self.state.group_name(row));
+        let (job, now) = (row.and_then(|row| row.job), self.state.now);
+        if let Some(row) = job.and_then(|job| self.state.jobs.get_mut(job))
+            && let Some(group) = &row.group
+            && group.spec.preemption_delay.0 > 0
+            && row.last_evicted.get() != Some(now)
+        {
+            row.last_evicted = now.into();
+            self.decision.delayed.push((row.group_name(), now));
+        }
         self.state.open.insert(
             id,
             OpenDecision {

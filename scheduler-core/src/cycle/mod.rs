@@ -387,12 +387,21 @@ impl Cycle<'_> {
         }
     }
 
-    /// The job is too young to evict others for.
+    /// No pod is evicted for the job, or none yet.
     fn within_delay(&mut self, job: JobKey) -> bool {
-        let Some(group) = self.state.jobs.get(job).and_then(|row| row.group.as_ref()) else {
+        let Some(row) = self.state.jobs.get(job) else {
             return false;
         };
-        let until = group.created.after(group.spec.preemption_delay);
+        let Some(group) = row.group.as_ref() else {
+            return row
+                .only(self.state)
+                .is_some_and(|pod| pod.facts.never_preempts);
+        };
+        if group.spec.never_preempts {
+            return true;
+        }
+        let since = row.last_evicted.get().max(Some(group.created));
+        let until = since.unwrap_or_default().after(group.spec.preemption_delay);
         let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {
             self.wake_at(until);

@@ -464,7 +464,7 @@ impl Cycle<'_> {
             let whole = self.gang(entry.job);
             let gang = match &entry.part {
                 None => whole,
-                Some(part) => whole.with(&|task| part.contains(&task)),
+                Some(part) => whole.with(&|task, _| part.contains(&task)),
             };
             let (unit, more) = gang.leave();
             let is_known = unit.iter().any(|task| known.contains(task));
@@ -480,7 +480,7 @@ impl Cycle<'_> {
                     .filter(|task| !leaves(*task))
                     .collect();
                 if !rest.is_empty() {
-                    let gang = gang.with(&|task| rest.contains(&task));
+                    let gang = gang.with(&|task, _| rest.contains(&task));
                     let rank = self.rank(entry.job, &gang);
                     let again =
                         Entry::victim(entry.job, rank, self.held_by_gang(&gang), Some(rest));

@@ -7,7 +7,7 @@ use super::scenario::Scenario;
 use super::solve::VictimSearch;
 use crate::action::EvictCause;
 use crate::fit;
-use crate::gang::{AvailabilityTier, Gang, Pick};
+use crate::gang::{Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::model::Front;
 use crate::product_quota;
@@ -139,7 +139,6 @@ impl Cycle<'_> {
             entries.push(self.entry(*loser));
         }
         let mut own = self.entry(job);
-        own.rank.availability_tier = AvailabilityTier::Below;
         own.wanted = self
             .shares
             .wanted(self.state, tasks, self.shares.smallest_card);
@@ -217,9 +216,10 @@ enum Seat {
     None,
 }
 
-/// The job as if these pods were all it had and all were needed.
+/// The job as if these pods, and those that stand, were all it had and all were needed. Where a
+/// topology is required, those that stand say in which domain.
 fn as_alone(gang: &Gang, tasks: &[TaskKey]) -> Gang {
-    let mut alone = gang.with(&|task| tasks.contains(&task));
+    let mut alone = gang.with(&|task, status| status.is_allocated() || tasks.contains(&task));
     for set in &mut alone.sets {
         if !set.tasks.is_empty() {
             set.min = u32::try_from(set.tasks.len()).unwrap_or(u32::MAX);

@@ -22,6 +22,8 @@ pub(crate) enum ClaimsReason {
     Unanswered(Arc<str>),
     /// There are more ways to put them together than are tried.
     CutShort(u32),
+    /// As many pods use the claim as can.
+    Full,
     /// The claim has devices that this node cannot use.
     Elsewhere,
 }
@@ -48,6 +50,11 @@ impl fmt::Display for ClaimsReason {
             Self::CutShort(steps) => write!(
                 f,
                 "node(s) cannot allocate all claims: none was found in {steps} steps"
+            ),
+            Self::Full => write!(
+                f,
+                "node(s) cannot allocate all claims: a claim is used by {} pods, and no more can use it",
+                crate::model::DeviceClaim::MOST_USERS
             ),
             Self::Elsewhere => f.write_str("resourceclaim not available on the node"),
         }

@@ -22,6 +22,11 @@ pub struct DeviceClaim {
     pub wants: Arc<DeviceWants>,
 }
 
+impl DeviceClaim {
+    /// Most pods that use a claim at the same time: Kubernetes' `ResourceClaimReservedForMaxSize`.
+    pub const MOST_USERS: usize = 256;
+}
+
 /// The content of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceWants {

@@ -36,8 +36,13 @@ pub struct PodGroup {
     pub succeeded: BTreeMap<SetName, u32>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
     pub staleness_grace: Option<Grace>,
-    /// Time that it must be pending before it may evict others.
+    /// Time that it must be pending before it may evict others: since it was created, or since one
+    /// of its pods was last evicted.
     pub preemption_delay: Duration,
+    /// When a pod of it was last evicted, where it has a delay.
+    pub last_evicted: Option<Time>,
+    /// Its priority class says `preemptionPolicy: Never`: no pod is evicted for it.
+    pub never_preempts: bool,
 }
 
 /// How long a gang may stay below its minimum.
@@ -76,6 +81,8 @@ impl PodGroup {
             succeeded: BTreeMap::new(),
             staleness_grace: None,
             preemption_delay: Duration(0),
+            last_evicted: None,
+            never_preempts: false,
         }
     }
 }

@@ -55,6 +55,9 @@ pub struct Pod {
     /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
     /// it does not say otherwise.
     pub safe_to_evict: bool,
+    /// Its `preemptionPolicy` is `Never`: no pod is evicted for it. A group's own counts for the
+    /// pods of the group.
+    pub never_preempts: bool,
     /// A consolidation may not move it: no controller would make it again.
     pub immovable: bool,
     /// `metadata.creationTimestamp`.
@@ -116,6 +119,7 @@ impl Pod {
             priority: 50,
             preemptible: true,
             safe_to_evict: false,
+            never_preempts: false,
             immovable: false,
             created: Time(0),
             task_order: TaskOrder::default(),

@@ -52,6 +52,7 @@ fn nodes() -> Vec<NodeReason> {
         }),
         Devices(ClaimsReason::Unanswered("WHY".into())),
         Devices(ClaimsReason::CutShort(1)),
+        Devices(ClaimsReason::Full),
         Devices(ClaimsReason::Elsewhere),
     ];
     for one in &all {
@@ -67,6 +68,7 @@ fn nodes() -> Vec<NodeReason> {
                 | ClaimsReason::Pool { .. }
                 | ClaimsReason::Unanswered(_)
                 | ClaimsReason::CutShort(_)
+                | ClaimsReason::Full
                 | ClaimsReason::Elsewhere,
             ) => {}
         }

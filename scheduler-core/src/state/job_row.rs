@@ -30,6 +30,7 @@ pub(crate) struct GroupRow {
 struct RareFacts {
     parked: Option<Arc<str>>,
     stale_since: Option<Time>,
+    last_evicted: Option<Time>,
     succeeded: BTreeMap<SetName, u32>,
 }
 
@@ -68,6 +69,7 @@ pub(crate) struct GroupSpec {
     pub mark_unschedulable: bool,
     pub staleness_grace: Option<Grace>,
     pub preemption_delay: Duration,
+    pub never_preempts: bool,
 }
 
 impl GroupSpec {
@@ -97,6 +99,7 @@ impl GroupRow {
             mark_unschedulable: group.mark_unschedulable,
             staleness_grace: group.staleness_grace,
             preemption_delay: group.preemption_delay,
+            never_preempts: group.never_preempts,
         };
         Self {
             spec: interner.group(spec),
@@ -105,11 +108,13 @@ impl GroupRow {
             last_start: group.last_start.into(),
             rare: (group.parked.is_some()
                 || group.stale_since.is_some()
+                || group.last_evicted.is_some()
                 || !group.succeeded.is_empty())
             .then(|| {
                 Box::new(RareFacts {
                     parked: group.parked,
                     stale_since: group.stale_since,
+                    last_evicted: group.last_evicted,
                     succeeded: group.succeeded,
                 })
             }),
@@ -122,6 +127,10 @@ impl GroupRow {
 
     pub(crate) fn stale_since(&self) -> Option<Time> {
         self.rare.as_ref()?.stale_since
+    }
+
+    pub(crate) fn last_evicted(&self) -> Option<Time> {
+        self.rare.as_ref()?.last_evicted
     }
 
     /// What the group's object says of members that have succeeded and are gone.
@@ -157,6 +166,8 @@ impl GroupRow {
             succeeded: self.succeeded().clone(),
             staleness_grace: spec.staleness_grace,
             preemption_delay: spec.preemption_delay,
+            last_evicted: self.last_evicted(),
+            never_preempts: spec.never_preempts,
         }
     }
 }
@@ -179,6 +190,8 @@ pub(crate) struct JobRow {
     pub last_start: MaybeTime,
     /// Since when it runs below its minimum.
     pub stale_since: MaybeTime,
+    /// When a pod of it was last evicted, where it has a preemption delay.
+    pub last_evicted: MaybeTime,
     /// Members that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
     /// It is in [`super::State::maybe_stale`].
@@ -230,6 +243,7 @@ impl State {
             queue: None,
             last_start: MaybeTime::default(),
             stale_since: MaybeTime::default(),
+            last_evicted: MaybeTime::default(),
             succeeded: BTreeMap::new(),
             stamp: 0,
             maybe_stale: false,

@@ -205,6 +205,7 @@ pub(crate) struct PodFacts {
     pub priority: i32,
     pub preemptible: bool,
     pub safe_to_evict: bool,
+    pub never_preempts: bool,
     pub immovable: bool,
     pub task_order: TaskOrder,
     /// The same without what plugins that are switched off say.
@@ -222,6 +223,7 @@ impl PodFacts {
             priority: pod.priority,
             preemptible: pod.preemptible,
             safe_to_evict: pod.safe_to_evict,
+            never_preempts: pod.never_preempts,
             immovable: pod.immovable,
             task_order: pod.task_order,
             in_order,
@@ -237,6 +239,7 @@ impl PodFacts {
             && self.priority == pod.priority
             && self.preemptible == pod.preemptible
             && self.safe_to_evict == pod.safe_to_evict
+            && self.never_preempts == pod.never_preempts
             && self.immovable == pod.immovable
             && self.task_order == pod.task_order
     }

@@ -124,6 +124,7 @@ fn of_line(line: &Line) -> Read<Event> {
             of: GroupName::new(line.name(1)?),
             last_start: line.number("last-start")?.map(Time),
             stale_since: line.number("stale-since")?.map(Time),
+            last_evicted: line.number("last-evicted")?.map(Time),
             succeeded: succeeded(line)?,
             unreported: line.flag("untold"),
         }),
@@ -242,6 +243,8 @@ fn group(line: &Line) -> Read<PodGroup> {
             _ => line.number("grace")?.map(Duration).map(Grace::For),
         },
         preemption_delay: Duration(line.number("delay")?.unwrap_or(0)),
+        last_evicted: line.number("last-evicted")?.map(Time),
+        never_preempts: line.flag("never-preempts"),
     })
 }
 
@@ -299,6 +302,7 @@ fn pod(line: &Line) -> Read<Pod> {
     pod.priority = line.number("priority")?.unwrap_or(50);
     pod.preemptible = !line.flag("non-preemptible");
     pod.safe_to_evict = line.flag("safe-to-evict");
+    pod.never_preempts = line.flag("never-preempts");
     pod.immovable = line.flag("immovable");
     pod.created = Time(line.number("created")?.unwrap_or(0));
     pod.task_order.lead = match line.get("leads") {

@@ -66,6 +66,11 @@ pub fn decision(decision: &Decision) -> String {
         out.some("since", since.map(|since| since.0));
         out.end();
     }
+    for (group, at) in &decision.delayed {
+        out.start("delayed", group);
+        out.pair("since", at.0);
+        out.end();
+    }
     for (group, succeeded) in &decision.succeeded {
         out.start("succeeded", group);
         out.succeeded(succeeded);
@@ -234,6 +239,7 @@ impl Text {
                 self.start("life", &life.of);
                 self.some("last-start", life.last_start.map(|time| time.0));
                 self.some("stale-since", life.stale_since.map(|time| time.0));
+                self.some("last-evicted", life.last_evicted.map(|time| time.0));
                 self.succeeded(&life.succeeded);
                 self.flag("untold", life.unreported);
                 self.end();
@@ -366,6 +372,8 @@ impl Text {
         });
         self.some("grace", grace);
         self.unless("delay", group.preemption_delay.0, 0);
+        self.some("last-evicted", group.last_evicted.map(|time| time.0));
+        self.flag("never-preempts", group.never_preempts);
         let root = &group.root;
         self.flag("no-sets", root.sets.is_empty() && root.groups.is_empty());
         self.sub_group(root, 1);
@@ -425,6 +433,7 @@ impl Text {
         self.unless("priority", pod.priority, plain.priority);
         self.flag("non-preemptible", !pod.preemptible);
         self.flag("safe-to-evict", pod.safe_to_evict);
+        self.flag("never-preempts", pod.never_preempts);
         self.flag("immovable", pod.immovable);
         self.unless("created", pod.created.0, 0);
         match pod.task_order.lead {

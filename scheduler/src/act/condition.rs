@@ -13,7 +13,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::names::condition::ISOLATION_VERIFIED;
 use scheduler_core::{Bind, Evict};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// Why a pod that has a node is not bound yet.
@@ -67,7 +67,13 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),
     };
-    write(context, condition).await
+    // Who reads why a pod waits looks for its group next.
+    let membership = context.grouping.memberships.of(reason.pod.as_str());
+    let patch = match membership {
+        Some(membership) => membership.patch(reason.pod.as_str()),
+        None => json!({"metadata": {"uid": reason.pod.as_str()}}),
+    };
+    write_with(context, condition, patch).await
 }
 
 /// `PodScheduled=False` while its claims are bound where it goes. Another reason than
@@ -186,21 +192,25 @@ fn message(line: &str, cards: &[String]) -> String {
     text
 }
 
-/// Answers whether the write is over: it was taken, or the pod is gone.
 async fn write(context: &WriteContext, condition: Condition<'_>) -> bool {
+    let of_pod = json!({"metadata": {"uid": condition.uid}});
+    write_with(context, condition, of_pod).await
+}
+
+/// Adds the condition to a patch of the pod's metadata, which the API server takes with the status.
+/// Answers whether the write is over: it was taken, or the pod is gone.
+async fn write_with(context: &WriteContext, condition: Condition<'_>, mut patch: Value) -> bool {
     let (namespace, name) = (condition.namespace, condition.name);
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    let patch = Patch::Strategic(json!({
-        "metadata": {"uid": condition.uid},
-        "status": {"conditions": [{
-            "type": condition.kind,
-            "status": if condition.holds { "True" } else { "False" },
-            "reason": condition.because,
-            "message": condition.message,
-            "lastTransitionTime": condition.since,
-        }]},
-    }));
+    patch["status"] = json!({"conditions": [{
+        "type": condition.kind,
+        "status": if condition.holds { "True" } else { "False" },
+        "reason": condition.because,
+        "message": condition.message,
+        "lastTransitionTime": condition.since,
+    }]});
     let params = PatchParams::default();
+    let patch = Patch::Strategic(patch);
     let request = api.patch_status(name, &params, &patch);
     match answer::of(request).await {
         Answer::Done(_) | Answer::Refused(404, _) => true,

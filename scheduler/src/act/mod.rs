@@ -279,21 +279,19 @@ impl Task {
 /// Binds a pod once its claims have their devices; takes them back where that is refused.
 async fn with_claims(context: &WriteContext, bind: &Bind, terms: &[ClaimTerms]) -> OutcomeResult {
     let _held = context.claims.hold(bind).await;
-    let reserved = {
-        let mut permit = Permit::acquire(&context.permits).await;
-        claim::reserve(context, bind, terms, &mut permit).await
-    };
-    let ready = match reserved {
+    let ready = match claim::reserve(context, bind, terms).await {
         Ok(()) => claim::ready(context, bind, terms).await,
         Err(refused) => Err(refused),
     };
-    let mut permit = Permit::acquire(&context.permits).await;
     let result = match ready {
-        Ok(()) => bind::bind(context, bind, &mut permit).await,
+        Ok(()) => {
+            let mut permit = Permit::acquire(&context.permits).await;
+            bind::bind(context, bind, &mut permit).await
+        }
         Err(refused) => refused,
     };
     if result != OutcomeResult::Confirmed {
-        claim::undo(context, bind, &mut permit).await;
+        claim::undo(context, bind).await;
     }
     result
 }

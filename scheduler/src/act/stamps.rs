@@ -24,6 +24,8 @@ pub enum GroupStamp {
     Started(Time),
     /// It is below its minimum since then, or no longer.
     Stale(Option<Time>),
+    /// A pod of it was evicted then.
+    Evicted(Time),
     /// So many of its members have succeeded and are gone, by pod set.
     Succeeded(BTreeMap<SetName, u32>),
 }
@@ -33,13 +35,14 @@ impl GroupStamp {
         match self {
             Self::Started(_) => kai::LAST_START,
             Self::Stale(_) => kai::STALE_SINCE,
+            Self::Evicted(_) => kai::LAST_EVICTION,
             Self::Succeeded(_) => names::pod_group::SUCCEEDED,
         }
     }
 
     fn value(&self) -> Option<String> {
         match self {
-            Self::Started(at) => rfc3339(*at),
+            Self::Started(at) | Self::Evicted(at) => rfc3339(*at),
             Self::Stale(since) => since.and_then(rfc3339),
             Self::Succeeded(sets) => {
                 let sets = sets.iter().map(|(set, count)| (set.as_str(), *count));

@@ -8,27 +8,42 @@ use std::collections::BTreeMap;
 
 /// Value of a workload's priority where no class says one: KAI's `train`.
 const DEFAULT_PRIORITY: i32 = 50;
+/// The `preemptionPolicy` of a class, or of a pod, for which no pod is evicted.
+pub(super) const NEVER: &str = "Never";
 
-/// Values of priority classes, as far as they are known.
+/// What a priority class says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Class {
+    pub(super) value: i32,
+    /// Its `preemptionPolicy` is `Never`.
+    pub(super) never_preempts: bool,
+}
+
+/// Priority classes, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Classes {
     /// By name.
-    pub(super) values: BTreeMap<String, i32>,
+    pub(super) by_name: BTreeMap<String, Class>,
     /// The name of the class that is the cluster's default.
     pub(super) default: Option<String>,
 }
 
 impl Classes {
-    /// The value of the first of these classes that exists, else of the cluster's default,
-    /// else KAI's.
-    pub(super) fn value<'a>(&'a self, names: impl IntoIterator<Item = Option<&'a String>>) -> i32 {
+    /// The first of these classes that exists, else the cluster's default, else KAI's.
+    pub(super) fn first<'a>(
+        &'a self,
+        names: impl IntoIterator<Item = Option<&'a String>>,
+    ) -> Class {
         names
             .into_iter()
             .chain([self.default.as_ref()])
             .flatten()
-            .find_map(|name| self.values.get(name))
+            .find_map(|name| self.by_name.get(name))
             .copied()
-            .unwrap_or(DEFAULT_PRIORITY)
+            .unwrap_or(Class {
+                value: DEFAULT_PRIORITY,
+                never_preempts: false,
+            })
     }
 }
 
@@ -40,9 +55,11 @@ impl World {
             Seen::There(class) => {
                 let name = class.name_any();
                 self.class_names.there(&name);
-                self.classes
-                    .values
-                    .insert(name.clone(), class.value.unwrap_or_default());
+                let says = Class {
+                    value: class.value.unwrap_or_default(),
+                    never_preempts: class.preemption_policy.as_deref() == Some(NEVER),
+                };
+                self.classes.by_name.insert(name.clone(), says);
                 if class.global_default == Some(true) {
                     self.classes.default = Some(name);
                 } else if self.classes.default.as_ref() == Some(&name) {
@@ -62,7 +79,7 @@ impl World {
     }
 
     fn forget_class(&mut self, name: &str) {
-        self.classes.values.remove(name);
+        self.classes.by_name.remove(name);
         if self.classes.default.as_deref() == Some(name) {
             self.classes.default = None;
         }

@@ -527,8 +527,8 @@ impl World {
             Seen::There(object) => {
                 self.groups.there(&key(&object));
                 let class = object.spec.priority_class_name.as_ref();
-                let priority = self.classes.value([class]);
-                let group = queue::group(&object, priority, &self.limits, &self.pool);
+                let class = self.classes.first([class]);
+                let group = queue::group(&object, class, &self.limits, &self.pool);
                 vec![Event::Group(group)]
             }
             Seen::Gone(object) => {

@@ -3,7 +3,7 @@
 //! In: the pod, the priority classes. Out: what the core needs of it. A pod of another
 //! scheduler counts where it stands and is nothing before.
 
-use super::classes::Classes;
+use super::classes::{self, Classes};
 use super::devices::stand_in;
 use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
@@ -55,10 +55,11 @@ pub(super) fn of(
     }
     let label = |key: &str| pod.labels().get(key);
     let request = resources::of(pod);
-    let priority = classes.value([
+    let class = classes.first([
         label(kai::PRIORITY_CLASS_LABEL),
         spec.priority_class_name.as_ref(),
     ]);
+    let priority = class.value;
     let mut out = Pod::named(&pod.name_any());
     out.uid = uid.into();
     out.namespace = Arc::from(pod.namespace().unwrap_or_default());
@@ -88,6 +89,8 @@ pub(super) fn of(
         label(kai::PREEMPTIBILITY_LABEL).map(String::as_str),
         priority,
     );
+    out.never_preempts =
+        class.never_preempts || spec.preemption_policy.as_deref() == Some(classes::NEVER);
     out.created = created(&pod.metadata);
     out.task_order = TaskOrder {
         lead: lead(&label),

@@ -2,6 +2,7 @@
 //!
 //! Units: GPUs → nano-GPU, millicores stay, MB of 10^6 bytes → bytes; -1 is unlimited.
 
+use super::classes::Class;
 use crate::limits::Limits;
 use api::gpu_quota::ProductBounds;
 use api::kai;
@@ -16,9 +17,9 @@ use scheduler_core::units::{Bound, Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Queue priority where none is set.
 /// Ends the sentence about a group that is not tried again.
 const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in this node pool until the condition UnschedulableOnNodePool is deleted)";
+/// Queue priority where none is set.
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
@@ -163,7 +164,8 @@ pub(super) fn group_name(namespace: &str, name: &str) -> GroupName {
 }
 
 /// A pod group with the value of its priority class.
-pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool: &str) -> PodGroup {
+pub(super) fn group(group: &kai::PodGroup, class: Class, limits: &Limits, pool: &str) -> PodGroup {
+    let priority = class.value;
     let spec = &group.spec;
     let namespace = group.namespace().unwrap_or_default();
     let annotation = |key: &str| group.annotations().get(key).map(String::as_str);
@@ -196,6 +198,8 @@ pub(super) fn group(group: &kai::PodGroup, priority: i32, limits: &Limits, pool:
                 .or(annotation(proto::names::kai::PREEMPTION_DELAY)),
         )
         .unwrap_or_default(),
+        last_evicted: stamp(annotation(proto::names::kai::LAST_EVICTION)),
+        never_preempts: class.never_preempts,
     }
 }
 

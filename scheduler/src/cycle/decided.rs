@@ -91,6 +91,9 @@ impl Cycle {
         for (group, since) in decision.stale {
             self.send(Work::Stamp(group, GroupStamp::Stale(since)));
         }
+        for (group, at) in decision.delayed {
+            self.send(Work::Stamp(group, GroupStamp::Evicted(at)));
+        }
         for (group, succeeded) in decision.succeeded {
             self.send(Work::Stamp(group, GroupStamp::Succeeded(succeeded)));
         }

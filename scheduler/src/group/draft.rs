@@ -211,6 +211,7 @@ fn inherited(top: &Object, field: &str) -> BTreeMap<String, String> {
         "deployment.kubernetes.io/revision",
         kai::LAST_START,
         kai::STALE_SINCE,
+        kai::LAST_EVICTION,
         kai::POD_GROUP,
         kai::SUB_GROUP_LABEL,
     ];

@@ -65,7 +65,7 @@ impl Membership {
 
     /// The patch that annotates the pod. It contains the UID, so that it changes no other pod of
     /// the same name.
-    pub(super) fn patch(&self, uid: &str) -> Value {
+    pub(crate) fn patch(&self, uid: &str) -> Value {
         let mut meta = json!({
             "uid": uid,
             "annotations": {kai::POD_GROUP: self.group},

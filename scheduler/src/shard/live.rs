@@ -419,6 +419,13 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "available",
             "A scheduler reads this object.",
         ),
+        // There is nothing that it depends on; KAI's own tools wait for it.
+        want(
+            "DependenciesFulfilled",
+            true,
+            "dependencies_fulfilled",
+            "The scheduler needs no other component.",
+        ),
         match &wrong {
             None => want(READY, true, "ready", "The spec is in force."),
             Some(why) => WantedCondition {

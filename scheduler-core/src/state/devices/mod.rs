@@ -12,8 +12,9 @@ mod hold;
 mod pools;
 
 use super::State;
-use super::cell::Cell;
+use super::cell::{Cell, Status};
 use super::rows::{NodeKey, TaskKey};
+use super::transition::As;
 use crate::action::DeviceBinding;
 use crate::devices::{ClaimsReason, Free, Wanted, allocate};
 use crate::ids::{ClaimUid, DeviceId, GpuUuid, NodeName, PoolName};
@@ -213,6 +214,22 @@ impl State {
         (!ends).then_some(false)
     }
 
+    /// How many pods use the claim, and how many of them do not leave. The API server may show
+    /// reservations for pods that are not known here.
+    fn users_of(&self, claim: &ClaimUid) -> (usize, usize) {
+        let hold = self.devices.holds.get(&Slot::now(claim));
+        let users = hold.map_or(&[][..], |hold| &hold.users);
+        let of_before = users.iter().filter(|user| {
+            let status = self.cell(user.task).status;
+            !matches!(status, Status::Assumed | Status::Promised)
+        });
+        let seen = self.devices.allocated.get(claim);
+        let seen = seen.map_or(0, |seen| seen.consumers as usize);
+        let all = users.len() + seen.saturating_sub(of_before.count());
+        let leave = users.iter().filter(|user| user.how == As::Leaving);
+        (all, all - leave.count())
+    }
+
     /// Whether those claims can have devices there: now, or (false) when those who leave have
     /// left. `front`: how its whole GPUs are to be given.
     pub(crate) fn find_devices(
@@ -227,6 +244,13 @@ impl State {
         };
         let (mut now, mut wants) = (true, Vec::new());
         for ask in &spec.devices {
+            if let Some(claim) = &ask.claim {
+                let (all, stay) = self.users_of(claim);
+                if stay >= DeviceClaim::MOST_USERS {
+                    return Err(ClaimsReason::Full);
+                }
+                now &= all < DeviceClaim::MOST_USERS;
+            }
             let known = ask
                 .claim
                 .as_ref()

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::{OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::Instant;
 
 /// Kubernetes' `resourceapi.Finalizer`: a claim that has devices is not gone before it has lost
@@ -42,34 +42,51 @@ const READY_WITHIN: Duration = Duration::from_mins(10);
 /// Between two looks at what they say.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Claims that bindings are about, and claims that lose their devices: not both at once.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Locks(Arc<Mutex<BTreeMap<ClaimUid, Weak<RwLock<()>>>>>);
+/// A lock for each claim that a task is about.
+#[derive(Debug, Default)]
+struct ByClaim<L>(Mutex<BTreeMap<ClaimUid, Weak<L>>>);
 
-impl Locks {
-    fn of(&self, claim: &ClaimUid) -> Arc<RwLock<()>> {
+impl<L: Default> ByClaim<L> {
+    fn of(&self, claim: &ClaimUid) -> Arc<L> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(claim).and_then(Weak::upgrade) {
             return lock;
         }
-        let lock = Arc::new(RwLock::new(()));
+        let lock = Arc::new(L::default());
         locks.insert(claim.clone(), Arc::downgrade(&lock));
         lock
     }
+}
 
+/// The claims that this process is about.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Locks {
+    /// Claims that bindings are about, and claims that lose their devices: not both at once.
+    uses: Arc<ByClaim<RwLock<()>>>,
+    /// Claims that are read and written. Of bindings that write one claim at the same time, one
+    /// would succeed and all others would begin again.
+    writes: Arc<ByClaim<tokio::sync::Mutex<()>>>,
+}
+
+impl Locks {
     /// As long as this is kept, none of the claims loses its devices but by its own binding.
     pub(super) async fn hold(&self, bind: &Bind) -> Vec<OwnedRwLockReadGuard<()>> {
         let mut held = Vec::with_capacity(bind.devices.len());
         for claim in &bind.devices {
-            held.push(self.of(&claim.uid).read_owned().await);
+            held.push(self.uses.of(&claim.uid).read_owned().await);
         }
         held
     }
 
     /// `None`: a binding is about it.
     fn alone(&self, claim: &ClaimUid) -> Option<OwnedRwLockWriteGuard<()>> {
-        self.of(claim).try_write_owned().ok()
+        self.uses.of(claim).try_write_owned().ok()
+    }
+
+    /// Waits until this is the only task that writes the claim.
+    async fn write(&self, claim: &ClaimUid) -> OwnedMutexGuard<()> {
+        self.writes.of(claim).lock_owned().await
     }
 }
 
@@ -97,14 +114,18 @@ pub(super) async fn reserve(
     context: &WriteContext,
     bind: &Bind,
     terms: &[ClaimTerms],
-    permit: &mut Permit,
 ) -> Result<(), OutcomeResult> {
     let api = claims(context, &bind.namespace);
     for (at, claim) in bind.devices.iter().enumerate() {
         let terms = terms.get(at).cloned().unwrap_or_default();
-        repeat(permit, || reserve_one(context, &api, bind, claim, &terms)).await?;
+        // A task that waits for another one's write keeps no permit from a third.
+        let _only = context.claims.write(&claim.uid).await;
+        let mut permit = Permit::acquire(&context.permits).await;
+        let reserve = || reserve_one(context, &api, bind, claim, &terms);
+        repeat(&mut permit, reserve).await?;
         if let Some(made) = &terms.stand_in {
-            repeat(permit, || stand_in::name_in_pod(context, bind, claim, made)).await?;
+            let name = || stand_in::name_in_pod(context, bind, claim, made);
+            repeat(&mut permit, name).await?;
         }
     }
     Ok(())
@@ -297,12 +318,14 @@ pub(super) async fn ready(
 
 /// Takes back what [`reserve`] wrote: the pod's reservation and, where no other pod has one, the
 /// devices. Gives up when the server has no answer for long: who leads finds them ([`free`]).
-pub(super) async fn undo(context: &WriteContext, bind: &Bind, permit: &mut Permit) {
+pub(super) async fn undo(context: &WriteContext, bind: &Bind) {
     let api = claims(context, &bind.namespace);
     let pods = [bind.pod.to_string()];
     for claim in &bind.devices {
+        let _only = context.claims.write(&claim.uid).await;
+        let mut permit = Permit::acquire(&context.permits).await;
         let take = || take_back(context, &api, name(claim), &claim.uid, &pods, false);
-        if let Err(why) = repeat(permit, take).await {
+        if let Err(why) = repeat(&mut permit, take).await {
             tracing::warn!(claim = %claim.name, ?why, "its devices are not taken back");
         }
     }

@@ -9,12 +9,9 @@ use kube::ResourceExt as _;
 use proto::names::kai;
 use scheduler_core::Event;
 use scheduler_core::ids::{ClaimUid, PoolName};
-use scheduler_core::model::{AllocatedDevice, Allocation};
+use scheduler_core::model::{AllocatedDevice, Allocation, DeviceClaim};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Kubernetes' `ResourceClaimReservedForMaxSize`.
-const MOST_CONSUMERS: usize = 256;
 
 /// What a claim has.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +74,7 @@ impl Claim {
 
     /// No more pods can use it.
     pub(super) fn is_full(&self, pod: &str) -> bool {
-        self.consumers.len() >= MOST_CONSUMERS && !self.consumers.contains(pod)
+        self.consumers.len() >= DeviceClaim::MOST_USERS && !self.consumers.contains(pod)
     }
 }
 

@@ -1,3 +1,4 @@
+use super::super::classes::Class;
 use super::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -10,8 +11,16 @@ fn read(patch: Value) -> Option<Pod> {
         "spec": {"schedulerName": US, "containers": [{"name": "main"}]},
     });
     json_patch::merge(&mut pod, &patch);
+    let class = |name: &str, value: i32| {
+        let never_preempts = name == "patient";
+        let class = Class {
+            value,
+            never_preempts,
+        };
+        (name.to_owned(), class)
+    };
     let classes = Classes {
-        values: BTreeMap::from([("build".to_owned(), 100), ("low".to_owned(), 10)]),
+        by_name: BTreeMap::from([class("build", 100), class("low", 10), class("patient", 120)]),
         default: None,
     };
     of(
@@ -64,6 +73,22 @@ fn labelled_tasks_go_first_higher_before_lower_and_unreadable_last() {
     let order = |label: Option<&str>| place(label.map(str::to_owned).as_ref());
     let orders = [Some("7"), Some("3"), Some("-2"), None, Some("x")].map(order);
     assert!(orders.is_sorted(), "{orders:?}");
+}
+
+#[test]
+fn no_pod_is_evicted_for_one_whose_policy_is_never() {
+    for (label, policy, never) in [
+        (None, None, false),
+        (None, Some("PreemptLowerPriority"), false),
+        (None, Some("Never"), true),
+        (Some("patient"), None, true),
+        (Some("build"), None, false),
+    ] {
+        let pod = read(
+            json!({"metadata": {"labels": {"priorityClassName": label}}, "spec": {"preemptionPolicy": policy}}),
+        );
+        assert_eq!(pod.unwrap().never_preempts, never, "{label:?} {policy:?}");
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_group_says_its_own_grace_and_delay_in_its_spec_or_by_annotation() {
                 "spec": spec});
         let group = group(
             &serde_json::from_value(object).unwrap(),
-            50,
+            TRAIN,
             &Limits::default(),
             "default",
         );
@@ -117,6 +117,11 @@ fn durations_are_gos_and_no_text_ends_the_process() {
     assert_eq!(read(&format!("{}h", "9".repeat(400))), None);
 }
 
+const TRAIN: Class = Class {
+    value: 50,
+    never_preempts: false,
+};
+
 fn read_group(spec: serde_json::Value) -> PodGroup {
     let read: kai::PodGroup = serde_json::from_value(json!({
         "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
@@ -125,7 +130,7 @@ fn read_group(spec: serde_json::Value) -> PodGroup {
         "spec": spec,
     }))
     .unwrap();
-    group(&read, 50, &Limits::default(), "default")
+    group(&read, TRAIN, &Limits::default(), "default")
 }
 
 #[test]
@@ -233,7 +238,7 @@ fn who_was_tried_in_vain_in_this_pool_and_wants_no_more_is_parked() {
         let object = json!({"metadata": {"name": "g", "namespace": "ns"},
                 "spec": {"schedulingBackoff": backoff}, "status": {"schedulingConditions": conditions}});
         let object = serde_json::from_value(object).unwrap();
-        super::group(&object, 50, &Limits::default(), "a").parked
+        super::group(&object, TRAIN, &Limits::default(), "a").parked
     };
     let of = |pool: &str, id: &str, message: &str| {
         json!({"type": "UnschedulableOnNodePool", "nodePool": pool, "status": "True",

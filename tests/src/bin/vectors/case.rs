@@ -11,7 +11,7 @@ use scheduler_core::model::{
     TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
-use scheduler_core::{Config, Event, Placement, Step};
+use scheduler_core::{Config, Event, Placement, Resolve, Step};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -188,12 +188,42 @@ fn config(value: &Value) -> anyhow::Result<Config> {
                     config.cpu_placement = Placement::Spread;
                 }
             }
+            Some("minruntime") => {
+                let arguments = &plugin["arguments"];
+                let time = |key: &str| arguments[key].as_str().map(go_duration).transpose();
+                if let Some(time) = time("defaultReclaimMinRuntime")? {
+                    config.reclaim_min_runtime = time;
+                }
+                if let Some(time) = time("defaultPreemptMinRuntime")? {
+                    config.preempt_min_runtime = time;
+                }
+                if arguments["reclaimResolveMethod"] == "queue" {
+                    config.reclaim_resolve = Resolve::Queue;
+                }
+            }
+            Some("proportion") => {
+                if let Some(k) = plugin["arguments"]["kValue"].as_str() {
+                    config.k_value = whole(k.parse::<f64>()? * 1e9)?;
+                }
+            }
             Some("gpuspread") => config.card_placement = Some(Placement::Spread),
             Some("gpupack") => config.card_placement = Some(Placement::Binpack),
             _ => {}
         }
     }
     Ok(config)
+}
+
+/// `100s`, `10m` or `1h`: the recorded cases have no other form.
+fn go_duration(text: &str) -> anyhow::Result<Duration> {
+    let (number, unit) = text.split_at(text.len().saturating_sub(1));
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        other => bail!("{other} is not a unit of time"),
+    };
+    Ok(Duration::seconds(number.parse::<u64>()? * seconds))
 }
 
 fn node(value: &Value, name: &str, gpus: u64) -> Node {
@@ -296,7 +326,7 @@ fn resource(value: &Value, unit: f64) -> anyhow::Result<QueueResource> {
         quota: bound("quota")?,
         limit: bound("limit")?,
         weight: Weight(whole(weight * 1e6)?),
-        usage: 0,
+        usage: whole(amount("usage") * 1e9)?,
     })
 }
 
@@ -333,6 +363,8 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         succeeded: BTreeMap::new(),
         staleness_grace,
         preemption_delay: duration(job, "preemption_delay_s")?.unwrap_or_default(),
+        last_evicted: ago("last_eviction_age_s")?,
+        never_preempts: false,
     })
 }
 

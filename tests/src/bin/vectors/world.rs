@@ -3,12 +3,16 @@
 use crate::case::{Case, NOW, Task, card_name};
 use crate::dra::{self, Held};
 use scheduler_core::ids::{ContainerName, GpuUuid};
-use scheduler_core::model::{Amount, Ask, ContainerGrant, Mode, Phase, Placement};
+use scheduler_core::model::{Amount, Ask, ContainerGrant, Mode, Phase, Placement, PodGroup};
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use scheduler_core::{Action, Core, Decision, Event, Outcome, OutcomeResult, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Between two rounds, in milliseconds: KAI's cycle, after which a pause between evictions for one
+/// job is over.
+const ROUND: u64 = 1000;
 
 /// How the core gets to a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +66,20 @@ pub(crate) struct Verbosity {
 pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap<String, State> {
     let mut stands = place(case);
     let mut held = dra::at_start(&case.claims, &case.facts, &stands);
-    let mut core = fresh(case, &stands, &held);
+    let mut facts = case.facts.clone();
+    let mut core = fresh(case, &facts, &stands, &held);
     let mut after = BTreeMap::new();
+    let mut now = NOW;
     for round in 0..case.rounds {
         if way == CoreLifecycle::Rebuilt && round > 0 {
-            core = fresh(case, &stands, &held);
+            core = fresh(case, &facts, &stands, &held);
         }
         if way == CoreLifecycle::Restored && round > 0 {
             core = restored(case, &core);
         }
         let start = Instant::now();
-        let decision = core.decide(Time(NOW));
+        let decision = core.decide(Time(now));
+        now += ROUND;
         if tell.time {
             crate::say(&format!(
                 "{way:?} round {round}: {:?}, {} steps, {} actions",
@@ -87,6 +94,7 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
                 text::decision(&decision)
             ));
         }
+        let stamped = stamp(&mut facts, &decision);
         let decided = outcome(&stands, &decision);
         after = states(&decided);
         stands = feed_back(&decided);
@@ -101,6 +109,9 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
         }
         let freed = dra::free(&mut held, &stands);
         if way != CoreLifecycle::Rebuilt {
+            for group in stamped {
+                let _ = core.apply(Event::Group(group));
+            }
             report(&mut core, &decision, &stands);
             for event in dra::shown(&held, &stands).into_iter().chain(freed) {
                 let _ = core.apply(event);
@@ -119,9 +130,39 @@ fn restored(case: &Case, core: &Core) -> Core {
     core
 }
 
-fn fresh(case: &Case, stands: &[TaskState], held: &Held) -> Core {
+/// Writes to the groups what the shell writes. The groups that have changed.
+fn stamp(facts: &mut [Event], decision: &Decision) -> Vec<PodGroup> {
+    let mut changed = Vec::new();
+    for event in facts {
+        let Event::Group(group) = event else {
+            continue;
+        };
+        let before = group.clone();
+        for (name, at) in &decision.started {
+            if *name == group.name {
+                group.last_start = Some(*at);
+            }
+        }
+        for (name, since) in &decision.stale {
+            if *name == group.name {
+                group.stale_since = *since;
+            }
+        }
+        for (name, at) in &decision.delayed {
+            if *name == group.name {
+                group.last_evicted = Some(*at);
+            }
+        }
+        if before != *group {
+            changed.push(group.clone());
+        }
+    }
+    changed
+}
+
+fn fresh(case: &Case, facts: &[Event], stands: &[TaskState], held: &Held) -> Core {
     let mut core = Core::new(case.config.clone());
-    for event in &case.facts {
+    for event in facts {
         let _ = core.apply(event.clone());
     }
     for event in dra::shown(held, stands) {
