@@ -7,6 +7,7 @@
 //! | 2 | the command line, a file or a name cannot be understood; nothing was done |
 //! | 3 | the cluster does not answer, or refuses |
 
+use crate::visible::visible;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -60,9 +61,11 @@ impl Failure {
     }
 }
 
-/// Everything in one line, blanks in a row as one.
+/// Everything in one line, blanks in a row as one. Names and an API server's words are untrusted.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words = text.split_whitespace().map(visible);
+    let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
+    words.join(" ")
 }
 
 /// Ends with the verb's code, or says its failure.
@@ -78,5 +81,7 @@ mod tests {
     fn a_failure_is_one_line_whatever_it_was_made_of() {
         let failure = Failure::input("a\n   b\n\nc ");
         assert_eq!((failure.code, failure.sentence.as_str()), (2, "a b c"));
+        let failure = Failure::no("pod a\u{1b}[2J/\u{202e}b is\u{9b}not there");
+        assert_eq!(failure.sentence, "pod a[2J/b isnot there");
     }
 }

@@ -1,6 +1,7 @@
 //! This program as `aliquot-hook`: the runtimes of the demo run it under that name.
 //! The same library as the static program that real nodes have.
 
+use crate::failure::Failure;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
     match aliquot_hook::create_runtime(rest, std::io::stdin().lock(), SystemTime::now()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(refusal) => {
+            // Tenants' text can be in it.
+            let refusal = Failure::no(refusal).sentence;
             let _ = writeln!(std::io::stderr(), "aliquot: {refusal}");
             ExitCode::FAILURE
         }

@@ -1,15 +1,15 @@
 //! `aliquot keys`: which keys grants are signed with and believed of, a change of the signing
 //! key, and the end of trust in one.
 //!
-//! Reads and writes the trust `ConfigMap`, and deletes the Secret with the signing key: the
-//! scheduler makes a new one. The private key is never read here.
+//! Reads and writes the trust `ConfigMap`, and empties the Secret with the signing key: the
+//! scheduler fills it with a new one. The private key is never read here.
 
 use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use proto::names::{NAMESPACE, object};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -131,24 +131,27 @@ impl Keys {
         Ok(TrustedKeys { map, keys, signs })
     }
 
-    /// Deletes the key, informs the schedulers, and waits until one of them has created another.
+    /// Takes the key out of its Secret, informs the schedulers, and waits until one of them has
+    /// created another. The Secret stays: a scheduler has no right to create one.
     async fn rotate(&self) -> Result<(), Failure> {
         let before = self.read().await?.signs;
         let secret = object::GRANT_KEY_SECRET;
-        match self.secrets.delete(secret, &DeleteParams::default()).await {
-            Ok(_) => {}
-            // Another admin deleted it, and that change is not seen yet.
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => {
-                return Err(Failure::cluster(format!(
-                    "Secret {}/{secret} cannot be deleted: {error}",
-                    self.namespace
-                )));
-            }
-        }
+        let parameters = PatchParams::default();
+        let empty = Patch::Merge(json!({ "data": null }));
+        let emptied = self.secrets.patch_metadata(secret, &parameters, &empty);
+        emptied.await.map_err(|error| match error {
+            kube::Error::Api(status) if status.code == 404 => Failure::no(format!(
+                "there is no Secret {}/{secret}: apply deploy/scheduler.yaml, which has an empty one, and try again",
+                self.namespace
+            )),
+            error => Failure::cluster(format!(
+                "Secret {}/{secret} cannot be emptied: {error}",
+                self.namespace
+            )),
+        })?;
         let news = Patch::Merge(json!({ "data": { object::TRUST_SIGNING_KEY: null } }));
         self.maps
-            .patch(object::TRUST_CONFIG_MAP, &PatchParams::default(), &news)
+            .patch(object::TRUST_CONFIG_MAP, &parameters, &news)
             .await
             .map_err(|error| self.unwritten(&error))?;
         let begin = Instant::now();

@@ -39,6 +39,7 @@ mod top;
 mod trial;
 mod usage;
 mod view;
+mod visible;
 
 use crate::failure::end;
 use clap::{CommandFactory as _, Parser, Subcommand};

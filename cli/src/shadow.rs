@@ -6,6 +6,7 @@
 
 use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
+use crate::visible::visible;
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
@@ -68,7 +69,11 @@ impl Source {
             let objects = Objects::list(&cluster).await?;
             for sentence in &objects.unread {
                 // A note: the answer stands on what could be read.
-                let _ = writeln!(std::io::stderr(), "aliquot: {sentence}; counted as none");
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "aliquot: {}; counted as none",
+                    visible(sentence)
+                );
             }
             Shadow::of_objects(objects, config, &self.scheduler_name, clock())
         };

@@ -207,7 +207,6 @@ pub async fn run(
                 let told = inputs.usage.told.borrow_and_update().clone();
                 cycle.use_told(told);
             }
-            Some(question) = inputs.questions.recv() => cycle.answer(question, leading),
             Some(outcome) = inputs.outcomes.recv() => {
                 cycle.end(outcome);
                 for _ in 0..BATCH {
@@ -229,6 +228,8 @@ pub async fn run(
                 }
                 None => return,
             },
+            // Last: an answer takes time, and clients without a token can ask without end.
+            Some(question) = inputs.questions.recv() => cycle.answer(question, leading),
         }
     }
 }

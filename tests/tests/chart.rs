@@ -145,7 +145,14 @@ fn same_objects(helm: &Path) {
     }
     let keep = json!("keep");
     for ((kind, _), object) in &mut chart {
-        if ["Queue", "PriorityClass", "CustomResourceDefinition"].contains(&kind.as_str()) {
+        if [
+            "Queue",
+            "PriorityClass",
+            "CustomResourceDefinition",
+            "Secret",
+        ]
+        .contains(&kind.as_str())
+        {
             // Shared by all: an uninstall leaves them.
             let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
             assert_eq!(
@@ -363,9 +370,15 @@ fn changed(helm: &Path) {
             "guard.runtimeClasses={gpu}",
             "--set",
             "scheduler.name=aliquot",
+            "--set",
+            "podgrouper.queueLabelKey=example.com/queue",
+            "--set",
+            "global.nodePoolLabelKey=example.com/pool",
         ],
     );
     for (policy, variable, value) in [
+        ("aliquot-grant", "queueKey", "'example.com/queue'"),
+        ("aliquot-grant", "poolKey", "'example.com/pool'"),
         ("aliquot-requests", "schedulers", "['aliquot']"),
         ("aliquot-grant", "schedulers", "['aliquot']"),
         ("aliquot-runtime-classes", "classes", "['gpu']"),
@@ -412,6 +425,8 @@ fn changed(helm: &Path) {
             "queues.namespaces.team={a,b}",
             "--set",
             "scheduler.name=aliquot",
+            "--set",
+            "podgrouper.queueLabelKey=example.com/queue",
         ],
     );
     assert_eq!(
@@ -421,6 +436,9 @@ fn changed(helm: &Path) {
     let policy = &queues[&key("ValidatingAdmissionPolicy", "aliquot-queues")];
     let condition = policy["spec"]["matchConditions"][0]["expression"].as_str();
     assert!(condition.unwrap().ends_with("in ['aliquot']"));
+    let variables = policy["spec"]["variables"].as_array().unwrap();
+    let named = variables.iter().find(|found| found["name"] == "queueKey");
+    assert_eq!(named.unwrap()["expression"], "'example.com/queue'");
     let open = rendered(helm, "a", &["--set", "networkPolicy.create=false"]);
     assert!(!open.keys().any(|(kind, _)| kind == "NetworkPolicy"));
     let bindings = lenient

@@ -4,6 +4,7 @@ use super::log::changes;
 use super::{picture, say};
 use crate::report::{Screen, drawable, first_lines, size};
 use crate::view::ClusterView;
+use crate::visible::visible;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -61,7 +62,7 @@ impl Display {
     }
 
     fn note(&mut self, line: &str) {
-        let line: String = line.chars().filter(|one| !one.is_control()).collect();
+        let line = visible(line);
         let line = format!("{:>6.1} s  {line}", self.begin.elapsed().as_secs_f64());
         if !self.silent && drawable().is_none() {
             say(&format!("{line}\n"));

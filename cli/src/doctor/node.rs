@@ -6,6 +6,10 @@
 use super::Finding;
 use std::path::{Path, PathBuf};
 
+/// The first branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and its likes, by which
+/// the agent reads who holds memory. Limits for MPS clients are older.
+const OLDEST_DRIVER: u32 = 510;
+
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<'a> {
@@ -64,10 +68,12 @@ fn driver(node: &Node<'_>) -> Finding {
         .next()
         .and_then(|word| word.parse::<u32>().ok());
     match branch {
-        Some(branch) if branch < 470 => Finding::broken(
+        Some(branch) if branch < OLDEST_DRIVER => Finding::broken(
             check,
-            format!("driver {version} has no memory limit for MPS clients"),
-            "use driver 470 or newer; 535 and newer are known to work",
+            format!(
+                "driver {version} does not tell the processes of a card as the agent asks for them"
+            ),
+            format!("use driver {OLDEST_DRIVER} or newer"),
         ),
         Some(_) => Finding::fine(check, format!("driver {version}")),
         None => Finding::warning(check, format!("driver {version}"), "look at `nvidia-smi`"),
@@ -482,8 +488,12 @@ mod tests {
                 &[("driver", Broken)],
             ),
             (
-                &[("proc/driver/nvidia/version", "Kernel Module  418.87  x")],
+                &[("proc/driver/nvidia/version", "Kernel Module  495.29.05  x")],
                 &[("driver", Broken)],
+            ),
+            (
+                &[("proc/driver/nvidia/version", "Kernel Module  510.39.01  x")],
+                &[],
             ),
             (
                 &[("run/nvidia/driver/usr/lib64/libnvidia-ml.so.1", "-")],

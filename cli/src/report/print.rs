@@ -3,7 +3,9 @@
 use super::Report;
 use super::table::{Cell, Column, Table, Tone};
 use crate::failure::Failure;
+use crate::visible::{is_visible, visible};
 use serde_json::Value;
+use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
 
 /// How an answer is printed.
@@ -56,7 +58,7 @@ impl Output {
             }
             Format::Json => {
                 let text = serde_json::to_string_pretty(&document(report));
-                text.map_or_else(|error| error.to_string(), |text| text + "\n")
+                text.map_or_else(|error| error.to_string(), |text| escaped(&text) + "\n")
             }
             Format::Yaml => yaml(&document(report)),
             Format::Csv => csv(&report.table, !self.no_headers),
@@ -85,8 +87,27 @@ fn document(report: &Report) -> Value {
     report.document.clone().unwrap_or_else(rows)
 }
 
+/// A JSON text in which each character that is not visible is written as its number. Beside line
+/// breaks there are such characters in strings only.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c == '\n' || is_visible(c) {
+            text.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        }
+    }
+    text
+}
+
 fn yaml(document: &Value) -> String {
-    serde_saphyr::to_string(document).unwrap_or_else(|error| error.to_string())
+    let text = serde_saphyr::to_string(document).unwrap_or_else(|error| error.to_string());
+    text.chars()
+        .filter(|c| *c == '\n' || is_visible(*c))
+        .collect()
 }
 
 fn people(report: &Report, wide: bool, titles: bool, coloured: bool) -> String {
@@ -129,7 +150,7 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
             } else {
                 0
             };
-            let cells = table.rows.iter().map(|row| row[*at].shown.chars().count());
+            let cells = table.rows.iter().map(|row| width(&row[*at].shown));
             cells.max().unwrap_or(0).max(title)
         })
         .collect();
@@ -139,7 +160,7 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
             if place > 0 {
                 line.push_str("  ");
             }
-            let pad = " ".repeat(widths[place].saturating_sub(text.chars().count()));
+            let pad = " ".repeat(widths[place].saturating_sub(width(text)));
             let text = painted(text, tone, coloured);
             if chosen[place].1.right {
                 line.push_str(&pad);
@@ -168,9 +189,14 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
     text
 }
 
-/// Names and messages are untrusted: control sequences are removed.
+/// In characters, as it is shown.
+fn width(text: &str) -> usize {
+    text.chars().filter(|c| is_visible(*c)).count()
+}
+
+/// Names and messages are untrusted: what is not visible is removed.
 pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
-    let text: String = text.chars().filter(|c| !c.is_control()).collect();
+    let text = visible(text);
     let code = match tone {
         _ if !coloured || text.is_empty() => return text,
         Tone::Plain => return text,
@@ -182,7 +208,7 @@ pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// As RFC 4180 has it.
+/// As RFC 4180 has it, without what is not visible, line breaks aside.
 fn csv(table: &Table, titles: bool) -> String {
     let mut writer = csv::WriterBuilder::new()
         .terminator(csv::Terminator::CRLF)
@@ -195,7 +221,10 @@ fn csv(table: &Table, titles: bool) -> String {
         let _ = writer.write_record(&row);
     }
     let text = writer.into_inner().unwrap_or_default();
-    String::from_utf8_lossy(&text).into_owned()
+    let text = String::from_utf8_lossy(&text);
+    text.chars()
+        .filter(|c| matches!(c, '\r' | '\n') || is_visible(*c))
+        .collect()
 }
 
 fn field(cell: &Cell) -> String {
@@ -237,6 +266,46 @@ mod tests {
             no_headers: false,
         };
         output.render(&report(), false)
+    }
+
+    /// A tenant names its pod's annotations and writes its conditions as it likes.
+    #[test]
+    fn what_a_terminal_would_obey_is_printed_in_no_format() {
+        const SLY: &str = "a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}b\u{2066}\u{200b}\u{e0041}\r\u{2028}c";
+        let mut table = Table::new(COLUMNS, "nothing");
+        table.row(vec![SLY.into(), 12_u64.into(), SLY.into()]);
+        table.row(vec!["a]0;x2Jbc".into(), 1_u64.into(), "".into()]);
+        let report = Report {
+            above: vec![SLY.into()],
+            below: vec![SLY.into()],
+            ..Report::from(table)
+        };
+        for format in [
+            Format::Table,
+            Format::Wide,
+            Format::Json,
+            Format::Yaml,
+            Format::Csv,
+        ] {
+            let output = Output {
+                format,
+                no_headers: false,
+            };
+            let text = output.render(&report, false);
+            let unseen = text
+                .chars()
+                .find(|c| !matches!(c, '\r' | '\n') && !is_visible(*c));
+            assert_eq!(unseen, None, "{format:?}: {text:?}");
+            if format == Format::Wide {
+                let lines: Vec<&str> = text.lines().collect();
+                assert_eq!(lines[3], "a]0;x2Jbc    12  a]0;x2Jbc");
+                assert_eq!(lines[4], "a]0;x2Jbc     1");
+            }
+            if format == Format::Json {
+                let read: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(read[0]["name"], SLY);
+            }
+        }
     }
 
     #[test]

@@ -187,6 +187,10 @@
     {{- $_ := set $variable "expression" (printf "['%s']" $values.scheduler.name) -}}
   {{- else if and (eq $variable.name "classes") $values.guard.runtimeClasses -}}
     {{- $_ := set $variable "expression" (printf "['%s']" (join "', '" $values.guard.runtimeClasses)) -}}
+  {{- else if and (eq $variable.name "queueKey") $values.podgrouper.queueLabelKey -}}
+    {{- $_ := set $variable "expression" (printf "'%s'" $values.podgrouper.queueLabelKey) -}}
+  {{- else if and (eq $variable.name "poolKey") $values.global.nodePoolLabelKey -}}
+    {{- $_ := set $variable "expression" (printf "'%s'" $values.global.nodePoolLabelKey) -}}
   {{- else if and (eq $variable.name "exemptNames") $values.guard.exemptNamespaces -}}
     {{- $_ := set $variable "expression" (printf "%s, '%s']" (trimSuffix "]" $variable.expression) (join "', '" $values.guard.exemptNamespaces)) -}}
   {{- end -}}
@@ -216,7 +220,7 @@
 {{- /* Kept at an uninstall, and made only where it is missing. In: {root, object}; out: "yes" to render. */}}
 {{- define "aliquot.shared" -}}
 {{- $object := .object -}}
-{{- $there := lookup $object.apiVersion $object.kind "" $object.metadata.name -}}
+{{- $there := lookup $object.apiVersion $object.kind ($object.metadata.namespace | default "") $object.metadata.name -}}
 {{- $ours := eq ((($there.metadata | default dict).annotations | default dict) | dig "meta.helm.sh/release-name" "") .root.Release.Name -}}
 {{- if or (not $there) $ours -}}
   {{- $_ := set $object.metadata "annotations" (dict "helm.sh/resource-policy" "keep") -}}

@@ -1,6 +1,7 @@
 //! How problems are reported, and when.
 
 use super::*;
+use crate::watch::Seen;
 use prometheus_client::registry::Registry;
 use scheduler_core::ids::{DecisionId, PodUid};
 use scheduler_core::scale_up::Groups;
@@ -188,6 +189,66 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         let said = log.matches("not listed yet: ").count();
         assert_eq!(said, lines, "{log}");
+    }
+}
+
+/// Clients of `/explain` need no token.
+#[tokio::test(start_paused = true)]
+async fn questions_are_answered_after_what_was_seen_before_them() {
+    let (seen, facts) = mpsc::unbounded_channel();
+    let (_heard, heard) = crate::telemetry::channel(None);
+    let (_outcomes, outcomes) = mpsc::unbounded_channel();
+    let (asked, questions) = mpsc::channel(8);
+    let (_leading, leading) = watch::channel(false);
+    let inputs = CycleInputs {
+        facts,
+        heard,
+        outcomes,
+        questions,
+        leading,
+        usage: UsageClient::silent(),
+        scale_up: None,
+        layouts: None,
+        wall: Wall::machine(),
+    };
+    let pace = CoalesceWindow {
+        quiet: Duration::ZERO,
+        patience: Duration::ZERO,
+    };
+    let mut answers = Vec::new();
+    for _ in 0..8 {
+        let (to, answer) = tokio::sync::oneshot::channel();
+        asked.try_send(Question::Fork(to)).unwrap();
+        answers.push(answer);
+    }
+    let queue = serde_json::json!({
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "q"}, "spec": {},
+    });
+    let queue = serde_json::from_value(queue).unwrap();
+    seen.send(Fact::Queue(Seen::There(Box::new(queue))))
+        .unwrap();
+    for fact in crate::convert::tests::listed() {
+        seen.send(fact).unwrap();
+    }
+    let core = Core::new(Config::default());
+    let world = World::new("kai-scheduler");
+    let stop = CancellationToken::new();
+    tokio::spawn(run(
+        core,
+        world,
+        None,
+        pace,
+        inputs,
+        outputs(),
+        stop.clone(),
+    ));
+    let _stop = stop.drop_guard();
+    for answer in answers {
+        let core = answer.await.unwrap();
+        assert!(
+            core.has_queue(&QueueName::new("q")),
+            "asked before it was seen"
+        );
     }
 }
 

@@ -3,9 +3,14 @@
 //! One `TokenReview` returns the account, one `SubjectAccessReview` per kind what it may list; the
 //! result is cached for half a minute. An account that may not list all pods is checked by
 //! namespace.
+//!
+//! A client that reaches the port can send tokens without end. An address whose tokens are refused
+//! again and again waits before another one is reviewed. A token that was accepted is not affected
+//! by what others at its address send.
 
 use super::answer::{Pods, Rights};
 use crate::lock::locked;
+use crate::telemetry::Refusals;
 use futures::StreamExt as _;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -14,16 +19,20 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{Api, PostParams};
 use proto::names::page;
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 /// How long a result is cached: an account that loses a right keeps it for this time.
 const HOLDS: Duration = Duration::from_secs(30);
-/// Verdicts that are remembered.
+/// Readers that are remembered, and as many tokens that were refused.
 const REMEMBERED: usize = 1000;
 /// Questions to the API server at once, over all readers.
 const AT_ONCE: usize = 8;
+/// Of these, for tokens that nothing is known of. So many may be refused before the first of them
+/// counts for its address.
+const STRANGERS: usize = 2;
 /// Largest number of namespaces that are checked for one account.
 const NAMESPACES: usize = 100;
 /// Timeout for one answer of the API server.
@@ -38,15 +47,69 @@ pub(super) enum CallerError {
     /// The API server did not answer.
     #[error("the API server did not review your token: {0}")]
     Unavailable(String),
+    /// This token is not reviewed now.
+    #[error("too many tokens from this address were refused: wait 10 s")]
+    TooMany,
 }
 
 /// SHA-256 of a token: tokens themselves are not kept.
 type Digest = [u8; 32];
 
-#[derive(Clone, Debug)]
-struct CachedVerdict {
-    until: Instant,
-    verdict: Result<Reader, String>,
+/// Whose token it is, or why it is not accepted.
+type Verdict = Result<Reader, String>;
+
+/// Verdicts by token, each with the time until which it holds. Refused tokens, of which anybody can
+/// make any number, take no room from readers.
+#[derive(Debug, Default)]
+struct Verdicts {
+    readers: HashMap<Digest, (Instant, Reader)>,
+    refused: HashMap<Digest, (Instant, String)>,
+}
+
+impl Verdicts {
+    fn recall(&self, digest: &Digest, now: Instant) -> Option<Verdict> {
+        let reader = self.readers.get(digest).filter(|(until, _)| *until > now);
+        let refused = self.refused.get(digest).filter(|(until, _)| *until > now);
+        reader
+            .map(|(_, reader)| Ok(reader.clone()))
+            .or_else(|| refused.map(|(_, why)| Err(why.clone())))
+    }
+
+    /// Also after the verdict's time.
+    fn was_accepted(&self, digest: &Digest) -> bool {
+        self.readers.contains_key(digest)
+    }
+
+    fn remember(&mut self, digest: Digest, verdict: Verdict, now: Instant) {
+        match verdict {
+            Ok(reader) => {
+                self.refused.remove(&digest);
+                remember(&mut self.readers, digest, reader, now);
+            }
+            Err(why) => {
+                self.readers.remove(&digest);
+                remember(&mut self.refused, digest, why, now);
+            }
+        }
+    }
+
+    fn reader(&mut self, digest: &Digest) -> Option<&mut Reader> {
+        self.readers.get_mut(digest).map(|(_, reader)| reader)
+    }
+}
+
+/// Forgets first those whose time is over, then the one whose time ends first.
+fn remember<T>(map: &mut HashMap<Digest, (Instant, T)>, digest: Digest, value: T, now: Instant) {
+    if map.len() >= REMEMBERED && !map.contains_key(&digest) {
+        map.retain(|_, (until, _)| *until > now);
+    }
+    if map.len() >= REMEMBERED && !map.contains_key(&digest) {
+        let first = map.iter().min_by_key(|(_, (until, _))| *until);
+        if let Some(first) = first.map(|(digest, _)| *digest) {
+            map.remove(&first);
+        }
+    }
+    map.insert(digest, (now + HOLDS, value));
 }
 
 #[derive(Clone, Debug)]
@@ -66,8 +129,10 @@ struct Reader {
 pub(super) struct Callers {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
-    known: Mutex<HashMap<Digest, CachedVerdict>>,
+    known: Mutex<Verdicts>,
+    refusals: Mutex<Refusals>,
     turns: Semaphore,
+    strangers: Semaphore,
 }
 
 /// A token that was judged; never shown.
@@ -86,24 +151,29 @@ impl Callers {
             tokens: Api::all(client.clone()),
             accesses: Api::all(client),
             known: Mutex::default(),
+            refusals: Mutex::default(),
             turns: Semaphore::new(AT_ONCE),
+            strangers: Semaphore::new(STRANGERS),
         }
     }
 
     /// Whose token it is, and what he may see of cards and queues; of pods nothing but
-    /// whether he may see all, see [`Callers::namespaces`].
+    /// whether he may see all, see [`Callers::namespaces`]. The address of the client is not known
+    /// where there is no network between.
     ///
-    /// # Errors The token is not accepted, or the API server did not answer.
-    pub(super) async fn rights(&self, token: &str) -> Result<(Digested, Rights), CallerError> {
+    /// # Errors The token is not accepted or not reviewed now, or the API server did not answer.
+    pub(super) async fn rights(
+        &self,
+        token: &str,
+        peer: Option<IpAddr>,
+    ) -> Result<(Digested, Rights), CallerError> {
         let digest = digest(token);
-        let known = self.recall(&digest);
-        let verdict = match known {
-            Some(known) => known.verdict,
-            None => {
-                let verdict = self.judge(token).await?;
-                self.remember(digest, verdict.clone());
-                verdict
+        let verdict = match self.recall(&digest) {
+            Some(verdict) => verdict,
+            None if locked(&self.known).was_accepted(&digest) => {
+                self.reviewed(digest, token, peer).await?
             }
+            None => self.first_reviewed(digest, token, peer).await?,
         };
         let reader = verdict.map_err(CallerError::Unknown)?;
         let pods = if reader.all_pods {
@@ -127,11 +197,7 @@ impl Callers {
         Digested(digest): Digested,
         wanted: BTreeSet<String>,
     ) -> Result<BTreeSet<String>, CallerError> {
-        let Some(CachedVerdict {
-            verdict: Ok(reader),
-            ..
-        }) = self.recall(&digest)
-        else {
+        let Some(Ok(reader)) = self.recall(&digest) else {
             return Ok(BTreeSet::new());
         };
         let asked: Vec<String> = wanted
@@ -152,15 +218,9 @@ impl Callers {
         let fresh: HashMap<String, bool> = answers.into_iter().collect::<Result<_, _>>()?;
         let mut seen = reader.namespaces;
         seen.extend(fresh.clone());
-        let mut known = locked(&self.known);
-        if let Some(CachedVerdict {
-            verdict: Ok(reader),
-            ..
-        }) = known.get_mut(&digest)
-        {
+        if let Some(reader) = locked(&self.known).reader(&digest) {
             reader.namespaces.extend(fresh);
         }
-        drop(known);
         Ok(wanted
             .into_iter()
             .filter(|namespace| seen.get(namespace) == Some(&true))
@@ -175,11 +235,7 @@ impl Callers {
         Digested(digest): Digested,
         namespace: &str,
     ) -> Result<bool, CallerError> {
-        let Some(CachedVerdict {
-            verdict: Ok(reader),
-            ..
-        }) = self.recall(&digest)
-        else {
+        let Some(Ok(reader)) = self.recall(&digest) else {
             return Ok(false);
         };
         if let Some(may) = reader.events.get(namespace) {
@@ -188,17 +244,51 @@ impl Callers {
         let may = self
             .may(&reader.user, "", "events", Some(namespace))
             .await?;
-        if let Some(CachedVerdict {
-            verdict: Ok(reader),
-            ..
-        }) = locked(&self.known).get_mut(&digest)
-        {
+        if let Some(reader) = locked(&self.known).reader(&digest) {
             reader.events.insert(namespace.to_owned(), may);
         }
         Ok(may)
     }
 
-    async fn judge(&self, token: &str) -> Result<Result<Reader, String>, CallerError> {
+    /// The verdict on a token that was not accepted before.
+    async fn first_reviewed(
+        &self,
+        digest: Digest,
+        token: &str,
+        peer: Option<IpAddr>,
+    ) -> Result<Verdict, CallerError> {
+        let _turn = self.strangers.acquire().await;
+        // A page sends several requests at once with a token that is new.
+        if let Some(verdict) = self.recall(&digest) {
+            return Ok(verdict);
+        }
+        // Looked at after the wait, in which others from there may have been refused.
+        let now = tokio::time::Instant::now();
+        if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
+            return Err(CallerError::TooMany);
+        }
+        self.reviewed(digest, token, peer).await
+    }
+
+    async fn reviewed(
+        &self,
+        digest: Digest,
+        token: &str,
+        peer: Option<IpAddr>,
+    ) -> Result<Verdict, CallerError> {
+        let verdict = self.judge(token).await?;
+        if let Some(peer) = peer {
+            let mut refusals = locked(&self.refusals);
+            match &verdict {
+                Ok(_) => refusals.accepted(peer),
+                Err(_) => refusals.refused(peer, tokio::time::Instant::now()),
+            }
+        }
+        locked(&self.known).remember(digest, verdict.clone(), Instant::now());
+        Ok(verdict)
+    }
+
+    async fn judge(&self, token: &str) -> Result<Verdict, CallerError> {
         // A token for the page alone has no other use, even if it leaks here; one for the API
         // server is taken too, as browsers and `kubectl` have no other.
         let mut user = Err("it is not known".to_owned());
@@ -297,25 +387,8 @@ impl Callers {
         }
     }
 
-    fn recall(&self, digest: &Digest) -> Option<CachedVerdict> {
-        let known = locked(&self.known);
-        known
-            .get(digest)
-            .filter(|known| known.until > Instant::now())
-            .cloned()
-    }
-
-    fn remember(&self, digest: Digest, verdict: Result<Reader, String>) {
-        let now = Instant::now();
-        let mut known = locked(&self.known);
-        if known.len() >= REMEMBERED {
-            known.retain(|_, known| known.until > now);
-        }
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        let until = now + HOLDS;
-        known.insert(digest, CachedVerdict { until, verdict });
+    fn recall(&self, digest: &Digest) -> Option<Verdict> {
+        locked(&self.known).recall(digest, Instant::now())
     }
 }
 
@@ -324,4 +397,109 @@ fn digest(token: &str) -> Digest {
     let mut bytes = [0; 32];
     bytes.copy_from_slice(digest.as_ref());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// An API server that knows the tokens that begin with `good`; and how many it reviewed.
+    fn callers() -> (Arc<Callers>, Arc<AtomicUsize>) {
+        let reviews = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reviews);
+        let answer = move |request: http::Request<kube::client::Body>| {
+            let counted = Arc::clone(&counted);
+            async move {
+                let bytes = request.into_body().collect().await.unwrap().to_bytes();
+                let mut review: Value = serde_json::from_slice(&bytes).unwrap();
+                review["status"] = match review["spec"]["token"].as_str() {
+                    Some(token) => {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                        tokio::task::yield_now().await;
+                        let good = token.starts_with("good");
+                        json!({"authenticated": good, "user": {"username": token},
+                            "audiences": [page::AUDIENCE]})
+                    }
+                    None => json!({"allowed": true}),
+                };
+                let body = kube::client::Body::from(review.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        };
+        let client = kube::Client::new(tower::service_fn(answer), "default");
+        (Arc::new(Callers::new(client)), reviews)
+    }
+
+    /// As if half a minute had passed.
+    fn expire(callers: &Callers) {
+        let mut known = locked(&callers.known);
+        for (until, _) in known.readers.values_mut() {
+            *until = Instant::now();
+        }
+    }
+
+    #[tokio::test]
+    async fn tokens_without_end_are_reviewed_a_few_times_and_readers_behind_the_same_proxy_stay() {
+        let (callers, reviews) = callers();
+        let proxy: IpAddr = [10, 0, 0, 1].into();
+        assert!(callers.rights("good", Some(proxy)).await.is_ok());
+        assert_eq!(reviews.swap(0, Ordering::Relaxed), 1);
+        let flood = (0..400).map(|number| {
+            let callers = Arc::clone(&callers);
+            async move { callers.rights(&format!("junk {number}"), Some(proxy)).await }
+        });
+        let answers = futures::future::join_all(flood).await;
+        let unknown =
+            |answer: &Result<_, CallerError>| matches!(answer, Err(CallerError::Unknown(_)));
+        let refused = answers.iter().filter(|answer| unknown(answer)).count();
+        assert!((5..5 + STRANGERS).contains(&refused), "{refused}");
+        assert!(
+            answers
+                .iter()
+                .all(|answer| unknown(answer) || matches!(answer, Err(CallerError::TooMany)))
+        );
+        // Once for the page's audience, once for the API server's.
+        assert_eq!(reviews.swap(0, Ordering::Relaxed), 2 * refused);
+        // Who reads the page goes on reading it, and is reviewed again in time.
+        assert!(callers.rights("good", Some(proxy)).await.is_ok());
+        assert_eq!(reviews.load(Ordering::Relaxed), 0);
+        expire(&callers);
+        assert!(callers.rights("good", Some(proxy)).await.is_ok());
+        assert_eq!(reviews.load(Ordering::Relaxed), 1);
+        // From elsewhere a new reader is accepted at once.
+        let other: IpAddr = [10, 0, 0, 2].into();
+        assert!(callers.rights("good too", Some(other)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn refused_tokens_take_no_room_from_readers() {
+        let (callers, reviews) = callers();
+        let peer = |number: u16| -> IpAddr {
+            let [high, low] = number.to_be_bytes();
+            [10, 0, high, low].into()
+        };
+        assert!(callers.rights("good", Some(peer(0))).await.is_ok());
+        for number in 0..2 * u16::try_from(REMEMBERED).unwrap() {
+            let junk = format!("junk {number}");
+            let answer = callers.rights(&junk, Some(peer(number))).await;
+            assert!(matches!(answer, Err(CallerError::Unknown(_))));
+        }
+        assert_eq!(locked(&callers.known).refused.len(), REMEMBERED);
+        reviews.store(0, Ordering::Relaxed);
+        assert!(callers.rights("good", Some(peer(0))).await.is_ok());
+        assert_eq!(reviews.load(Ordering::Relaxed), 0);
+        // Many readers forget the one whose verdict ends first, not all.
+        for number in 0..REMEMBERED {
+            let token = format!("good {number}");
+            assert!(callers.rights(&token, None).await.is_ok());
+        }
+        let known = locked(&callers.known);
+        assert_eq!(known.readers.len(), REMEMBERED);
+        assert!(!known.was_accepted(&digest("good")));
+        assert!(known.was_accepted(&digest("good 0")));
+    }
 }

@@ -88,12 +88,7 @@ impl Callers {
         if let Some((_, verdict)) = known.filter(|(until, _)| now < *until) {
             return verdict;
         }
-        if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
-            return Err(Status::resource_exhausted(
-                "too many tokens from this address were refused: wait 10 s",
-            ));
-        }
-        let asked = tokio::time::timeout(PATIENCE, self.ask(token)).await;
+        let asked = tokio::time::timeout(PATIENCE, self.ask(token, peer)).await;
         let verdict = asked.unwrap_or_else(|_| {
             Err(Status::unavailable(
                 "the token was not reviewed within 10 s",
@@ -102,7 +97,9 @@ impl Callers {
         let now = Instant::now();
         let holds = match &verdict {
             Ok(_) => HOLDS,
-            Err(status) if status.code() == Code::Unavailable => return verdict,
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted) => {
+                return verdict;
+            }
             Err(_) => REFUSED,
         };
         if let Some(peer) = peer {
@@ -120,8 +117,15 @@ impl Callers {
         verdict
     }
 
-    async fn ask(&self, token: &str) -> Result<String, Status> {
+    async fn ask(&self, token: &str, peer: Option<IpAddr>) -> Result<String, Status> {
         let _turn = self.turns.acquire().await;
+        // After the wait, in which others from there may have been refused.
+        let now = Instant::now();
+        if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
+            return Err(Status::resource_exhausted(
+                "too many tokens from this address were refused: wait 10 s",
+            ));
+        }
         let review = TokenReview {
             spec: TokenReviewSpec {
                 audiences: Some(vec![telemetry::AUDIENCE.to_owned()]),

@@ -29,6 +29,7 @@ use tonic::service::Routes;
 
 pub use agent_events::{AgentEventReceiver, AgentEventSender, channel};
 pub use meters::AgentMeters;
+pub(crate) use rate::Refusals;
 
 /// Bytes of one message. Sixteen cards with 48 shares each are below 512 KiB, and the emptiest
 /// message becomes structs of some two hundred times its length.

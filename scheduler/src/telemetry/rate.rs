@@ -1,4 +1,5 @@
-//! How often a client without an accepted token may make the scheduler ask the API server.
+//! How often a client without an accepted token may make the scheduler ask the API server, here and
+//! at the status page.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,18 +16,18 @@ const KEPT: usize = 4096;
 
 /// Refused tokens by address. Pure: time is an argument.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(HashMap<IpAddr, (u32, Instant)>);
+pub(crate) struct Refusals(HashMap<IpAddr, (u32, Instant)>);
 
 impl Refusals {
     /// Whether that address has to wait.
-    pub(super) fn must_wait(&self, peer: IpAddr, now: Instant) -> bool {
+    pub(crate) fn must_wait(&self, peer: IpAddr, now: Instant) -> bool {
         self.0
             .get(&peer)
             .is_some_and(|(count, last)| *count >= REFUSALS && now < *last + PAUSE)
     }
 
     /// A token from there was refused.
-    pub(super) fn refused(&mut self, peer: IpAddr, now: Instant) {
+    pub(crate) fn refused(&mut self, peer: IpAddr, now: Instant) {
         if self.0.len() >= KEPT {
             self.0.clear();
         }
@@ -36,7 +37,7 @@ impl Refusals {
     }
 
     /// One was accepted.
-    pub(super) fn accepted(&mut self, peer: IpAddr) {
+    pub(crate) fn accepted(&mut self, peer: IpAddr) {
         self.0.remove(&peer);
     }
 }

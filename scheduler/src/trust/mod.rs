@@ -2,7 +2,7 @@
 //! certificates, and where both are published.
 //!
 //! - `certificate`: pure: an authority, and serving certificates of it.
-//! - `objects`: the Secrets and the `ConfigMap`, made when absent, never overwritten.
+//! - `objects`: the Secrets and the `ConfigMap`, filled when empty, never overwritten.
 //! - `serve`: a TLS server with that certificate.
 //!
 //! A process with admission only holds [`Certificates`], and never the signing key.
@@ -11,7 +11,7 @@
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
 //!
-//! To change the signing key, an admin deletes the Secret and the `ConfigMap`'s entry for the
+//! To change the signing key, an admin empties the Secret and deletes the `ConfigMap`'s entry for the
 //! signing key (`aliquot keys rotate`); the first replica that sees that creates a new key.
 
 mod certificate;
@@ -151,14 +151,17 @@ pub enum TrustError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// Another client replaced it.
-    #[error("{object} cannot be used: {why}; delete it, and a new one is created")]
+    /// Another client wrote it.
+    #[error("{object} cannot be used: {why}")]
     Content {
         /// "Secret x/y".
         object: String,
-        /// The error.
+        /// The error, and the fix where there is one.
         why: String,
     },
+    /// It was deleted, and this account may not create it.
+    #[error("there is no {0}: apply deploy/scheduler.yaml, which has an empty one")]
+    Missing(String),
     /// A name that no certificate can carry, or no randomness.
     #[error(transparent)]
     Certificate(#[from] CertificateError),

@@ -1,5 +1,8 @@
-//! Secrets and the `ConfigMap`: read, made when absent. Several replicas may start at once: the
-//! second one reads what the first one wrote.
+//! Secrets and the `ConfigMap`: read, and filled or made where they are empty or absent. Several
+//! replicas may start at once: the second one reads what the first one wrote.
+//!
+//! `deploy/` has both Secrets empty. A right to create them would have no name in it, and its holder
+//! could create the other program's Secret with a key of its own.
 
 use super::TrustError;
 use super::certificate::{Authority, Freshness};
@@ -134,7 +137,7 @@ impl Objects {
             .map_err(|e| api_error(&format!("write {what}"), e))
     }
 
-    /// The Secret, as found or as made now.
+    /// The Secret as it was found, or as it is filled or made now.
     async fn secret(
         &self,
         name: &str,
@@ -142,18 +145,34 @@ impl Objects {
     ) -> Result<Secret, TrustError> {
         let what = |verb: &str| format!("{verb} Secret {}/{name}", self.namespace);
         let found = self.secrets.get_opt(name).await;
-        if let Some(found) = found.map_err(|e| api_error(&what("read"), e))? {
-            return Ok(found);
-        }
-        let secret = Secret {
-            metadata: metadata(name),
-            data: Some(bytes(make()?)),
-            type_: Some("Opaque".to_owned()),
-            ..Secret::default()
-        };
+        let found = found.map_err(|e| api_error(&what("read"), e))?;
         // A conflict means that another writer was faster: the caller tries again and reads.
-        let made = self.secrets.create(&PostParams::default(), &secret).await;
-        made.map_err(|e| api_error(&what("make"), e))
+        match found {
+            Some(found) if !is_empty(&found) => Ok(found),
+            Some(empty) => {
+                let filled = Secret {
+                    data: Some(bytes(make()?)),
+                    ..empty
+                };
+                let parameters = PostParams::default();
+                let replaced = self.secrets.replace(name, &parameters, &filled).await;
+                replaced.map_err(|e| api_error(&what("fill"), e))
+            }
+            None => {
+                let secret = Secret {
+                    metadata: metadata(name),
+                    data: Some(bytes(make()?)),
+                    type_: Some("Opaque".to_owned()),
+                    ..Secret::default()
+                };
+                match self.secrets.create(&PostParams::default(), &secret).await {
+                    Err(kube::Error::Api(status)) if status.code == 403 => {
+                        Err(TrustError::Missing(self.name_of(&secret)))
+                    }
+                    made => made.map_err(|e| api_error(&what("make"), e)),
+                }
+            }
+        }
     }
 
     fn entry<'a>(&self, secret: &'a Secret, entry: &str) -> Result<&'a [u8], TrustError> {
@@ -166,9 +185,10 @@ impl Objects {
     }
 
     fn unusable(&self, secret: &Secret, why: String) -> TrustError {
+        let fix = "delete it and apply deploy/scheduler.yaml, whose empty Secret of that name is then filled";
         TrustError::Content {
             object: self.name_of(secret),
-            why,
+            why: format!("{why}; {fix}"),
         }
     }
 
@@ -176,6 +196,12 @@ impl Objects {
         let name = secret.metadata.name.as_deref().unwrap_or_default();
         format!("Secret {}/{name}", self.namespace)
     }
+}
+
+/// No entry, or none with a byte in it.
+fn is_empty(secret: &Secret) -> bool {
+    let entries = secret.data.iter().flatten();
+    entries.into_iter().all(|(_, bytes)| bytes.0.is_empty())
 }
 
 fn authority_entries(authority: &Authority) -> BTreeMap<&'static str, Vec<u8>> {

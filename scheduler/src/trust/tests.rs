@@ -2,7 +2,7 @@ use super::*;
 use base64::Engine as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config};
 
@@ -40,6 +40,74 @@ async fn replicas_that_start_at_once_agree() {
     }
     let again = establish(&client, NS, &names).await.unwrap();
     assert_eq!(a.signer().public_key(), again.signer().public_key());
+}
+
+/// As `deploy/` has them, the labels aside.
+async fn make_empty(secrets: &Api<Secret>) {
+    for name in [object::GRANT_KEY_SECRET, object::TLS_SECRET] {
+        let empty = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"a": "b"}}, "type": "Opaque",
+        }));
+        let (parameters, empty) = (PostParams::default(), empty.unwrap());
+        secrets.create(&parameters, &empty).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn empty_secrets_are_filled_once_and_keep_the_rest() {
+    let (client, _server) = server().await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NS);
+    make_empty(&secrets).await;
+    let names = names();
+    let (a, b, c) = tokio::join!(
+        establish(&client, NS, &names),
+        certificates(&client, NS, &names),
+        establish(&client, NS, &names),
+    );
+    let (a, b, c) = (a.unwrap(), b.unwrap(), c.unwrap());
+    assert_eq!(a.signer().key_id(), c.signer().key_id());
+    for other in [&b, c.certificates()] {
+        assert_eq!(a.certificates().ca_pem(), other.ca_pem());
+    }
+    let filled = secrets.get(object::GRANT_KEY_SECRET).await.unwrap();
+    assert!(filled.metadata.labels.unwrap().contains_key("a"));
+    let again = establish(&client, NS, &names).await.unwrap();
+    assert_eq!(a.signer().public_key(), again.signer().public_key());
+    let still = secrets.get(object::GRANT_KEY_SECRET).await.unwrap();
+    assert_eq!(filled.data, still.data);
+    // An entry without a byte is no key.
+    let blank = Patch::Merge(json!({"data": {(object::GRANT_KEY_ENTRY): ""}}));
+    secrets
+        .patch(object::GRANT_KEY_SECRET, &PatchParams::default(), &blank)
+        .await
+        .unwrap();
+    let other = establish(&client, NS, &names).await.unwrap();
+    assert_ne!(a.signer().key_id(), other.signer().key_id());
+}
+
+/// An API server that knows the namespace, and no right to create a Secret.
+#[tokio::test]
+async fn a_secret_that_is_missing_and_may_not_be_created_is_named_with_the_fix() {
+    let answer = |request: http::Request<kube::client::Body>| async move {
+        let of_namespace = request.uri().path().ends_with("/namespaces/kube-system");
+        let (code, body) = match *request.method() {
+            http::Method::GET if of_namespace => (
+                200,
+                json!({"metadata": {"name": "kube-system", "uid": "u"}}),
+            ),
+            http::Method::GET => (404, json!({"code": 404, "reason": "NotFound"})),
+            _ => (403, json!({"code": 403, "reason": "Forbidden"})),
+        };
+        let response = http::Response::builder().status(code);
+        let body = kube::client::Body::from(body.to_string().into_bytes());
+        Ok::<_, std::convert::Infallible>(response.body(body).unwrap())
+    };
+    let client = Client::new(tower::service_fn(answer), NS);
+    let error = establish(&client, NS, &names()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no Secret default/aliquot-grant-key: apply deploy/scheduler.yaml, which has an empty one"
+    );
 }
 
 #[tokio::test]
@@ -120,8 +188,9 @@ async fn a_key_that_is_taken_away_is_replaced_by_one_in_all_replicas_and_stays_t
     let old = replicas[0].signer().key_id().to_owned();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NS);
     let maps: Api<ConfigMap> = Api::namespaced(client, NS);
+    let empty = Patch::Merge(json!({"data": null}));
     secrets
-        .delete(object::GRANT_KEY_SECRET, &DeleteParams::default())
+        .patch(object::GRANT_KEY_SECRET, &PatchParams::default(), &empty)
         .await
         .unwrap();
     let patch = Patch::Merge(json!({"data": {"signing-key": null}}));
@@ -171,7 +240,7 @@ async fn a_secret_that_holds_something_else_is_named_and_not_overwritten() {
     }))
     .unwrap();
     secrets
-        .create(&kube::api::PostParams::default(), &foreign)
+        .create(&PostParams::default(), &foreign)
         .await
         .unwrap();
     let error = establish(&client, NS, &names())
@@ -182,7 +251,10 @@ async fn a_secret_that_holds_something_else_is_named_and_not_overwritten() {
         error.contains("Secret default/aliquot-grant-key"),
         "{error}"
     );
-    assert!(error.contains("delete it"), "{error}");
+    assert!(
+        error.contains("delete it and apply deploy/scheduler.yaml"),
+        "{error}"
+    );
     let left = secrets.get(object::GRANT_KEY_SECRET).await.unwrap();
     assert_eq!(left.data, foreign.data);
 }

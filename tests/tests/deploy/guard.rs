@@ -98,7 +98,23 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         ("aliquot-grant", grant::PROTECTED.map(quoted).to_vec()),
         ("aliquot-agent-node", resources[1..].to_vec()),
     ];
-    for policy in ["aliquot-grant", "aliquot-scheduler-claims"] {
+    wanted.push((
+        "aliquot-exempt-namespaces",
+        [
+            "aliquot.dev/monitoring",
+            "resource.kubernetes.io/admin-access",
+        ]
+        .map(quoted)
+        .to_vec(),
+    ));
+    for policy in [
+        "aliquot-grant",
+        "aliquot-scheduler-claims",
+        "aliquot-scheduler-gpunode",
+        "aliquot-scheduler-pods",
+        "aliquot-scheduler-bindings",
+        "aliquot-scheduler-volumes",
+    ] {
         wanted.push((policy, vec![account(object::SCHEDULER_ACCOUNT)]));
     }
     for policy in ["aliquot-agent-node", "aliquot-agent-gpunode"] {
@@ -109,6 +125,31 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         for word in words {
             assert!(text(policy).contains(&word), "{policy} lacks {word}");
         }
+    }
+    // What the scheduler writes on a pod: in a Binding by name, later as a pattern.
+    let written = [
+        kai::POD_GROUP,
+        kai::SUB_GROUP_LABEL,
+        kai::NODE_POOL_LABEL,
+        grant::GPU_GROUP,
+    ];
+    for key in written.into_iter().chain(grant::PROTECTED) {
+        let bindings = text("aliquot-scheduler-bindings");
+        assert!(bindings.contains(&quoted(key)), "{key}");
+    }
+    for key in written {
+        let key = format!(", \\\"{}\\\":", key.replace('.', "[.]"));
+        assert!(text("aliquot-scheduler-pods").contains(&key), "{key}");
+    }
+    let written = text("aliquot-scheduler-pods");
+    assert!(names::condition::ISOLATION_VERIFIED.starts_with("aliquot.dev/"));
+    assert!(written.contains("startsWith('aliquot.dev/')"));
+    // The networks that the label opens are those of the policies.
+    for network in of_kind("NetworkPolicy") {
+        let text = network.to_string();
+        let opened = text.matches("namespaceSelector").count();
+        let label = r#""namespaceSelector":{"matchLabels":{"aliquot.dev/monitoring":"true"}}"#;
+        assert_eq!(text.matches(label).count(), opened, "{text}");
     }
     // Every variable that is ours to set for MPS, by its prefix.
     for name in [

@@ -80,6 +80,33 @@ fn no_right_is_a_wildcard_and_every_right_belongs_to_an_account_that_exists() {
     }
 }
 
+/// RBAC has no name in a right to create, so an account that may create one Secret may create each.
+#[test]
+fn nobody_creates_secrets_and_those_of_the_programs_are_there_and_empty() {
+    for kind in ["ClusterRole", "Role"] {
+        for role in of_kind(kind) {
+            for rule in list(&role["rules"]) {
+                if strings(&rule["resources"]).contains(&"secrets") {
+                    assert!(!rule["resourceNames"].is_null(), "{rule}");
+                    let verbs = strings(&rule["verbs"]);
+                    assert!(
+                        verbs.iter().all(|verb| ["get", "update"].contains(verb)),
+                        "{rule}"
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(of_kind("Secret").len(), 2);
+    for name in [object::GRANT_KEY_SECRET, object::TLS_SECRET] {
+        let secret = one("Secret", name);
+        assert_eq!(secret["metadata"]["namespace"], NAMESPACE);
+        // With a field for data, an apply would empty a Secret that is filled.
+        assert!(secret["data"].is_null() && secret["stringData"].is_null());
+        assert_eq!(secret["type"], "Opaque");
+    }
+}
+
 #[test]
 fn the_observer_may_read_what_the_scheduler_reads_and_write_nothing() {
     let text = fs::read_to_string(deploy().join("observe/observe.yaml")).unwrap();

@@ -14,14 +14,15 @@ use super::caller::{CallerError, Callers};
 use super::rows::PendingQuery;
 use crate::cycle::Question;
 use axum::Router;
-use axum::extract::Query as Parameters;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query as Parameters, State as Extract};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -109,11 +110,25 @@ pub(super) fn routes(state: HttpState) -> Router {
         let file = async move |headers: HeaderMap| tagged(&headers, kind, text.to_owned());
         routes = routes.route(path, get(file));
     }
+    let data = queries::routes().merge(upstream::routes());
     routes
-        .merge(queries::routes())
-        .merge(upstream::routes())
+        .merge(data.route_layer(from_fn_with_state(state.clone(), judged)))
         .with_state(state)
         .layer(from_fn(guarded))
+}
+
+/// Reviews the token of a request before it is read further. The handlers find the verdict cached.
+async fn judged(
+    Extract(state): Extract<HttpState>,
+    request: axum::extract::Request,
+    next: Next,
+) -> Result<Response, Refusal> {
+    if let Some(callers) = &state.callers {
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+        let peer = peer.map(|ConnectInfo(peer)| peer.ip());
+        callers.rights(shown(request.headers())?, peer).await?;
+    }
+    Ok(next.run(request).await)
 }
 
 async fn guarded(request: axum::extract::Request, next: Next) -> Response {
@@ -153,6 +168,7 @@ impl From<CallerError> for Refusal {
         let code = match &error {
             CallerError::Unknown(_) => StatusCode::UNAUTHORIZED,
             CallerError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            CallerError::TooMany => StatusCode::TOO_MANY_REQUESTS,
         };
         Self(code, error.to_string())
     }
@@ -170,7 +186,7 @@ impl HttpState {
         let Some(callers) = &self.callers else {
             return Ok(Rights::all());
         };
-        let (token, mut rights) = callers.rights(shown(headers)?).await?;
+        let (token, mut rights) = callers.rights(shown(headers)?, None).await?;
         if rights.pods != Pods::All {
             let (to, answer) = oneshot::channel();
             let asked = self.asked.send(PendingQuery::Namespaces(to)).await;
@@ -185,7 +201,7 @@ impl HttpState {
         let Some(callers) = &self.callers else {
             return Ok(true);
         };
-        let (token, _) = callers.rights(shown(headers)?).await?;
+        let (token, _) = callers.rights(shown(headers)?, None).await?;
         Ok(callers.events(token, namespace).await?)
     }
 

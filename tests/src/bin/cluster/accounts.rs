@@ -9,12 +9,12 @@ use aliquot_tests::verdict::Write;
 use anyhow::{Context, Result, ensure};
 use api::GpuNode;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use proto::names::{NAMESPACE, grant, object, resource};
-use serde_json::{Value, json};
+use proto::names::{NAMESPACE, condition, grant, kai, object, request, resource};
+use serde_json::{Map, Value, json};
 
 use crate::guard::{Table, creates, guarded, live};
 
@@ -67,8 +67,15 @@ pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Clus
             Write::create(format!("/api/v1/namespaces/{ns}/bindings"), bound(metadata)),
             key,
         );
-        scheduler.admitted_write(Write::create(&binding, bound(metadata)));
-        scheduler.admitted_write(Write::patch(&path, metadata.clone()));
+    }
+    for (kind, key) in [
+        ("annotations", grant::GRANT),
+        ("annotations", grant::RECEIVED_TYPE),
+        ("labels", grant::GPU_GROUP),
+        ("labels", "runai-gpu-group/GPU-1"),
+    ] {
+        let metadata = json!({ "metadata": { kind: { key: "x" } } });
+        scheduler.admitted_write(Write::create(&binding, bound(&metadata)));
     }
     let note = json!({ "metadata": { "annotations": { "example.com/note": "x" }, "labels": { "a": "b" } } });
     others.admitted(note.clone());
@@ -99,6 +106,257 @@ pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Clus
     others.admitted_write(Write::patch(&path, note.clone()));
     others.admitted_write(Write::patch(format!("{path}/status"), note));
     others.holds().await
+}
+
+/// With the right to patch pods its account could give the image of a privileged pod another name.
+pub(crate) async fn the_scheduler_writes_a_pods_group_and_its_own_conditions_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let policy = "aliquot-scheduler-pods";
+    // What a value says of another key is text.
+    let sly = r#"x", "pod-group-name":"g"#;
+    let one = json!({ (resource::GPU): "1" });
+    let gpu = json!({ "name": "main", "image": "busybox",
+        "resources": { "limits": one, "requests": one } });
+    let mut there = live(
+        &ns,
+        &json!({ "metadata": {
+            "annotations": { "note": "x", "other": sly, (kai::POD_GROUP): "g" },
+            "labels": { "app": "x", (kai::QUEUE_LABEL): "q" },
+        }, "spec": { "containers": [gpu] } }),
+    );
+    cluster.apply_one(&there).await?;
+    // As many as the API server takes with the other policies.
+    let many: Map<String, Value> = (0..20_000)
+        .map(|number| (format!("z{number:x}"), json!("")))
+        .collect();
+    there["metadata"]["annotations"] = Value::Object(many);
+    there["metadata"]["name"] = json!("full");
+    let full = serde_json::from_value(there)?;
+    let pods = cluster.pods(&ns);
+    pods.create(&PostParams::default(), &full).await?;
+    let ready = json!({ "status": { "conditions": [
+        { "type": "Ready", "status": "False" }, { "type": "PodScheduled", "status": "True" },
+    ] } });
+    pods.patch_status("live", &PatchParams::default(), &Patch::Strategic(ready))
+        .await?;
+
+    let path = |name: &str| format!("/api/v1/namespaces/{ns}/pods/{name}");
+    let status = format!("{}/status", path("live"));
+    let annotation =
+        |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
+    let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
+    let condition = |kind: &str, value: &str| {
+        let one = json!({ "type": kind, "status": value, "reason": "A", "message": "b" });
+        json!({ "status": { "conditions": [one] } })
+    };
+    let image = json!({ "spec": { "containers": [{ "name": "main", "image": "evil" }] } });
+    let mut table = Table::new(cluster, policy, &ns);
+    table.refused_write(Write::strategic(path("live"), image), "spec of live");
+    let deadline = json!({ "spec": { "activeDeadlineSeconds": 1 } });
+    table.refused_write(Write::patch(path("live"), deadline), "spec of live");
+    for change in [
+        annotation("note", json!("y")),
+        annotation("note", Value::Null),
+        annotation("new", json!("")),
+        annotation(grant::GRANT, json!("x")),
+        annotation(request::MEMORY, json!("1")),
+        annotation("other", json!(format!("{sly}h"))),
+        json!({ "metadata": { "annotations": { "note": sly, (kai::POD_GROUP): Value::Null } } }),
+    ] {
+        table.refused_write(Write::patch(path("live"), change.clone()), kai::POD_GROUP);
+        table.refused_write(Write::patch(&status, change), kai::POD_GROUP);
+    }
+    for change in [
+        label("app", json!("y")),
+        label("app", Value::Null),
+        label(kai::QUEUE_LABEL, json!("r")),
+        label("runai-gpu-groups", json!("r")),
+    ] {
+        table.refused_write(Write::patch(path("live"), change), kai::SUB_GROUP_LABEL);
+    }
+    for change in [
+        json!({ "metadata": { "finalizers": ["a.example/b"] } }),
+        json!({ "metadata": { "ownerReferences": [
+            { "apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y" },
+        ] } }),
+    ] {
+        table.refused_write(Write::patch(path("live"), change), "finalizers and owners");
+    }
+    for (kind, value) in [("Ready", "True"), ("ContainersReady", "True")] {
+        let change = condition(kind, value);
+        table.refused_write(Write::strategic(&status, change), "conditions");
+    }
+    let phase = json!({ "status": { "phase": "Succeeded" } });
+    table.refused_write(Write::patch(&status, phase), "status.phase");
+    let nominated = json!({ "status": { "nominatedNodeName": "n" } });
+    table.refused_write(Write::patch(&status, nominated), "status.nominatedNodeName");
+    let one_of_many = annotation("z77", json!("x"));
+    table.refused_write(Write::patch(path("full"), one_of_many), kai::POD_GROUP);
+
+    for change in [
+        annotation(kai::POD_GROUP, json!(sly)),
+        annotation(kai::POD_GROUP, json!("other")),
+        annotation(kai::POD_GROUP, Value::Null),
+        label(kai::SUB_GROUP_LABEL, json!("s")),
+        label(kai::NODE_POOL_LABEL, json!("p")),
+        label(grant::GPU_GROUP, json!("GPU-1")),
+        json!({ "metadata": { "labels": {
+            "runai-gpu-group/GPU-1": "b", "runai-gpu-group/GPU-2": "b", (kai::SUB_GROUP_LABEL): "s",
+        } } }),
+    ] {
+        table.admitted_write(Write::patch(path("live"), change));
+    }
+    for kind in [
+        "PodScheduled",
+        "DisruptionTarget",
+        condition::ISOLATION_VERIFIED,
+    ] {
+        table.admitted_write(Write::strategic(&status, condition(kind, "False")));
+    }
+    let claim = json!({ "resourceClaimName": "c", "requestMappings": [
+        { "containerName": "main", "resourceName": resource::GPU, "requestName": "r" },
+    ] });
+    let claim = json!({ "status": { "extendedResourceClaimStatus": claim } });
+    table.admitted_write(Write::patch(&status, claim));
+    // Each of these writes takes the API server a second.
+    let group = annotation(kai::POD_GROUP, json!("other"));
+    table.admitted_write(Write::patch(path("full"), group));
+    let why = condition("PodScheduled", "False");
+    table.admitted_write(Write::strategic(format!("{}/status", path("full")), why));
+    let client = account(cluster, object::SCHEDULER_ACCOUNT, None).await?;
+    table.by(client.clone()).holds().await?;
+
+    let binding = |metadata: &Value| {
+        let mut binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": "live" },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node::NAME },
+        });
+        for (key, value) in metadata["metadata"].as_object().into_iter().flatten() {
+            binding["metadata"][key] = value.clone();
+        }
+        Write::create(format!("{}/binding", path("live")), binding)
+    };
+    let mut table = Table::new(cluster, "aliquot-scheduler-bindings", &ns);
+    for (change, key) in [
+        (annotation("note", json!("x")), "note"),
+        (annotation("cdi.k8s.io/x", json!("a.b/c=d")), "cdi.k8s.io/x"),
+        (label("app", json!("x")), "app"),
+        (label(kai::QUEUE_LABEL, json!("x")), kai::QUEUE_LABEL),
+    ] {
+        table.refused_write(binding(&change), key);
+    }
+    table.admitted_write(binding(&json!({})));
+    for key in [grant::GRANT, kai::POD_GROUP, grant::RECEIVED_TYPE] {
+        table.admitted_write(binding(&annotation(key, json!("x"))));
+    }
+    for key in [
+        kai::SUB_GROUP_LABEL,
+        kai::NODE_POOL_LABEL,
+        grant::GPU_GROUP,
+        "runai-gpu-group/GPU-1",
+    ] {
+        table.admitted_write(binding(&label(key, json!("x"))));
+    }
+    table.by(client).holds().await?;
+
+    // Other accounts are not affected.
+    let mut admin = Table::new(cluster, policy, &ns);
+    admin.admitted_write(Write::patch(path("live"), annotation("note", json!("y"))));
+    admin.admitted_write(Write::patch(
+        &status,
+        json!({ "status": { "phase": "Failed" } }),
+    ));
+    admin.admits().await
+}
+
+pub(crate) async fn the_scheduler_gives_a_claim_a_node_or_a_free_volume_alone(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = guarded(cluster).await?;
+    let (free, taken) = (format!("{ns}-free"), format!("{ns}-taken"));
+    let of_tenant = json!({ "namespace": "tenant", "name": "theirs" });
+    for name in [&free, &taken] {
+        let mut volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+            "spec": {
+                "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "none",
+                "hostPath": { "path": "/data" },
+            },
+        });
+        if *name == taken {
+            volume["spec"]["claimRef"] = of_tenant.clone();
+        }
+        cluster.apply_one(&volume).await?;
+    }
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": { "name": "claim", "namespace": ns, "annotations": { "note": "x" } },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
+                "resources": { "requests": { "storage": "1Gi" } },
+            },
+        }))
+        .await?;
+    let claim = format!("/api/v1/namespaces/{ns}/persistentvolumeclaims/claim");
+    let volume = |name: &str| format!("/api/v1/persistentvolumes/{name}");
+    let annotation = |key: &str| json!({ "metadata": { "annotations": { key: "y" } } });
+    let selected = "volume.kubernetes.io/selected-node";
+    let bound = "pv.kubernetes.io/bound-by-controller";
+    let owner = json!({ "spec": { "claimRef": {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": ns, "name": "claim",
+    } } });
+    let mut table = Table::new(cluster, "aliquot-scheduler-volumes", &ns);
+    for (path, change, word) in [
+        (volume(&taken), owner.clone(), "spec.claimRef"),
+        (
+            volume(&taken),
+            json!({ "spec": { "claimRef": null } }),
+            "spec.claimRef",
+        ),
+        (
+            volume(&free),
+            json!({ "spec": { "mountOptions": ["dev"] } }),
+            "spec.mountOptions",
+        ),
+        (
+            volume(&free),
+            json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } }),
+            "spec.persistentVolumeReclaimPolicy",
+        ),
+        (volume(&free), annotation(selected), bound),
+        (claim.clone(), annotation(bound), selected),
+        (claim.clone(), annotation("note"), selected),
+        (
+            claim.clone(),
+            json!({ "metadata": { "finalizers": null } }),
+            "finalizers",
+        ),
+        (
+            claim.clone(),
+            json!({ "metadata": { "labels": { "a": "b" } } }),
+            "labels",
+        ),
+    ] {
+        table.refused_write(Write::patch(path, change), word);
+    }
+    table.admitted_write(Write::patch(&claim, annotation(selected)));
+    let mut given = owner.clone();
+    given["metadata"] = annotation(bound)["metadata"].clone();
+    table.admitted_write(Write::patch(volume(&free), given));
+    let client = account(cluster, object::SCHEDULER_ACCOUNT, None).await?;
+    let held = table.by(client).holds().await;
+    let mut admin = Table::new(cluster, "aliquot-scheduler-volumes", &ns);
+    admin.admitted_write(Write::patch(volume(&taken), owner));
+    let unaffected = admin.admits().await;
+    let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
+    for name in [&free, &taken] {
+        volumes.delete(name, &DeleteParams::default()).await?;
+    }
+    held.and(unaffected)
 }
 
 pub(crate) async fn the_scheduler_creates_and_deletes_claims_of_extended_resources_alone(
@@ -370,7 +628,6 @@ scheduler get podgangs.scheduler.grove.io
 scheduler create events.events.k8s.io
 scheduler create tokenreviews.authentication.k8s.io
 scheduler create subjectaccessreviews.authorization.k8s.io
-scheduler create secrets aliquot-system
 scheduler update secrets aliquot-system aliquot-grant-key
 scheduler update secrets aliquot-system aliquot-tls
 scheduler get secrets aliquot-system aliquot-tls
@@ -381,7 +638,6 @@ scheduler create leases.coordination.k8s.io aliquot-system
 scheduler update leases.coordination.k8s.io aliquot-system aliquot-scheduler
 admission list pods
 admission watch queues.scheduling.run.ai
-admission create secrets aliquot-system
 admission get secrets aliquot-system aliquot-tls
 admission update secrets aliquot-system aliquot-tls
 admission get leases.coordination.k8s.io aliquot-system aliquot-scheduler
@@ -399,6 +655,12 @@ agent watch configmaps aliquot-system aliquot-trust
 /// What none of them does, and what would do harm.
 const MAY_NOT: &str = "
 scheduler get secrets aliquot-system of-others
+scheduler create secrets aliquot-system
+scheduler delete secrets aliquot-system aliquot-grant-key
+admission create secrets aliquot-system
+admission get secrets aliquot-system aliquot-grant-key
+scheduler patch pods/ephemeralcontainers
+scheduler patch pods/resize
 scheduler list secrets aliquot-system
 scheduler watch secrets aliquot-system aliquot-grant-key
 scheduler get secrets elsewhere aliquot-tls

@@ -241,6 +241,26 @@ pub(crate) async fn devices_are_named_to_the_runtime_by_nobody(
         "cdi.k8s.io/thief",
     );
     table.admitted_write(Write::patch(&path, annotated("example.com/note", "x")));
+    // A write of the status may carry annotations, and those of a Binding become the pod's.
+    let bound = |key: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": { "name": "live", "annotations": { key: ours } },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": "n1" },
+        })
+    };
+    let status = format!("{path}/status");
+    let binding = format!("{path}/binding");
+    let bindings = format!("/api/v1/namespaces/{ns}/bindings");
+    for write in [
+        Write::patch(&status, annotated("cdi.k8s.io/thief", ours)),
+        Write::create(&binding, bound("cdi.k8s.io/thief")),
+        Write::create(&bindings, bound("cdi.k8s.io/thief")),
+    ] {
+        table.refused_write(write, "cdi.k8s.io/thief");
+    }
+    table.admitted_write(Write::patch(&status, annotated("example.com/note", "x")));
+    table.admitted_write(Write::create(&binding, bound("example.com/note")));
     table.holds().await
 }
 

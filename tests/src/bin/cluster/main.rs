@@ -260,6 +260,8 @@ async fn test(
             guard::a_share_has_no_way_around_its_containers_walls,
             guard::a_policy_in_warn_mode_lets_through_and_says_so,
             accounts::a_grant_is_written_by_the_scheduler_alone,
+            accounts::the_scheduler_writes_a_pods_group_and_its_own_conditions_alone,
+            accounts::the_scheduler_gives_a_claim_a_node_or_a_free_volume_alone,
             accounts::the_scheduler_creates_and_deletes_claims_of_extended_resources_alone,
             accounts::the_scheduler_chooses_among_a_cards_mig_layouts_alone,
             accounts::an_agent_writes_two_amounts_of_its_own_node_alone,

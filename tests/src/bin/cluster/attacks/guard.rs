@@ -236,10 +236,25 @@ async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Res
     );
     table.admitted_write(named("gpu-operator", json!({})));
     table.admitted_write(Write::patch(&path, exempt("no")));
-    table.by(tenant.clone()).holds().await?;
     let mut admin = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
     admin.admitted_write(named("mine", labels));
     admin.admitted_write(Write::patch(&path, exempt(guard::EXEMPT)));
+    // Labels that open metrics and page, and claims for every card of a node.
+    for key in [
+        "aliquot.dev/monitoring",
+        "resource.kubernetes.io/admin-access",
+        "resource.k8s.io/admin-access",
+    ] {
+        let opens = |value: &str| json!({ "metadata": { "labels": { key: value } } });
+        let labels = json!({ key: "true" });
+        table.refused_write(named("mine", labels.clone()), key);
+        table.refused_write(Write::patch(&path, opens("true")), who);
+        table.refused_write(Write::patch(format!("{path}/status"), opens("true")), key);
+        table.admitted_write(Write::patch(&path, opens("false")));
+        admin.admitted_write(named("mine", labels));
+        admin.admitted_write(Write::patch(&path, opens("true")));
+    }
+    table.by(tenant.clone()).holds().await?;
     admin.admits().await?;
 
     let thief = with_container(

@@ -6,13 +6,14 @@ use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::scheduler::Replica;
+use aliquot_tests::scheduler::{self, Replica};
 use aliquot_tests::share::{IMAGE, grant_of, pod};
 use aliquot_tests::simulated_agents;
 use aliquot_tests::suite::Claim;
 use aliquot_tests::token::AccountToken;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -62,8 +63,8 @@ async fn charged(cluster: &Cluster, names: [&str; 2]) -> Result<[String; 2]> {
     Ok(all)
 }
 
-/// The guard rejects these writes except from the scheduler itself, in whose name they are made
-/// here: the test is only about what the scheduler believes, also after a restart.
+/// The guard rejects these writes, so they are made while it only records them: the test is about
+/// what the scheduler believes, also after a restart.
 pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -96,11 +97,33 @@ pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_wri
     let lies = Patch::Merge(lies);
     let parameters = PatchParams::default();
     let pods = cluster.pods(&ns);
-    let refused = pods.patch("tenant", &parameters, &lies).await;
-    ensure!(refused.is_err(), "the guard let an admin do it");
-    Api::<Pod>::namespaced(scheduler_client(cluster).await?, &ns)
-        .patch("tenant", &parameters, &lies)
+    for pods in [
+        &pods,
+        &Api::<Pod>::namespaced(scheduler_client(cluster).await?, &ns),
+    ] {
+        let refused = pods.patch("tenant", &parameters, &lies).await;
+        ensure!(refused.is_err(), "the guard let it be written");
+    }
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(cluster.client.clone());
+    let set = |action: &str| Patch::Merge(json!({ "spec": { "validationActions": [action] } }));
+    bindings
+        .patch("aliquot-grant", &parameters, &set("Audit"))
         .await?;
+    let written = until(
+        "the guard only records",
+        Duration::from_secs(20),
+        || async {
+            Ok(match pods.patch("tenant", &parameters, &lies).await {
+                Ok(_) => Seen::Done(()),
+                Err(error) => Seen::NotYet(error.to_string()),
+            })
+        },
+    )
+    .await;
+    bindings
+        .patch("aliquot-grant", &parameters, &set("Deny"))
+        .await?;
+    written?;
     // The charge of a pod of the other queue is written after the false reports arrived; the second
     // time by a scheduler that knows the first pod only by its object.
     for (name, sum) in [("next", "131m"), ("after", "261m")] {
@@ -372,8 +395,14 @@ pub(crate) async fn a_new_signing_key_ends_no_share_and_a_revoked_one_starts_non
         .await?;
 
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-    Api::<Secret>::namespaced(cluster.client.clone(), NAMESPACE)
-        .delete(object::GRANT_KEY_SECRET, &DeleteParams::default())
+    let empty = json!({ "data": null });
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    secrets
+        .patch(
+            object::GRANT_KEY_SECRET,
+            &PatchParams::default(),
+            &Patch::Merge(empty),
+        )
         .await?;
     let news = json!({ "data": { (object::TRUST_SIGNING_KEY): null } });
     maps.patch(
@@ -407,6 +436,18 @@ pub(crate) async fn a_new_signing_key_ends_no_share_and_a_revoked_one_starts_non
         &Patch::Merge(revoked),
     )
     .await?;
+
+    // An upgrade applies the Secrets again as they are in `deploy/`, empty.
+    let filled = secrets.get(object::GRANT_KEY_SECRET).await?.data;
+    let manifests = scheduler::manifests(&cluster.programs.tree)?;
+    for secret in manifests.iter().filter(|one| one["kind"] == "Secret") {
+        cluster.apply_one(secret).await?;
+    }
+    let kept = secrets.get(object::GRANT_KEY_SECRET).await?.data;
+    ensure!(
+        kept == filled && kept.is_some_and(|data| !data.is_empty()),
+        "an apply changed the key"
+    );
 
     let after = cluster.run_share(&share("after")).await?;
     ensure!(

@@ -80,7 +80,7 @@ pub(crate) async fn root_in_a_container_changes_nothing_in_the_pipe_directory(
     };
     let before = files()?;
     // What would fill the node's `/run`, take other tenants' connections, or be in the way of a
-    // supervisor that starts.
+    // supervisor that starts. Each is tried where the server's pipe is, or the claim fails.
     for change in [
         "touch x",
         "mkdir x",
@@ -92,9 +92,11 @@ pub(crate) async fn root_in_a_container_changes_nothing_in_the_pipe_directory(
         "touch ../x",
         "mount -o remount,rw /run/aliquot/mps/pipe",
     ] {
-        let tried = format!("cd /run/aliquot/mps/pipe && {change} 2>/dev/null && echo changed; :");
+        let tried = format!(
+            "cd /run/aliquot/mps/pipe && test -S control && echo there; {change} 2>/dev/null && echo changed; :"
+        );
         let said = shell(cluster, &ns, "attacker", &tried).await?;
-        ensure!(!said.contains("changed"), "it can {change}");
+        ensure!(said.trim() == "there", "it can {change}: {said}");
     }
     ensure!(files()? == before, "{before:?} are {:?}", files()?);
     let gpus = cluster.gpus.as_mut().context("no GPUs")?;

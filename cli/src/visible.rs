@@ -1,0 +1,76 @@
+//! Text of others, without the characters that a terminal does not show but obeys: control
+//! characters, which move the cursor, and those that change the order of a line or have no width, by
+//! which one name looks like another.
+
+/// Unicode 16, `DerivedCoreProperties.txt`: `Default_Ignorable_Code_Point`, which includes each
+/// character of `Bidi_Control`. After them `Line_Separator`, `Paragraph_Separator` and the marks of
+/// interlinear annotations. None of them is a control character for [`char::is_control`].
+const UNSEEN: [(char, char); 19] = [
+    ('\u{ad}', '\u{ad}'),
+    ('\u{34f}', '\u{34f}'),
+    ('\u{61c}', '\u{61c}'),
+    ('\u{115f}', '\u{1160}'),
+    ('\u{17b4}', '\u{17b5}'),
+    ('\u{180b}', '\u{180f}'),
+    ('\u{200b}', '\u{200f}'),
+    ('\u{202a}', '\u{202e}'),
+    ('\u{2060}', '\u{206f}'),
+    ('\u{3164}', '\u{3164}'),
+    ('\u{fe00}', '\u{fe0f}'),
+    ('\u{feff}', '\u{feff}'),
+    ('\u{ffa0}', '\u{ffa0}'),
+    ('\u{fff0}', '\u{fff8}'),
+    ('\u{1bca0}', '\u{1bca3}'),
+    ('\u{1d173}', '\u{1d17a}'),
+    ('\u{e0000}', '\u{e0fff}'),
+    ('\u{2028}', '\u{2029}'),
+    ('\u{fff9}', '\u{fffb}'),
+];
+
+/// Whether a terminal shows it in its place.
+pub(crate) fn is_visible(c: char) -> bool {
+    !c.is_control()
+        && !UNSEEN
+            .iter()
+            .any(|(first, last)| (*first..=*last).contains(&c))
+}
+
+/// The characters of a text that are visible. A line break is none of them.
+pub(crate) fn visible(text: &str) -> String {
+    text.chars().filter(|c| is_visible(*c)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_taken_out_and_what_it_shows_stays() {
+        for c in [
+            '\u{1b}',
+            '\u{7}',
+            '\n',
+            '\u{7f}',
+            '\u{9b}',
+            '\u{202e}',
+            '\u{202d}',
+            '\u{2066}',
+            '\u{2069}',
+            '\u{200e}',
+            '\u{200f}',
+            '\u{61c}',
+            '\u{200b}',
+            '\u{2060}',
+            '\u{feff}',
+            '\u{ad}',
+            '\u{2028}',
+            '\u{2029}',
+            '\u{fff9}',
+            '\u{e0041}',
+        ] {
+            assert_eq!(visible(&format!("a{c}b")), "ab", "{:x}", u32::from(c));
+        }
+        let shown = "a-b/c: 15360 MiB, \"größer\" 数 ✓ ⚠ │ e\u{301} שלום";
+        assert_eq!(visible(shown), shown);
+    }
+}
