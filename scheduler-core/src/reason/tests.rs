@@ -117,8 +117,11 @@ fn cards() -> Vec<CardReason> {
             mode: Mode::TimeSlicing,
         },
         PoolShared,
+        PoolWhole,
         PoolNone,
         Claimed,
+        NotMig,
+        Device(DeviceReason::InUse),
     ];
     for one in &all {
         match one {
@@ -139,6 +142,9 @@ fn cards() -> Vec<CardReason> {
             | Memory { .. }
             | Fence { .. }
             | PoolShared
+            | PoolWhole
+            | NotMig
+            | Device(_)
             | PoolNone
             | Claimed => {}
         }
