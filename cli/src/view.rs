@@ -336,12 +336,12 @@ mod tests {
         assert_eq!(
             sample_view().render(44, false),
             "\
-node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, 3000 used
+node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, ~3000 used
   ████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░
   a   b
     demo/a  2000 MiB
     demo/b  10000 MiB
-node-1 / 1  NVIDIA L4  free  0 of 20000 MiB granted, 0 used
+node-1 / 1  NVIDIA L4  free  0 of 20000 MiB granted, <65 used
   ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
 
 WAITING

@@ -210,7 +210,7 @@ fn a_demo_of_several_containers_ends_by_itself_and_by_a_signal() {
             let _ = said.send(line);
         }
     });
-    let is_there = |line: String| line.contains("mine/two  1000 MiB");
+    let is_there = |line: String| line.contains("mine/two runs with 1000 MiB");
     until("the share", || shown.try_iter().any(is_there));
     let sent = Command::new("kill")
         .args(["-TERM", &runs.id().to_string()])

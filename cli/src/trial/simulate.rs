@@ -479,7 +479,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.ex
         let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();
         assert_eq!(
             error,
-            "Pod bad would be rejected: gpu-memory annotation value must be a positive integer greater than 0"
+            "Pod bad would be rejected: gpu-memory annotation value must be a positive integer greater than 0; it is \"0\": write the number of MiB in digits alone, such as \"2000\""
         );
         let error = simulate("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {schedulerName: kai-scheduler, containers: 7}\n").unwrap_err();
         assert!(

@@ -483,8 +483,7 @@ fn the_scheduler_holds_no_privilege_and_tenants_outlive_the_agents_upgrade() {
 /// Each of our own values has an effect, and the notes after an installation do not deny it.
 #[test]
 fn the_notes_of_the_chart_know_every_value() {
-    let read =
-        |name: &str| std::fs::read_to_string(deploy().join("chart").join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(deploy().join("chart").join(name)).unwrap();
     let notes = read("templates/NOTES.txt");
     let known = notes.split("(has $key (list ").nth(1).unwrap();
     let known = known.split(')').next().unwrap();
