@@ -7,6 +7,7 @@
 //! - [`of`]: of any pod, the bound ones of a cluster included.
 //! - [`admitted`]: of a manifest: also keys that no manifest may have, and keys without an effect.
 
+mod advice;
 mod error;
 mod form;
 mod number;
@@ -125,8 +126,8 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
     if shares.is_empty() {
         return Ok(PodRequest { containers: whole });
     }
-    if !whole.is_empty() {
-        return Err(RequestError::ShareAndWhole);
+    if let Some(other) = whole.into_iter().next() {
+        return Err(RequestError::ShareAndWhole(other.name));
     }
     let containers = all()
         .filter_map(|(container, init)| {
@@ -210,7 +211,7 @@ fn whole_gpus(container: &Container) -> Result<u32, RequestError> {
         None => Ok(0),
         Some(quantity) => quantity::whole(quantity)
             .and_then(|count| u32::try_from(count).ok())
-            .ok_or_else(|| RequestError::Whole(container.name.clone())),
+            .ok_or_else(|| RequestError::Whole(container.name.clone(), quantity.0.clone())),
     }
 }
 

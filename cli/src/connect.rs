@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::NamespaceResourceScope;
+use kube::core::{NamespaceResourceScope, PartialObjectMeta};
 use kube::{Client, Config, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -93,6 +93,22 @@ impl Cluster {
         K::DynamicType: Default,
     {
         self.listed(Api::all(self.client.clone()), false).await
+    }
+
+    /// Of everything of one kind the metadata alone. A kind that the cluster does not know is an
+    /// empty list.
+    pub(crate) async fn list_names<K>(&self) -> Result<Vec<PartialObjectMeta<K>>, Failure>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned,
+        K::DynamicType: Default,
+    {
+        let api = Api::<K>::all(self.client.clone());
+        let what = K::plural(&K::DynamicType::default()).into_owned();
+        match api.list_metadata(&ListParams::default()).await {
+            Ok(list) => Ok(list.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+            Err(error) => Err(self.failure(&what, &error)),
+        }
     }
 
     /// Everything of one kind in one namespace.

@@ -7,13 +7,17 @@
 use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
 use crate::visible::visible;
+use api::kai::Config as KaiConfig;
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+use kube::core::PartialObjectMeta;
 use proto::telemetry::NodeState;
 use scheduler::config::Strategy;
 use scheduler::convert::World;
@@ -25,6 +29,7 @@ use scheduler_core::ids::PodUid;
 use scheduler_core::units::{Duration, Time};
 use scheduler_core::{Core, Decision, Event, QueueView, Step, text};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -67,11 +72,11 @@ impl Source {
         } else {
             let cluster = self.place.connect().await?;
             let objects = Objects::list(&cluster).await?;
-            for sentence in &objects.unread {
+            for sentence in objects.unread.values() {
                 // A note: the answer stands on what could be read.
                 let _ = writeln!(
                     std::io::stderr(),
-                    "aliquot: {}; counted as none",
+                    "aliquot: {}; what pods name of them counts as there",
                     visible(sentence)
                 );
             }
@@ -132,8 +137,11 @@ pub(crate) struct Objects {
     pub(crate) device_classes: Vec<DeviceClass>,
     pub(crate) device_claims: Vec<ResourceClaim>,
     pub(crate) templates: Vec<ResourceClaimTemplate>,
-    /// Kinds that could not be listed, and why: one sentence each.
-    pub(crate) unread: Vec<String>,
+    /// Names alone: what is in a config map is no one's business here.
+    pub(crate) config_maps: Vec<PartialObjectMeta<ConfigMap>>,
+    pub(crate) configs: Vec<KaiConfig>,
+    /// Kinds that could not be listed, by their plural names, and why: one sentence each.
+    pub(crate) unread: BTreeMap<String, String>,
 }
 
 impl Objects {
@@ -148,8 +156,11 @@ impl Objects {
             cluster.list(),
             cluster.list(),
         )?;
-        // Without the right to list them, the answer is as if there were none.
-        let mut unread = Vec::new();
+        let config_maps = cluster.list_names::<ConfigMap>().await;
+        // Without the right to list them, the answer is as if what pods name of them were there.
+        let mut unread = BTreeMap::new();
+        let config_maps = or_unread::<ConfigMap, _>(config_maps, &mut unread);
+        let configs = readable(cluster, &mut unread).await;
         let shards = readable(cluster, &mut unread).await;
         let namespaces = readable(cluster, &mut unread).await;
         let claims = readable(cluster, &mut unread).await;
@@ -182,24 +193,32 @@ impl Objects {
             device_classes,
             device_claims,
             templates,
+            config_maps,
+            configs,
             unread,
         })
     }
 }
 
 /// Everything of one kind; nothing, and why in `unread`, where it cannot be listed.
-async fn readable<K>(cluster: &Cluster, unread: &mut Vec<String>) -> Vec<K>
+async fn readable<K>(cluster: &Cluster, unread: &mut BTreeMap<String, String>) -> Vec<K>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     K::DynamicType: Default,
 {
-    match cluster.list().await {
-        Ok(objects) => objects,
-        Err(failure) => {
-            unread.push(failure.sentence);
-            Vec::new()
-        }
-    }
+    or_unread::<K, _>(cluster.list().await, unread)
+}
+
+fn or_unread<K, T>(listed: Result<Vec<T>, Failure>, unread: &mut BTreeMap<String, String>) -> Vec<T>
+where
+    K: kube::Resource,
+    K::DynamicType: Default,
+{
+    listed.unwrap_or_else(|failure| {
+        let kind = K::plural(&K::DynamicType::default()).into_owned();
+        unread.insert(kind, failure.sentence);
+        Vec::new()
+    })
 }
 
 /// A core whose actions are not carried out.
@@ -212,6 +231,8 @@ pub(crate) struct Shadow {
     pub(crate) now: Time,
     /// What could not be used of the input.
     pub(crate) problems: Vec<String>,
+    /// Pods of which a container does not run, and why; a snapshot has none.
+    pub(crate) crashes: BTreeMap<PodUid, String>,
     /// What claims of new pods are made of.
     pub(crate) templates: ClaimTemplates,
     /// It was made of a snapshot, which does not hold what selectors of devices look at.
@@ -237,9 +258,11 @@ impl Shadow {
             scheduler: scheduler.to_owned(),
             world: World::new(scheduler)
                 .with_storage_listed()
+                .with_unread(objects.unread.keys().map(String::as_str))
                 .of_shard(&shard.pool, live),
             now,
             problems: Vec::new(),
+            crashes: BTreeMap::new(),
             templates: ClaimTemplates::default(),
             of_snapshot: false,
         };
@@ -248,6 +271,7 @@ impl Shadow {
         }
         shadow.apply(Event::Tick(now));
         shadow.take_all(objects.shards, Fact::Shard);
+        shadow.take_all(objects.configs, Fact::Config);
         // Classes come first: a pod's priority is its class's.
         shadow.take_all(objects.classes, Fact::Class);
         let states: Vec<NodeState> = objects
@@ -262,6 +286,7 @@ impl Shadow {
         shadow.take_all(objects.topologies, Fact::Topology);
         shadow.take_all(objects.groups, Fact::Group);
         shadow.take_all(objects.namespaces, Fact::Namespace);
+        shadow.take_all(objects.config_maps, Fact::ConfigMap);
         shadow.take_all(objects.storage, Fact::Storage);
         shadow.take_all(objects.csi_nodes, Fact::CsiNode);
         shadow.take_all(objects.csi_drivers, Fact::CsiDriver);
@@ -271,6 +296,11 @@ impl Shadow {
         shadow.take_all(objects.device_classes, Fact::DeviceClass);
         shadow.take_all(objects.slices, Fact::DeviceSlice);
         shadow.take_all(objects.device_claims, Fact::DeviceClaim);
+        let crash = |pod: &Pod| {
+            let uid = PodUid::new(pod.metadata.uid.clone()?);
+            Some((uid, scheduler::crash::of(pod)?))
+        };
+        shadow.crashes = objects.pods.iter().filter_map(crash).collect();
         shadow.take_all(objects.pods, Fact::Pod);
         for state in states {
             let node = state.node.clone();
@@ -298,9 +328,13 @@ impl Shadow {
         let mut shadow = Self {
             core: Core::new(config),
             scheduler: scheduler.to_owned(),
-            world: World::new(scheduler).with_storage_listed(),
+            // A snapshot does not name these: new pods are decided as if they were there.
+            world: World::new(scheduler)
+                .with_storage_listed()
+                .with_unread(["configmaps", "persistentvolumeclaims"]),
             now: Time(0),
             problems: Vec::new(),
+            crashes: BTreeMap::new(),
             templates: ClaimTemplates::default(),
             of_snapshot: true,
         };
@@ -452,10 +486,12 @@ mod tests {
     use scheduler::trial::seconds;
     use scheduler_core::Action;
     use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Fault};
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
     use tokio_util::sync::CancellationToken;
 
     #[tokio::test]
-    async fn a_kind_that_may_not_be_listed_is_named_and_counts_as_none() {
+    async fn a_kind_that_may_not_be_listed_is_named() {
         let server = ApiServer::bind(ApiConfig::default()).await.unwrap();
         let (handle, stop) = (server.handle(), CancellationToken::new());
         tokio::spawn(server.serve(stop.clone()));
@@ -465,11 +501,9 @@ mod tests {
             url: handle.url(),
             namespace: "default".to_owned(),
         };
-        let mut unread = Vec::new();
+        let mut unread = BTreeMap::new();
         let slices: Vec<ResourceSlice> = readable(&cluster, &mut unread).await;
-        let [sentence] = &unread[..] else {
-            panic!("{unread:?}");
-        };
+        let sentence = &unread["resourceslices"];
         assert!(slices.is_empty());
         assert!(
             sentence.starts_with("the cluster refuses resourceslices: ")
@@ -478,8 +512,133 @@ mod tests {
         );
         unread.clear();
         let _: Vec<ResourceSlice> = readable(&cluster, &mut unread).await;
-        assert_eq!(unread, Vec::<String>::new());
+        assert_eq!(unread, BTreeMap::new());
         stop.cancel();
+    }
+
+    /// A cluster of nothing, which remembers what it is asked for: plural names, and whether the
+    /// answer is to be metadata alone.
+    fn asked() -> (kube::Client, Arc<Mutex<BTreeSet<(String, bool)>>>) {
+        let asked = Arc::new(Mutex::new(BTreeSet::new()));
+        let said = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let path = request.uri().path().to_owned();
+            let kind = path.rsplit('/').next().unwrap_or_default().to_owned();
+            let accept = request.headers().get("accept");
+            let accept = accept.and_then(|value| value.to_str().ok());
+            let bare = accept.is_some_and(|value| value.contains("as=PartialObjectMetadata"));
+            said.lock().unwrap().insert((kind, bare));
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            async move {
+                if query.contains("watch=true") {
+                    std::future::pending::<()>().await;
+                }
+                let list = r#"{"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}"#;
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(
+                    list.as_bytes().to_vec(),
+                )))
+            }
+        });
+        (kube::Client::new(service, "default"), asked)
+    }
+
+    /// An answer on another picture of the cluster than the scheduler's would be a false one.
+    #[tokio::test]
+    async fn every_kind_that_the_scheduler_watches_is_listed() {
+        let (client, watched) = asked();
+        let (facts, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (_relist, relist) = tokio::sync::watch::channel(0);
+        let stop = CancellationToken::new();
+        let run = scheduler::watch::run(client, facts, |_| {}, None, relist, stop.clone());
+        let run = tokio::spawn(run);
+        // Pods are listed after all that says what they ask for.
+        let pods = |fact: &Fact| matches!(fact, Fact::Pod(Seen::Listed));
+        let all = async {
+            while !pods(&told.recv().await.unwrap()) {}
+            // The other listings have begun by then, and none depends on pods.
+            while let Ok(Some(_)) =
+                tokio::time::timeout(std::time::Duration::from_millis(200), told.recv()).await
+            {
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(20), all)
+            .await
+            .unwrap();
+        stop.cancel();
+        run.await.unwrap();
+        let (client, listed) = asked();
+        let cluster = Cluster {
+            client,
+            url: String::new(),
+            namespace: "default".to_owned(),
+        };
+        let objects = Objects::list(&cluster).await.unwrap();
+        assert_eq!(objects.unread, BTreeMap::new());
+        let mut listed = listed.lock().unwrap().clone();
+        // What claims of pods that do not exist yet are made of: the scheduler has no need of it.
+        assert!(listed.remove(&("resourceclaimtemplates".to_owned(), false)));
+        assert_eq!(listed, *watched.lock().unwrap());
+    }
+
+    /// A waiting pod that names one thing of each kind.
+    fn needy() -> Pod {
+        let volumes = serde_json::json!([
+            {"name": "token", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        ]);
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "default", "uid": "p"},
+            "spec": {
+                "schedulerName": "kai-scheduler",
+                "volumes": volumes,
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}],
+                "containers": [{"name": "c", "resources": {"claims": [{"name": "gpu"}]}}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_a_pod_names_of_a_kind_that_could_not_be_listed_counts_as_there() {
+        let says = |unread: &[&str], config_maps: &[&str]| {
+            let named = config_maps.iter().map(|name| {
+                let mut map = PartialObjectMeta::<ConfigMap>::default();
+                map.metadata.name = Some((*name).to_owned());
+                map.metadata.namespace = Some("default".to_owned());
+                map
+            });
+            let unread = unread
+                .iter()
+                .map(|kind| (String::from(*kind), String::new()));
+            let objects = Objects {
+                pods: vec![needy()],
+                config_maps: named.collect(),
+                unread: unread.collect(),
+                ..Objects::default()
+            };
+            let config = scheduler_core::Config::verified();
+            let shadow = Shadow::of_objects(objects, config, "kai-scheduler", Time(5));
+            let text = text::write(&shadow.events());
+            [
+                "kube-root-ca.crt",
+                "persistentvolumeclaim",
+                "DynamicResources",
+            ]
+            .map(|what| text.contains(what))
+        };
+        assert_eq!(says(&[], &[]), [true, true, true]);
+        assert_eq!(says(&[], &["kube-root-ca.crt"]), [false, true, true]);
+        let storage = [
+            "persistentvolumeclaims",
+            "persistentvolumes",
+            "storageclasses",
+        ];
+        for kind in storage {
+            assert_eq!(says(&["configmaps", kind], &[]), [false, false, true]);
+        }
+        for kind in ["resourceclaims", "deviceclasses", "resourceslices"] {
+            assert_eq!(says(&[kind], &[]), [true, true, false], "{kind}");
+        }
     }
 
     #[test]

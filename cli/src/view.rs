@@ -62,7 +62,9 @@ impl ClusterView {
             let head = format!("{node} / {}  {}  {mode}", card.index, card.product);
             let sums = format!(
                 "  {} of {} MiB granted, {} used",
-                card.granted_mib.0, card.grantable_mib.0, card.used_mib.0
+                card.granted_mib.0,
+                card.grantable_mib.0,
+                crate::inventory::used(card)
             );
             let _ = write!(
                 text,
@@ -120,8 +122,10 @@ impl ClusterView {
             let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
             let phase = phase.unwrap_or_else(|| "Pending".to_owned());
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-            json!({"namespace": namespace, "name": name, "phase": phase, "node": node,
-                "why": if phase == "Running" { String::new() } else { why(pod) }})
+            let crash = scheduler::crash::of(pod);
+            let runs = phase == "Running" && crash.is_none();
+            json!({"namespace": namespace, "name": name, "phase": phase, "crash": crash,
+                "node": node, "why": if runs { String::new() } else { why(pod) }})
         });
         let cards = self
             .cards()
@@ -143,7 +147,12 @@ impl ClusterView {
                         let _ = writeln!(waiting, "      {}", paint(line.trim(), Tone::Plain));
                     }
                 }
-                "Running" => {}
+                "Running" => {
+                    if let Some(crash) = scheduler::crash::of(pod) {
+                        let crash = paint(&crash, Tone::Bad);
+                        let _ = writeln!(over, "  {namespace}/{name}  {crash}");
+                    }
+                }
                 other => {
                     let why = paint(&why, Tone::Plain);
                     let _ = writeln!(over, "  {namespace}/{name}  {other}  {why}");
@@ -154,7 +163,7 @@ impl ClusterView {
             let _ = write!(text, "\nWAITING\n{waiting}");
         }
         if !over.is_empty() {
-            let _ = write!(text, "\nENDED\n{over}");
+            let _ = write!(text, "\nENDED OR CRASHING\n{over}");
         }
     }
 }
@@ -206,6 +215,11 @@ pub(crate) fn phase(pod: &Pod) -> &str {
     status
         .and_then(|status| status.phase.as_deref())
         .unwrap_or("Pending")
+}
+
+/// What to call the state of a pod for people: its phase, unless a container of it does not run.
+pub(crate) fn state(pod: &Pod) -> String {
+    scheduler::crash::of(pod).unwrap_or_else(|| phase(pod).to_owned())
 }
 
 /// The best that is known of why a pod does not run.
@@ -322,12 +336,12 @@ mod tests {
         assert_eq!(
             sample_view().render(44, false),
             "\
-node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, 3000 used
+node-1 / 0  NVIDIA L4  mps  12000 of 20000 MiB granted, ~3000 used
   ████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░
   a   b
     demo/a  2000 MiB
     demo/b  10000 MiB
-node-1 / 1  NVIDIA L4  free  0 of 20000 MiB granted, 0 used
+node-1 / 1  NVIDIA L4  free  0 of 20000 MiB granted, <65 used
   ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
 
 WAITING

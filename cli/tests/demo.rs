@@ -171,6 +171,99 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
     assert!(folder.left().is_empty());
 }
 
+/// The kubelet of the demo starts what has ended again, also while the demo ends.
+#[test]
+fn a_demo_of_several_containers_ends_by_itself_and_by_a_signal() {
+    let folder = TempFolder::new();
+    let two = pod("two", "1000").replace(
+        "  containers:\n",
+        "  initContainers:\n  - {name: prepare, image: any, args: [--model, x]}\n  containers:\n  - {name: side, image: any}\n",
+    );
+    let two = folder.write(
+        "two.yaml",
+        &two.replace("any, args: [workload", "x, args: [workload"),
+    );
+    let small = ["--nodes", "1", "--gpu", "L4", "-f", two.as_str()];
+    let ends = |child: &mut Child| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.code();
+            }
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("it does not end");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let once = folder.demo(&[&["--once", "--deadline", "30"][..], &small].concat());
+    let mut once = { once }.stdout(Stdio::null()).spawn().unwrap();
+    assert_eq!(ends(&mut once), Some(0));
+    let mut runs = folder.demo(&small);
+    let mut runs = runs.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(runs.stdout.take().unwrap()).lines();
+    let (said, shown) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            let _ = said.send(line);
+        }
+    });
+    let is_there = |line: String| line.contains("mine/two runs with 1000 MiB");
+    until("the share", || shown.try_iter().any(is_there));
+    let sent = Command::new("kill")
+        .args(["-TERM", &runs.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    assert_eq!(ends(&mut runs), Some(0));
+    assert!(folder.left().is_empty());
+}
+
+#[test]
+fn files_without_a_pod_are_no_success() {
+    let folder = TempFolder::new();
+    let deployment = folder.write(
+        "web.yaml",
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {selector: {}, template: {}}\n",
+    );
+    let output = folder.run(&["--once", "--nodes", "1", "--gpu", "L4", "-f", &deployment]);
+    let (told, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{told}{errors}");
+    assert!(errors.contains("missing: a pod: "), "{errors}");
+    assert!(!told.contains("as expected"), "{told}");
+}
+
+/// What waits after an install by the quota of its queue waits in the demo, too.
+#[test]
+fn the_demo_has_the_queues_of_an_install() {
+    let folder = TempFolder::new();
+    let serving = pod("serving", "2000").replace(
+        "metadata:\n",
+        "metadata:\n  labels: {priorityClassName: inference}\n",
+    );
+    let serving = folder.write("serving.yaml", &serving);
+    let args = [
+        "--once",
+        "--nodes",
+        "1",
+        "--gpu",
+        "L4",
+        "--deadline",
+        "6",
+        "-f",
+        &serving,
+    ];
+    let errors = text(&folder.run(&args).stderr);
+    for words in [
+        "default-queue quota is 0",
+        "raise the quota of the queue",
+        "kai.scheduler/preemptibility",
+    ] {
+        assert!(errors.contains(words), "{errors}");
+    }
+}
+
 #[test]
 fn scenarios_run_to_their_end() {
     let folder = TempFolder::new();

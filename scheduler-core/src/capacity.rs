@@ -195,6 +195,11 @@ fn over_limit(
     })
 }
 
+/// After KAI's sentence about a workload that is not preemptible and would be over quota: what to
+/// do. A workload of a kind that serves is such a one without having asked for it, and the queue that
+/// is there after an install has no quota.
+pub(crate) const WAYS_OUT: &str = " Or raise the quota of the queue; a workload is preemptible with the label kai.scheduler/preemptibility: preemptible, or a priority class below 100 such as train.";
+
 fn over_quota(
     state: &State,
     queue: QueueKey,
@@ -211,7 +216,7 @@ fn over_quota(
             return None;
         }
         let line = format!(
-            "Non-preemptible workload is over quota. Workload requested {} {}, but {} quota is {} {}, while {} {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.",
+            "Non-preemptible workload is over quota. Workload requested {} {}, but {} quota is {} {}, while {} {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.{WAYS_OUT}",
             amount(wanted[index], index),
             NAMES[index],
             name(state, queue),

@@ -6,7 +6,7 @@ use crate::cycle;
 use crate::fit;
 use crate::ids::{GroupName, NodeName, PodUid};
 use crate::product_quota;
-use crate::reason::WaitReason;
+use crate::reason::{CardLine, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::rows::JobKey;
@@ -51,7 +51,8 @@ pub struct NodeVerdict {
     /// Reasons of the node, KAI's wording; empty when it fits.
     pub reasons: Vec<Arc<str>>,
     /// A line per card that will not do, such as
-    /// `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free, 2000 needed`.
+    /// `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free, 2000 needed`; also where the node fits, whose
+    /// other cards may be full.
     pub cards: Vec<Arc<str>>,
 }
 
@@ -88,6 +89,9 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             let preference = fit::pods::preference(state, spec, *key, node);
             match fit::node(state, spec, *key, config, false) {
                 Ok(assignment) => {
+                    let (front, now) = (assignment.front, assignment.now);
+                    let refusals = fit::each_card::refusals(state, spec, *key, front, now);
+                    let cards = lines(state, &refusals);
                     let nano = state.charge(task, &assignment.holds)[0];
                     let over = product_quota::over(state, &held, task, (*key, nano));
                     if let Some(over) = over {
@@ -98,7 +102,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                             fits: false,
                             preference,
                             reasons: vec![line],
-                            cards: Vec::new(),
+                            cards,
                         };
                     }
                     if !assignment.now {
@@ -113,7 +117,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                         } else {
                             vec![Arc::from("it fits when what is being released has left")]
                         },
-                        cards: Vec::new(),
+                        cards,
                     }
                 }
                 Err(no) => NodeVerdict {
@@ -125,11 +129,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
                         .iter()
                         .map(|why| Arc::from(why.to_string()))
                         .collect(),
-                    cards: no
-                        .cards
-                        .iter()
-                        .map(|line| Arc::from(line.text(state)))
-                        .collect(),
+                    cards: lines(state, &no.cards),
                 },
             }
         })
@@ -150,6 +150,11 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         explanation.line = cycle::no_fit(state, config, spec, nodes).line;
     }
     Some(explanation)
+}
+
+fn lines(state: &State, cards: &[CardLine]) -> Vec<Arc<str>> {
+    let lines = cards.iter().map(|line| Arc::from(line.text(state)));
+    lines.collect()
 }
 
 /// Number of lines for cards with the same reason; the rest share one.

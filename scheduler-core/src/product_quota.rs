@@ -124,11 +124,12 @@ pub(crate) fn over(
         }
         if let Some(quota) = quota.filter(|quota| held.non_preemptible + wanted > *quota) {
             let line = format!(
-                "Non-preemptible workload is over quota. Workload requested {}, but {} quota is {}, while {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.",
+                "Non-preemptible workload is over quota. Workload requested {}, but {} quota is {}, while {} are already allocated for non-preemptible pods. Use a preemptible workload to go over quota.{}",
                 amount_of(wanted, unit, &product.name),
                 name(state, queue),
                 amount(quota, unit),
                 amount(held.non_preemptible, unit),
+                crate::capacity::WAYS_OUT,
             );
             return why(ReasonKind::NonPreemptibleOverQuota, queue, line);
         }

@@ -186,10 +186,16 @@ pub(crate) enum CardReason {
     },
     /// The kubelet does not show it as whole yet.
     PoolShared,
+    /// The kubelet does not show its tokens for shares yet.
+    PoolWhole,
     /// The kubelet does not offer it.
     PoolNone,
     /// A claim holds it: a card has one front at a time.
     Claimed,
+    /// Wanted for a slice of it.
+    NotMig,
+    /// Wanted by a claim.
+    Device(DeviceReason),
 }
 
 impl fmt::Display for CardReason {
@@ -238,8 +244,11 @@ impl fmt::Display for CardReason {
                 write!(f, "minimumFence {least} there, and mode {mode} has {fence}")
             }
             Self::PoolShared => f.write_str("the kubelet does not show it as a whole GPU yet"),
+            Self::PoolWhole => f.write_str("the kubelet does not offer it for shares yet"),
             Self::PoolNone => f.write_str("not offered by the kubelet"),
             Self::Claimed => f.write_str("allocated to a resource claim"),
+            Self::NotMig => f.write_str("MIG is not enabled"),
+            Self::Device(no) => no.fmt(f),
         }
     }
 }

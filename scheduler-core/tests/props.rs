@@ -20,7 +20,7 @@ use cases::{tried, tried_less};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use scheduler_core::ids::{ClaimUid, GpuUuid, PodUid};
-use scheduler_core::model::{Allocation, Mode};
+use scheduler_core::model::{Allocation, Amount, Ask, Mode, Phase};
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Config, Core, Decision, Event, EvictCause, text};
 use std::cell::RefCell;
@@ -233,6 +233,79 @@ fn what_a_relaxation_rules_out_no_search_finds() {
     for name in scheduler_core::relaxations() {
         assert!(ruled_out.contains_key(name), "{name} not in {ruled_out:?}");
     }
+}
+
+/// A card is shown as fitting only if it has room for something of what the pod asks for, also on
+/// nodes that have another card for it. The room is counted here from the grants alone.
+#[test]
+fn no_card_without_room_is_explained_as_fitting() {
+    let refused = RefCell::new(0);
+    let tried = TestRunner::new(tried(256)).run(&(nodes(), steps(60)), |(nodes, steps)| {
+        let world = run(&nodes, &steps, 5);
+        let mut held = BTreeMap::<GpuUuid, Vec<u64>>::new();
+        let mut cards = BTreeMap::new();
+        for event in world.core.snapshot() {
+            let grants = match event {
+                Event::Cards(node) => {
+                    cards.insert(node.node, node.cards);
+                    continue;
+                }
+                Event::Assumed(bind) => bind.grants,
+                Event::Pod(pod) => match pod.phase {
+                    Phase::Bound(at) | Phase::Running(at) | Phase::Releasing(Some(at)) => at.grants,
+                    _ => continue,
+                },
+                _ => continue,
+            };
+            for grant in grants {
+                for card in grant.cards {
+                    held.entry(card).or_default().push(grant.memory.0);
+                }
+            }
+        }
+        for (uid, pod) in &world.pods {
+            let explanation = world.core.explain(uid).unwrap();
+            if pod.gpus.is_empty() || !pod.devices.is_empty() {
+                continue;
+            }
+            for node in explanation.nodes.iter().filter(|node| node.fits) {
+                for card in cards.get(&node.node).into_iter().flatten() {
+                    let is_it = |line: &std::sync::Arc<str>| line.starts_with(card.uuid.as_str());
+                    if node.cards.iter().any(is_it) {
+                        *refused.borrow_mut() += 1;
+                        continue;
+                    }
+                    let on_it = held.get(&card.uuid).map_or(&[][..], Vec::as_slice);
+                    let free = card.grantable.0.saturating_sub(on_it.iter().sum());
+                    // The last share of a card may get less than it asked for: what is reserved
+                    // and the allowances for contexts are within its amount.
+                    let shares = 1 + on_it.len() as u64;
+                    let slack = card.reserved.0 + card.allowance.0 * shares;
+                    let has_room = pod.gpus.iter().any(|ask| match &ask.ask {
+                        Ask::Whole(_) => on_it.is_empty(),
+                        Ask::Share(share) => match share.amount {
+                            Amount::Memory(mib) => free > 0 && mib.0 <= free + slack,
+                            Amount::Fraction(_) => free > 0,
+                        },
+                    });
+                    prop_assert!(
+                        has_room,
+                        "{} has {} MiB free for {:?}\n{}",
+                        card.uuid,
+                        free,
+                        pod.gpus,
+                        world.log
+                    );
+                }
+            }
+        }
+        Ok(())
+    });
+    tried.unwrap();
+    assert!(
+        refused.into_inner() > 20,
+        "hardly any node that fits has another card that is full"
+    );
 }
 
 /// Nodes are emptied for an autoscaler one after another, until no more can be.

@@ -33,6 +33,7 @@
 //!   sent.
 //! - `history`: past values of cards, queues and tenants, bounded, from agents and the API server.
 //! - [`page`]: the status page for people with a browser, from notes of facts and words.
+//! - [`crash`]: why containers of a pod do not run.
 //! - [`prometheus`]: a client of Prometheus' API.
 //! - [`serve`]: the one way in which all of these are served; `lock`: how all take a mutex.
 //!
@@ -45,6 +46,7 @@ pub mod bursts;
 pub mod clock;
 pub mod config;
 pub mod convert;
+pub mod crash;
 pub mod cycle;
 mod cycles;
 mod download;

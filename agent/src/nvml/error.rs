@@ -53,6 +53,17 @@ pub(super) fn trouble(error: &NvmlError) -> ErrorClass {
     }
 }
 
+/// The error for people: the wrapper's text, corrected where people read it most.
+pub(super) fn words(error: &NvmlError) -> String {
+    match error {
+        NvmlError::GpuLost => {
+            "the GPU has fallen off the bus or is otherwise inaccessible".to_owned()
+        }
+        NvmlError::ResetRequired => "the GPU must be reset before it can be used again".to_owned(),
+        other => other.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! One pass over the cards: NVML's calls → plain values.
 
-use super::error::{ErrorClass, trouble};
+use super::error::{ErrorClass, trouble, words};
 use super::observation::{Counters, Device, Identity, Process, Reading, UnreadableCard};
 use super::raw;
 use crate::attribute::{self, Origin};
@@ -244,7 +244,7 @@ pub(super) fn device(
         Ok(reading) => Ok(reading),
         Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
         Err(error) => Err(UnreadableCard {
-            reason: error.to_string(),
+            reason: words(&error),
             lost: trouble(&error) == ErrorClass::DeviceLost,
         }),
     };

@@ -1,37 +1,64 @@
-//! Why a pod's wish is refused: one sentence, KAI's own where KAI has one.
+//! Why a pod's wish is refused: one sentence. Where KAI has one it begins with KAI's, by which its
+//! users and their tools know it; the value and what to write follow.
+
+use super::advice;
 
 /// Why a pod's wish is refused. The text is what the user reads.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// KAI's sentence.
-    #[error("gpu-memory annotation value must be a positive integer greater than 0")]
-    Memory,
-    /// KAI's sentence.
-    #[error("gpu-fraction annotation value must be a positive number smaller than 1.0")]
-    Fraction,
-    /// KAI's sentence.
-    #[error("cannot request both GPU and GPU memory")]
-    Both,
-    /// KAI's sentence.
-    #[error("cannot have both GPU fraction request and whole GPU resource request/limit")]
-    ShareAndWhole,
+    #[error(
+        "gpu-memory annotation value must be a positive integer greater than 0; it is \"{}\": {}",
+        value(.0),
+        advice::memory(.0)
+    )]
+    Memory(String),
     /// KAI's sentence.
     #[error(
-        "cannot request multiple fractional devices without specifying fraction portion or gpu-memory"
+        "gpu-fraction annotation value must be a positive number smaller than 1.0; it is \"{}\": {}",
+        value(.0),
+        advice::fraction(.0)
+    )]
+    Fraction(String),
+    /// KAI's sentence.
+    #[error(
+        "cannot request both GPU and GPU memory: remove the annotation gpu-fraction or the annotation gpu-memory"
+    )]
+    Both,
+    /// KAI's sentence.
+    #[error(
+        "cannot have both GPU fraction request and whole GPU resource request/limit: remove the annotation of the share, or nvidia.com/gpu of container {}",
+        shown(.0)
+    )]
+    ShareAndWhole(String),
+    /// KAI's sentence.
+    #[error(
+        "cannot request multiple fractional devices without specifying fraction portion or gpu-memory: add the annotation gpu-memory or gpu-fraction"
     )]
     DevicesAlone,
     /// KAI's sentence.
-    #[error("fraction count annotation value must be a positive integer greater than 0")]
-    Devices,
+    #[error(
+        "fraction count annotation value must be a positive integer greater than 0; gpu-fraction-num-devices is \"{}\": write digits alone, such as \"2\"",
+        value(.0)
+    )]
+    Devices(String),
     /// KAI's sentence.
-    #[error("MPS is only supported with GPU fraction request")]
+    #[error(
+        "MPS is only supported with GPU fraction request: remove the annotation mps, or request gpu-fraction"
+    )]
     MpsAlone,
     /// KAI's sentence.
     #[error(
-        "failed to get fraction container ref: container with name {} not found for fraction request",
-        shown(.0)
+        "failed to get fraction container ref: container with name {} not found for fraction request; gpu-fraction-container-name may be {}",
+        shown(.name),
+        shown(.there)
     )]
-    Container(String),
+    Container {
+        /// Of the annotation.
+        name: String,
+        /// The pod's containers.
+        there: String,
+    },
     /// KAI's sentence (per-container form).
     #[error(
         "container {} not found in pod spec, but a fractional annotation referencing it was found",
@@ -69,16 +96,21 @@ pub enum RequestError {
     #[error("{0} applies to one container, and several have annotations of their own: remove {0}")]
     SeveralContainers(&'static str),
     /// KAI's sentence.
-    #[error("{} annotation value must be a valid Kubernetes memory quantity greater than 0", shown(.0))]
-    Quantity(String),
+    #[error(
+        "{} annotation value must be a valid Kubernetes memory quantity greater than 0; it is \"{}\": write an amount such as \"2Gi\"",
+        shown(.0),
+        value(.1)
+    )]
+    Quantity(String, String),
     /// KAI's sentence.
     #[error("invalid fraction request for container {}: request is greater than limit", shown(.0))]
     AboveLimit(String),
     /// KAI's sentence.
     #[error(
-        "gpu-memory.limit annotation value must be a positive Kubernetes memory quantity with a unit"
+        "gpu-memory.limit annotation value must be a positive Kubernetes memory quantity with a unit; it is \"{}\": write an amount such as \"4Gi\"",
+        value(.0)
     )]
-    MemoryLimit,
+    MemoryLimit(String),
     /// KAI's sentence.
     #[error(
         "gpu-memory.limit annotation value ({limit}) must not be smaller than gpu-memory annotation value ({memory})"
@@ -98,8 +130,13 @@ pub enum RequestError {
         with: &'static str,
     },
     /// KAI's sentence.
-    #[error("{} annotation value must be a positive number smaller than 1.0", shown(.0))]
-    FractionLimit(String),
+    #[error(
+        "{} annotation value must be a positive number smaller than 1.0; it is \"{}\": {}",
+        shown(.0),
+        value(.1),
+        advice::fraction(.1)
+    )]
+    FractionLimit(String, String),
     /// KAI's sentence.
     #[error("{} annotation value must have at most 5 digits after the decimal point", shown(.0))]
     FractionLimitDigits(String),
@@ -139,20 +176,36 @@ pub enum RequestError {
         long: String,
     },
     /// Ours.
-    #[error("{} annotation value must be time-slicing or sm-sharing", shown(.0))]
-    ComputeMode(String),
+    #[error(
+        "{} annotation value must be time-slicing or sm-sharing; it is \"{}\"",
+        shown(.0),
+        value(.1)
+    )]
+    ComputeMode(String, String),
     /// KAI's sentence.
-    #[error("{} annotation value must be a positive number no greater than 1.0", shown(.0))]
-    ComputeRequest(String),
+    #[error(
+        "{} annotation value must be a positive number no greater than 1.0; it is \"{}\": {}",
+        shown(.0),
+        value(.1),
+        advice::compute(.1)
+    )]
+    ComputeRequest(String, String),
     /// Ours.
-    #[error("aliquot.dev/gpu-compute annotation value must be an integer from 1 to 100")]
-    Compute,
+    #[error(
+        "aliquot.dev/gpu-compute annotation value must be an integer from 1 to 100; it is \"{}\"",
+        value(.0)
+    )]
+    Compute(String),
     /// Ours.
     #[error("aliquot.dev/gpu-compute needs gpu-memory or gpu-fraction")]
     ComputeAlone,
     /// Ours: `nvidia.com/gpu` that is no whole number.
-    #[error("nvidia.com/gpu of container {} must be a whole number", shown(.0))]
-    Whole(String),
+    #[error(
+        "nvidia.com/gpu of container {} must be a whole number; it is \"{}\": for a part of a GPU use the annotation gpu-fraction or gpu-memory",
+        shown(.0),
+        value(.1)
+    )]
+    Whole(String, String),
     /// Ours: KAI's binder writes it on a pod that it has bound.
     #[error(
         "annotation {} is written by KAI's binder on a bound pod, and by Aliquot in aliquot.dev/grant: remove it from the manifest",

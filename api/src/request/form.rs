@@ -74,7 +74,7 @@ pub(super) fn shares<'a>(
         .collect();
     let devices = match annotations.get(key::NUM_DEVICES) {
         None => 1,
-        Some(text) => number::positive(text).ok_or(RequestError::Devices)?,
+        Some(text) => number::positive(text).ok_or_else(|| RequestError::Devices(text.clone()))?,
     };
     let own = own(annotations)?;
     let mut amounts = BTreeMap::new();
@@ -139,7 +139,7 @@ fn own(annotations: &Annotations) -> Result<BTreeMap<&str, Own>, RequestError> {
         let own = all.entry(container).or_default();
         let memory = || {
             let memory = quantity::mib_up(value).filter(|mib| *mib > Mib(0));
-            memory.ok_or_else(|| RequestError::Quantity(name.clone()))
+            memory.ok_or_else(|| RequestError::Quantity(name.clone(), value.clone()))
         };
         match what {
             What::Request => own.request = Some(memory()?),
@@ -147,8 +147,8 @@ fn own(annotations: &Annotations) -> Result<BTreeMap<&str, Own>, RequestError> {
             What::Mode => own.mode = Some(mode_of(name, value)?),
             What::Compute => {
                 let percent = number::percent(value);
-                own.compute =
-                    Some(percent.ok_or_else(|| RequestError::ComputeRequest(name.clone()))?);
+                let wrong = || RequestError::ComputeRequest(name.clone(), value.clone());
+                own.compute = Some(percent.ok_or_else(wrong)?);
             }
         }
     }
@@ -164,9 +164,13 @@ fn pod_form(annotations: &Annotations) -> Result<Option<Amount>, RequestError> {
     }
     Ok(Some(match (memory, fraction) {
         (Some(_), Some(_)) => return Err(RequestError::Both),
-        (Some(text), None) => Amount::Memory(number::mib(text).ok_or(RequestError::Memory)?),
+        (Some(text), None) => {
+            let wrong = || RequestError::Memory(text.clone());
+            Amount::Memory(number::mib(text).ok_or_else(wrong)?)
+        }
         (None, Some(text)) => {
-            Amount::Fraction(number::fraction(text).ok_or(RequestError::Fraction)?)
+            let wrong = || RequestError::Fraction(text.clone());
+            Amount::Fraction(number::fraction(text).ok_or_else(wrong)?)
         }
         (None, None) => return Ok(None),
     }))
@@ -203,7 +207,10 @@ fn target<'a>(
     }
     match (named, own.keys().next()) {
         (Some(name), _) if names.contains(name) => Ok(Some(name)),
-        (Some(name), _) => Err(RequestError::Container(name.to_owned())),
+        (Some(name), _) => Err(RequestError::Container {
+            name: name.to_owned(),
+            there: names.iter().copied().collect::<Vec<_>>().join(", "),
+        }),
         (None, Some(only)) => Ok(Some(only)),
         (None, None) => match containers.first() {
             Some(first) => Ok(Some(first.name.as_str())),
@@ -270,7 +277,7 @@ fn memory_limit(
     // A number without a unit would be bytes here, and is MiB beside it.
     let limit = quantity::mib_up(text)
         .filter(|limit| *limit > Mib(0) && text.parse::<f64>().is_err())
-        .ok_or(RequestError::MemoryLimit)?;
+        .ok_or_else(|| RequestError::MemoryLimit(text.clone()))?;
     if limit < memory {
         return Err(RequestError::MemoryLimitBelow { limit, memory });
     }
@@ -313,7 +320,7 @@ fn fraction_limit(
             return Err(RequestError::FractionLimitDigits((*name).to_owned()));
         }
         let limit = number::fraction(text)
-            .ok_or_else(|| RequestError::FractionLimit((*name).to_owned()))?;
+            .ok_or_else(|| RequestError::FractionLimit((*name).to_owned(), (*text).clone()))?;
         if limit <= nano {
             return Err(RequestError::FractionLimitBelow {
                 key: (*name).to_owned(),
@@ -360,7 +367,7 @@ fn mode_of(key: &str, value: &str) -> Result<Mode, RequestError> {
     match value {
         "time-slicing" => Ok(Mode::TimeSlicing),
         "sm-sharing" => Ok(Mode::Mps),
-        _ => Err(RequestError::ComputeMode(key.to_owned())),
+        _ => Err(RequestError::ComputeMode(key.to_owned(), value.to_owned())),
     }
 }
 
@@ -370,6 +377,6 @@ fn compute(annotations: &Annotations) -> Result<Option<u8>, RequestError> {
     };
     match number::positive(text).and_then(|value| u8::try_from(value).ok()) {
         Some(percent @ 1..=100) => Ok(Some(percent)),
-        _ => Err(RequestError::Compute),
+        _ => Err(RequestError::Compute(text.clone())),
     }
 }

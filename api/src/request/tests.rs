@@ -21,40 +21,46 @@ fn only(pod: &Pod) -> ContainerRequest {
 fn refusals_are_kais_sentences() {
     use RequestError as E;
     for (annotations, error) in [
-        (json!({"gpu-memory": "0"}), E::Memory),
-        (json!({"gpu-memory": "-5"}), E::Memory),
-        (json!({"gpu-memory": "+5"}), E::Memory),
-        (json!({"gpu-memory": "abc"}), E::Memory),
-        (json!({"gpu-memory": ""}), E::Memory),
-        (json!({"gpu-memory": "2Gi"}), E::Memory),
-        (json!({"gpu-memory": "99999999999999999999999"}), E::Memory),
-        (json!({"gpu-fraction": "1.5"}), E::Fraction),
-        (json!({"gpu-fraction": "1"}), E::Fraction),
-        (json!({"gpu-fraction": "0"}), E::Fraction),
-        (json!({"gpu-fraction": "-0.5"}), E::Fraction),
-        (json!({"gpu-fraction": "NaN"}), E::Fraction),
-        (json!({"gpu-fraction": "inf"}), E::Fraction),
-        (json!({"gpu-fraction": "x"}), E::Fraction),
+        (json!({"gpu-memory": "0"}), E::Memory("0".into())),
+        (json!({"gpu-memory": "-5"}), E::Memory("-5".into())),
+        (json!({"gpu-memory": "+5"}), E::Memory("+5".into())),
+        (json!({"gpu-memory": "abc"}), E::Memory("abc".into())),
+        (json!({"gpu-memory": ""}), E::Memory("".into())),
+        (json!({"gpu-memory": "2Gi"}), E::Memory("2Gi".into())),
+        (
+            json!({"gpu-memory": "99999999999999999999999"}),
+            E::Memory("99999999999999999999999".into()),
+        ),
+        (json!({"gpu-fraction": "1.5"}), E::Fraction("1.5".into())),
+        (json!({"gpu-fraction": "1"}), E::Fraction("1".into())),
+        (json!({"gpu-fraction": "0"}), E::Fraction("0".into())),
+        (json!({"gpu-fraction": "-0.5"}), E::Fraction("-0.5".into())),
+        (json!({"gpu-fraction": "NaN"}), E::Fraction("NaN".into())),
+        (json!({"gpu-fraction": "inf"}), E::Fraction("inf".into())),
+        (json!({"gpu-fraction": "x"}), E::Fraction("x".into())),
         (json!({"gpu-fraction": "0.5", "gpu-memory": "5"}), E::Both),
         (json!({"gpu-fraction-num-devices": "2"}), E::DevicesAlone),
         (
             json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}),
-            E::Devices,
+            E::Devices("0".into()),
         ),
         (json!({"mps": "true"}), E::MpsAlone),
         (json!({"mps": "true", "gpu-memory": "5"}), E::MpsAlone),
         (
             json!({"gpu-memory": "5", "gpu-fraction-container-name": "x"}),
-            E::Container("x".into()),
+            E::Container {
+                name: "x".into(),
+                there: "main, prepare, side".into(),
+            },
         ),
         (json!({"aliquot.dev/gpu-compute": "25"}), E::ComputeAlone),
         (
             json!({"gpu-memory": "5", "aliquot.dev/gpu-compute": "0"}),
-            E::Compute,
+            E::Compute("0".into()),
         ),
         (
             json!({"gpu-memory": "5", "aliquot.dev/gpu-compute": "101"}),
-            E::Compute,
+            E::Compute("101".into()),
         ),
         (
             json!({"nvidia.com/container.x.gpu-memory.request": "1Gi"}),
@@ -63,6 +69,40 @@ fn refusals_are_kais_sentences() {
     ] {
         assert_eq!(of(&pod(annotations.clone())), Err(error), "{annotations}");
     }
+}
+
+/// KAI's users know its sentences, and what follows says what was read and what to write.
+#[test]
+fn a_refused_value_is_shown_with_what_to_write_after_kais_sentence() {
+    for (annotations, sentence) in [
+        (
+            json!({"gpu-memory": "2GB"}),
+            "gpu-memory annotation value must be a positive integer greater than 0; it is \"2GB\": write \"1908\" for 1908 MiB",
+        ),
+        (
+            json!({"gpu-fraction": "50%"}),
+            "gpu-fraction annotation value must be a positive number smaller than 1.0; it is \"50%\": write \"0.5\"",
+        ),
+        (
+            json!({"gpu-memory": "5", "gpu-fraction-container-name": "mian"}),
+            "failed to get fraction container ref: container with name mian not found for fraction request; gpu-fraction-container-name may be main, prepare, side",
+        ),
+        (
+            json!({"nvidia.com/container.main.gpu-memory.request": "2GB"}),
+            "nvidia.com/container.main.gpu-memory.request annotation value must be a valid Kubernetes memory quantity greater than 0; it is \"2GB\": write an amount such as \"2Gi\"",
+        ),
+        (
+            json!({"gpu-memory": "5", "gpu-memory.limit": "4000"}),
+            "gpu-memory.limit annotation value must be a positive Kubernetes memory quantity with a unit; it is \"4000\": write an amount such as \"4Gi\"",
+        ),
+    ] {
+        let refused = of(&pod(annotations)).unwrap_err();
+        assert_eq!(refused.to_string(), sentence);
+    }
+    // A tenant's text is one line of bounded length.
+    let long = of(&pod(json!({"gpu-memory": "x\n".repeat(100_000)}))).unwrap_err();
+    let long = long.to_string();
+    assert!(long.len() < 300 && long.lines().count() == 1, "{long}");
 }
 
 #[test]
@@ -143,5 +183,5 @@ fn a_share_and_a_whole_gpu_in_one_pod_are_refused() {
     let mut both = pod(json!({"gpu-memory": "5"}));
     both.spec.as_mut().unwrap().containers[1].resources =
         Some(serde_json::from_value(json!({"limits": {"nvidia.com/gpu": "1"}})).unwrap());
-    assert_eq!(of(&both), Err(RequestError::ShareAndWhole));
+    assert_eq!(of(&both), Err(RequestError::ShareAndWhole("side".into())));
 }

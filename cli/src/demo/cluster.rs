@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config as ApiConfig, Handle};
 use sim_cluster::runtime::{ContainerId, Runtime};
 use sim_cluster::{kubelet, runtime};
+use sim_gpu::workload::SCRIPT_ENV;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ const STATUS_EVERY: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 /// Time between the request to stop and the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest time that an orderly end may take; it takes well under a second.
+const LONGEST_END: Duration = Duration::from_secs(8);
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
 /// A cluster that runs.
@@ -142,6 +145,7 @@ impl Cluster {
         let config = kubelet::Config {
             status_every: STATUS_EVERY,
             retry: RETRY,
+            init_env: vec![(SCRIPT_ENV.to_owned(), "report".to_owned())],
             ..kubelet::Config::new(name, &paths.kubelet)
         };
         let stop = self.ground.stop.clone();
@@ -168,8 +172,15 @@ impl Cluster {
         }
     }
 
-    /// Ends everything, each part before what it depends on.
+    /// Ends everything, each part before what it depends on. What has not ended by then is left to
+    /// the clean-up process, which ends whatever knows the demo's directory.
     pub(super) async fn shut_down(self) {
+        if tokio::time::timeout(LONGEST_END, self.end()).await.is_err() {
+            tracing::warn!("some parts did not end in time: they are killed");
+        }
+    }
+
+    async fn end(self) {
         for runtime in &self.runtimes {
             runtime.shut_down().await;
         }
@@ -318,8 +329,8 @@ async fn bootstrap(client: &Client) -> anyhow::Result<()> {
         let account = serde_json::from_value(json!({"metadata": {"name": name}}))?;
         accounts.create(&PostParams::default(), &account).await?;
     }
-    for queue in walkthrough::default_queues() {
-        apply(client, &queue).await?;
+    for object in walkthrough::installed()? {
+        apply(client, &object).await?;
     }
     Ok(())
 }

@@ -205,7 +205,12 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
     };
-    cluster.shut_down().await;
+    tokio::select! {
+        () = cluster.shut_down() => {}
+        // Whoever asks a second time does not want to wait; the clean-up process ends the rest.
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
     outcome
 }
 
@@ -373,6 +378,12 @@ async fn settle(
     let in_time = tokio::time::timeout_at(deadline.into(), told).await.is_ok();
     let view = seen.borrow().clone();
     say(&picture(&view));
+    if roles.is_empty() {
+        complain(
+            "missing: a pod: the files contain none, so nothing was decided. The demo has no controllers: apply the pods themselves, or ask `aliquot simulate -f FILE`, which takes workloads apart",
+        );
+        return Ok(ExitCode::FAILURE);
+    }
     let refused = match hardware.filter(|_| in_time) {
         Some(hardware) => {
             let limit = limit(hardware, seen.clone());

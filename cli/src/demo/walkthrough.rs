@@ -40,12 +40,15 @@ pub(crate) struct Step {
     pub(crate) object: Value,
 }
 
-/// Queues that every demo has: KAI's own defaults.
-pub(crate) fn default_queues() -> Vec<Value> {
-    vec![
-        queue("default-parent-queue", None, -1.0),
-        queue("default-queue", Some("default-parent-queue"), -1.0),
-    ]
+/// What an admin applies.
+const INSTALLED: &str = include_str!("../../../deploy/scheduler.yaml");
+
+/// Queues and priority classes that every install has, and so does every demo: what waits there by
+/// its quota waits here, too.
+pub(crate) fn installed() -> anyhow::Result<Vec<Value>> {
+    let mut objects = crate::manifest::parse(INSTALLED).map_err(anyhow::Error::msg)?;
+    objects.retain(|object| object["kind"] == "Queue" || object["kind"] == "PriorityClass");
+    Ok(objects)
 }
 
 /// The walkthrough's own queues.

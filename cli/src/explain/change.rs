@@ -2,15 +2,16 @@
 //! the core, cheapest first.
 //!
 //! A change is tried in two steps: first cheaply, whether the pod would fit by itself; then in
-//! full, whether the core's next decision places it and no other pod takes the room. The order is:
+//! full, whether the core's next decision places it and no other pod takes the room. What the pod
+//! names and is not there comes first, whether or not that alone would do. The order of the others is:
 //! changes without a cost, a smaller request, changes by an admin, losses of another pod, new
 //! hardware.
 
 use super::state::State;
 use crate::shadow::Shadow;
-use scheduler_core::ids::{NodeName, QueueName};
+use scheduler_core::ids::{GroupName, NodeName, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Node, NodeCards, NodeRules, Phase, Pod, Tolerated, Toleration,
+    Amount, Ask, Mode, Node, NodeCards, NodeRules, Phase, Pod, Tolerated, Toleration,
 };
 use scheduler_core::units::{Bound, Mib, NanoGpu};
 use scheduler_core::{Action, Event, ReasonKind};
@@ -30,6 +31,8 @@ pub(super) struct Change {
     pub(super) what: String,
     /// A command that does it, where there is one.
     pub(super) command: Option<String>,
+    /// It was tried, and the pod has a place by it alone. Otherwise nothing else helps without it.
+    pub(super) suffices: bool,
 }
 
 /// A change and what would be known after it.
@@ -84,13 +87,92 @@ pub(super) fn that_help<'a>(
                 found.push(Change {
                     what: idea.what,
                     command: idea.command,
+                    suffices: true,
                 });
                 // One of a kind is enough.
                 break;
             }
         }
     }
+    if let Some(what) = needed(state, pod, kind)
+        && found.iter().all(|change| change.what != what)
+    {
+        let change = Change {
+            what,
+            command: None,
+            suffices: false,
+        };
+        found.insert(0, change);
+    }
     found
+}
+
+/// What has to be done before anything else helps: by the kind of the reason.
+fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> {
+    match kind? {
+        ReasonKind::QueueDoesNotExist => queue_to_create(state, pod),
+        ReasonKind::GroupDoesNotExist => {
+            let group = pod.group.as_ref()?;
+            let there = state.groups.iter().map(GroupName::as_str);
+            Some(format!(
+                "create the PodGroup {group}{}, or remove the annotation {}",
+                did_you_mean(group.as_str(), there),
+                proto::names::kai::POD_GROUP
+            ))
+        }
+        ReasonKind::Unschedulable => beyond_every_card(state, pod),
+        _ => None,
+    }
+}
+
+/// The pod's queue, or that of its group, if there is no such queue.
+fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
+    let names = || state.queues.iter().map(|queue| queue.name.as_str());
+    let queue = pod.queue.as_str();
+    if names().any(|name| name == queue) {
+        return None;
+    }
+    let default = proto::names::kai::DEFAULT_QUEUE;
+    let known = match did_you_mean(queue, names()) {
+        guess if !guess.is_empty() => guess,
+        _ if names().any(|name| name == default) => format!(" ({default} exists)"),
+        _ => String::new(),
+    };
+    Some(format!(
+        "create the queue {queue}, or name another in the label {}{known}",
+        proto::names::kai::QUEUE_LABEL
+    ))
+}
+
+/// Of each card it asks for more than any card has.
+fn beyond_every_card(state: &State, pod: &Pod) -> Option<String> {
+    let cards = state.agents.values().flat_map(|agent| &agent.cards);
+    let cards = cards.filter(|card| !card.mig && !card.slice);
+    let most = cards.map(|card| card.grantable).max()?;
+    pod.gpus.iter().find_map(|asked| match &asked.ask {
+        Ask::Share(share) => match share.amount {
+            Amount::Memory(mib) if mib > most => Some(format!(
+                "request at most {} MiB for container {}: no card of this cluster can grant {}",
+                most.0, asked.container, mib.0
+            )),
+            _ => None,
+        },
+        Ask::Whole(_) => None,
+    })
+}
+
+/// ` (did you mean team-a?)`: the most similar name, if one is similar at all.
+fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let nearest = known
+        .map(|known| (strsim::osa_distance(name, known), known))
+        .min();
+    match nearest {
+        // A letter in three may be wrong, and of a short name one.
+        Some((wrong, known)) if wrong <= (name.chars().count() / 3).max(1) => {
+            format!(" (did you mean {known}?)")
+        }
+        _ => String::new(),
+    }
 }
 
 struct Trial<'a> {
@@ -143,21 +225,27 @@ impl<'a> Trial<'a> {
             let events = self.changed(|pod| pod.gated = false);
             ideas.push(CandidateChange::new("remove its scheduling gates", events));
         }
-        let queue = &self.pod.queue;
-        let there = self.state.queues.iter().any(|known| known.name == *queue);
-        if !there {
+        if let Some(what) = queue_to_create(self.state, self.pod) {
             let default = QueueName::new(proto::names::kai::DEFAULT_QUEUE);
-            if self.state.queues.iter().any(|known| known.name == default) && *queue != default {
-                let events = self.changed(|pod| pod.queue = default);
-                ideas.push(CandidateChange::new(
-                    format!(
-                        "create the queue {queue}, or name another in the label {} ({} exists)",
-                        proto::names::kai::QUEUE_LABEL,
-                        proto::names::kai::DEFAULT_QUEUE
-                    ),
-                    events,
-                ));
-            }
+            let events = self.changed(|pod| pod.queue = default);
+            ideas.push(CandidateChange::new(what, events));
+        }
+        let several = |ask: &Ask| matches!(ask, Ask::Share(share) if share.devices > 1);
+        if self.pod.gpus.iter().any(|asked| several(&asked.ask)) {
+            let events = self.changed(|pod| {
+                for asked in &mut pod.gpus {
+                    if let Ask::Share(share) = &mut asked.ask {
+                        share.mode = Some(Mode::TimeSlicing);
+                    }
+                }
+            });
+            ideas.push(CandidateChange::new(
+                format!(
+                    "share its GPUs by time slices (annotation {}: time-slicing), in which a container may have several",
+                    proto::names::request::COMPUTE_MODE
+                ),
+                events,
+            ));
         }
         let mode = |ask: &Ask| matches!(ask, Ask::Share(share) if share.mode.is_some());
         if self.pod.gpus.iter().any(|asked| mode(&asked.ask)) {
@@ -479,7 +567,19 @@ fn largest(most: u64, mut fits: impl FnMut(u64) -> bool) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::largest;
+    use super::{did_you_mean, largest};
+
+    #[test]
+    fn a_name_is_guessed_only_if_it_is_similar() {
+        let known = || ["team-a", "research", "default-queue"].into_iter();
+        assert_eq!(did_you_mean("teem-a", known()), " (did you mean team-a?)");
+        assert_eq!(
+            did_you_mean("reserch", known()),
+            " (did you mean research?)"
+        );
+        assert_eq!(did_you_mean("product", known()), "");
+        assert_eq!(did_you_mean("x", std::iter::empty()), "");
+    }
 
     #[test]
     fn the_largest_that_fits_is_found() {

@@ -78,7 +78,9 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
                 .resize(&pod.uid)
                 .map(|said| format!("is resized: {said}")),
         );
-        return Ok(done(pod, &lines));
+        let crash = shadow.crashes.get(&pod.uid);
+        lines.extend(crash.map(|crash| format!("does not run there: {crash}")));
+        return Ok(done(pod, &lines, crash.is_some()));
     }
     let Some(mut explanation) = shadow.core().explain(&pod.uid) else {
         return Err(Failure::no(format!(
@@ -233,12 +235,13 @@ fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
     )])
 }
 
-fn done(pod: &Pod, lines: &[String]) -> Report {
+fn done(pod: &Pod, lines: &[String], crashes: bool) -> Report {
+    let tone = if crashes { Tone::Bad } else { Tone::Good };
     let who = format!("{}/{}", pod.namespace, pod.name);
     Report {
         above: lines
             .iter()
-            .map(|line| Cell::from(format!("{who} {line}")).tone(Tone::Good))
+            .map(|line| Cell::from(format!("{who} {line}")).tone(tone))
             .collect(),
         document: Some(
             json!({"namespace": &*pod.namespace, "pod": &*pod.name, "uid": pod.uid.as_str(),
@@ -285,7 +288,9 @@ fn cards(state: &State, explanation: &Explanation) -> Table {
                 .iter()
                 .map(|(pod, mib)| format!("{pod} {}", mib.0))
                 .collect();
-            // A card without a reason fits by itself; its node may not.
+            // A card without a reason fits by itself; its node may not. Of the slices of a card in
+            // MIG mode only their number is known, by profile and for the whole node.
+            let uncounted = held.card.mig && said.is_none() && node.fits;
             let why = match said {
                 Some(why) if node.reasons.len() > 1 => format!("{why}; {reasons}"),
                 Some(why) => why,
@@ -297,7 +302,11 @@ fn cards(state: &State, explanation: &Explanation) -> Table {
                 held.card.index.into(),
                 held.free().0.into(),
                 Cell::shown(holders, shown.join(", ")),
-                fits(node.fits && why.is_empty()),
+                if uncounted {
+                    Cell::from(None::<bool>)
+                } else {
+                    fits(node.fits && why.is_empty())
+                },
                 why.into(),
                 held.card.uuid.to_string().into(),
                 held.card.product.to_string().into(),
@@ -311,13 +320,12 @@ fn advice(changes: &[Change]) -> Vec<Cell> {
     let Some(first) = changes.first() else {
         return vec!["No single change that was tried would let it run.".into()];
     };
-    let mut lines = vec![
-        Cell::from(format!(
-            "The cheapest change that lets it run: {}",
-            first.what
-        ))
-        .tone(Tone::Good),
-    ];
+    let sentence = if first.suffices {
+        format!("The cheapest change that lets it run: {}", first.what)
+    } else {
+        format!("Before anything else helps: {}", first.what)
+    };
+    let mut lines = vec![Cell::from(sentence).tone(Tone::Good)];
     lines.extend(
         first
             .command

@@ -59,6 +59,51 @@ Also:
     );
 }
 
+/// Its queue is missing, and the node has room on its other card.
+#[test]
+fn a_full_card_does_not_fit_on_a_node_that_has_room() {
+    let cluster = "\
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=3 managed extended.aliquot.dev/gpu-share=48
+cards n1 default=mps
+  card GPU-1 product=L4 total=23034 reserved=34
+  card GPU-2 product=L4 total=23034 reserved=34 index=1
+  card GPU-3 product=L4 total=23034 reserved=34 index=2
+queue default-queue
+pod whole ns=team created=3 gpus.main=1 phase=running on=n1
+  grant main cards=GPU-1 memory=23000 mode=exclusive
+pod share ns=team created=3 gpu-memory.main=20000 extended.aliquot.dev/gpu-share=1 phase=running on=n1
+  grant main cards=GPU-2 memory=20000 mode=mps
+pod lost ns=team queue=teem-a created=9 gpus.main=1
+";
+    let fits = |more: &str, pod: &str| -> Vec<(Value, Value)> {
+        let cluster = format!("{cluster}{more}");
+        let shadow = Shadow::of_text(&cluster, Config::default(), "").unwrap();
+        assert_eq!(shadow.problems, Vec::<String>::new());
+        let report = report(&shadow, "team", pod).unwrap();
+        let cards = report.document.unwrap()["cards"].clone();
+        let cards = cards.as_array().unwrap().iter();
+        cards
+            .map(|card| (card["fits"].clone(), card["why"].clone()))
+            .collect()
+    };
+    let no = |why: &str| (json!(false), json!(why));
+    let yes = (json!(true), json!(""));
+    let whole = no("held as a whole GPU");
+    assert_eq!(
+        fits("", "lost"),
+        [whole.clone(), no("1 share on it"), yes.clone()]
+    );
+    let small = share("small", 5000, "queue=teem-a");
+    assert_eq!(
+        fits(&small, "small"),
+        [
+            whole,
+            no("3000 of 23000 MiB free, 5000 needed"),
+            yes.clone()
+        ]
+    );
+}
+
 #[test]
 fn what_costs_nobody_anything_comes_first() {
     let cordoned = "\
@@ -96,6 +141,53 @@ fn queues_gates_and_selectors_are_named_where_they_hinder() {
             .unwrap_or_else(|| panic!("{}", text(&report)));
         assert!(first.starts_with(expected), "{expected}: {}", text(&report));
     }
+}
+
+#[test]
+fn what_is_missing_is_named_first_and_so_is_a_request_that_no_card_can_grant() {
+    let fresh = share;
+    let share = |name: &str, more: &str| fresh(name, 1000, more);
+    let full = "pod rest ns=team created=4 gpu-memory.main=5000 extended.aliquot.dev/gpu-share=1 phase=running on=n1\n  grant main cards=GPU-1 memory=5000 mode=mps\n";
+    let group = "group team/train uid=train queue=default-queue min=1\n";
+    for (more, expected) in [
+        (
+            format!("queue research\n{full}{}", share("late", "queue=reserch")),
+            "Before anything else helps: create the queue reserch, or name another in the label kai.scheduler/queue (did you mean research?)",
+        ),
+        (
+            format!("{group}{}", share("late", "group=team/trian")),
+            "Before anything else helps: create the PodGroup team/trian (did you mean team/train?), or remove the annotation pod-group-name",
+        ),
+        (
+            fresh("late", 200_000, ""),
+            "Before anything else helps: request at most 23000 MiB for container main: no card of this cluster can grant 200000",
+        ),
+    ] {
+        let text = text(&explained(&more, "late"));
+        assert!(text.contains(expected), "{text}");
+    }
+    // What the reason is not about is not advised.
+    let text = text(&explained(&fresh("late", 6000, ""), "late"));
+    assert!(!text.contains("Before anything else"), "{text}");
+}
+
+#[test]
+fn several_gpus_for_a_container_are_possible_in_another_mode() {
+    let cluster = "\
+node n1 cpu=64000 memory=274877906944 pods=110 gpus=2 managed extended.aliquot.dev/gpu-share=48
+cards n1 default=mps
+  card GPU-1 product=L4 total=23034 reserved=34 switchable=exclusive,mps,time-slicing
+  card GPU-2 product=L4 total=23034 reserved=34 index=1 switchable=exclusive,mps,time-slicing
+queue default-queue
+pod late ns=team created=9 gpu-fraction.main=500000000 devices.main=2 mode.main=mps extended.aliquot.dev/gpu-share=1
+";
+    let shadow = Shadow::of_text(cluster, Config::default(), "").unwrap();
+    let report = report(&shadow, "team", "late").unwrap();
+    let text = text(&report);
+    assert!(
+        text.contains("(annotation kai.scheduler/gpu-compute-sharing-mode: time-slicing)"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -42,6 +42,17 @@ pub(super) fn state(card: &GpuStatus) -> (&'static str, Tone) {
     }
 }
 
+/// The memory in use, as exact as it is known: the agent publishes steps of a hundredth of the card,
+/// and leaves a value that is at most one step off as it is. The status page has exact values.
+pub(super) fn used(card: &GpuStatus) -> String {
+    let step = (card.total_mib.0 / 100).max(64);
+    let shown = if step >= 100 { 100 } else { 10 };
+    match card.used_mib.0 {
+        0 => format!("<{}", step + 1),
+        used => format!("~{}", (used + shown / 2) / shown * shown),
+    }
+}
+
 /// Why it is not used as it could be.
 fn reason(card: &GpuStatus) -> String {
     let reasons = [&card.health_reason, &card.mig_layout_message];
@@ -63,7 +74,7 @@ pub(super) fn table(nodes: &[GpuNode]) -> Table {
             Cell::from(mode.map(api::Mode::as_str)),
             Cell::from(word).tone(tone),
             card.granted_mib.into(),
-            card.used_mib.into(),
+            Cell::shown(card.used_mib.0, used(card)),
             card.grantable_mib.into(),
             card.grants.len().into(),
             card.total_mib.into(),

@@ -11,7 +11,9 @@ use crate::failure::{Failure, Outcome};
 use crate::report::{Follow, Output, Report, Table};
 use api::GpuNode;
 use api::gpu_node::GpuStatus;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use shares::Crashes;
 use std::process::ExitCode;
 
 /// Flags of the three.
@@ -50,9 +52,27 @@ pub(crate) fn cards(args: &Args) -> Outcome {
 
 /// `aliquot shares`.
 pub(crate) fn shares(args: &ShareArgs) -> Outcome {
-    run(&args.common, |nodes| {
-        Report::from(shares::table(nodes, args.namespace.as_deref()))
-    })
+    let namespace = args.namespace.as_deref();
+    let common = &args.common;
+    block_on(async {
+        let cluster = common.place.connect().await?;
+        let look = async || {
+            let nodes = chosen(&cluster, &common.nodes).await?;
+            let pods = match namespace {
+                Some(namespace) => cluster.list_in::<Pod>(namespace).await,
+                None => cluster.list::<Pod>().await,
+            };
+            // Who may read what agents say need not be allowed to read pods.
+            let pods = pods.unwrap_or_default();
+            Ok(Report::from(shares::table(
+                &nodes,
+                namespace,
+                &Crashes::of(&pods),
+            )))
+        };
+        common.follow.print(common.output, look).await
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// One row per card.
@@ -66,13 +86,21 @@ pub(crate) fn nodes_table(nodes: &[GpuNode]) -> Table {
 }
 
 /// One row per container and card.
-pub(crate) fn shares_table(nodes: &[GpuNode]) -> Table {
-    shares::table(nodes, None)
+pub(crate) fn shares_table<'a>(
+    nodes: &[GpuNode],
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> Table {
+    shares::table(nodes, None, &Crashes::of(pods))
 }
 
 /// Whether a card can be used, in one word.
 pub(crate) fn card_state(card: &GpuStatus) -> &'static str {
     cards::state(card).0
+}
+
+/// The memory in use on a card, as exact as it is known.
+pub(crate) fn used(card: &GpuStatus) -> String {
+    cards::used(card)
 }
 
 fn run(args: &Args, of: impl Fn(&[GpuNode]) -> Report) -> Outcome {
@@ -205,9 +233,9 @@ n2       1  NVIDIA L4            0         0       2  no
             printed(Report::from(cards::table(&nodes())), Format::Table),
             "\
 NODE  GPU  PRODUCT    MODE  STATE      GRANTED MIB  USED MIB  GRANTABLE MIB  SHARES
-n1      0  NVIDIA L4  mps   ready            12000       900          23000       2
-n1      1  NVIDIA L4  -     cordoned             0       500          22500       0
-n2      2  NVIDIA L4  -     unhealthy            0         0          23000       0
+n1      0  NVIDIA L4  mps   ready            12000      ~900          23000       2
+n1      1  NVIDIA L4  -     cordoned             0      ~500          22500       0
+n2      2  NVIDIA L4  -     unhealthy            0      <231          23000       0
 "
         );
     }
@@ -241,15 +269,41 @@ n2      2  NVIDIA L4  -     unhealthy            0         0          23000     
         assert_eq!(rows[0][1..5], ["0", "NVIDIA L4", "-", "mig"]);
         assert_eq!(rows[1][1..5], ["0", "NVIDIA L4 MIG 1g.5gb", "-", "ready"]);
         let shares = printed(
-            Report::from(shares::table(&nodes[..1], None)),
+            Report::from(shares::table(&nodes[..1], None, &Crashes::default())),
             Format::Table,
         );
         assert!(shares.contains("team-a"), "{shares}");
     }
 
+    /// To its agent it has its share; `kubectl get pods` says that it crashes.
+    #[test]
+    fn a_container_that_crashes_is_not_said_to_run() {
+        let pod = serde_json::from_value(
+            json!({"metadata": {"name": "a", "namespace": "team-a", "uid": "uid-a"},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "main", "image": "", "imageID": "",
+                "ready": false, "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}}}]}}),
+        );
+        let pods: [Pod; 1] = [pod.unwrap()];
+        let table = shares_table(&nodes(), &pods);
+        let phase = table
+            .columns
+            .iter()
+            .position(|column| column.key == "phase");
+        let phases: Vec<&str> = table
+            .rows
+            .iter()
+            .map(|row| row[phase.unwrap()].shown.as_str())
+            .collect();
+        assert_eq!(
+            phases,
+            ["CrashLoopBackOff, 9 restarts, last exit code 1", "Running"]
+        );
+    }
+
     #[test]
     fn shares_name_pod_card_and_fence() {
-        let all = || Report::from(shares::table(&nodes(), None));
+        let all = || Report::from(shares::table(&nodes(), None, &Crashes::default()));
         assert_eq!(
             printed(all(), Format::Table),
             "\
@@ -263,7 +317,7 @@ team-a     b    main       n1      0       10000      50%  ClientLimit      1000
             csv.starts_with("namespace,pod,container,node,gpu,memoryMib,"),
             "{csv}"
         );
-        let none = Report::from(shares::table(&nodes(), Some("other")));
+        let none = Report::from(shares::table(&nodes(), Some("other"), &Crashes::default()));
         assert_eq!(
             printed(none, Format::Table),
             "no pod holds a share of a GPU\n"

@@ -3,6 +3,8 @@
 use super::cards_of;
 use crate::report::{Cell, Column, Table, Tone};
 use api::GpuNode;
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
 
 const COLUMNS: &[Column] = &[
     Column::text("namespace", "NAMESPACE"),
@@ -22,7 +24,23 @@ const COLUMNS: &[Column] = &[
     Column::text("podUid", "POD UID").wide(),
 ];
 
-pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>) -> Table {
+/// Why containers do not run, by their pod's UID and their name: to its agent a container that waits
+/// to be started again still has its share.
+#[derive(Debug, Default)]
+pub(super) struct Crashes(BTreeMap<(String, String), String>);
+
+impl Crashes {
+    pub(super) fn of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Self {
+        let each = |pod: &'a Pod| {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let containers = scheduler::crash::containers(pod);
+            containers.map(move |(name, words)| ((uid.clone(), name.to_owned()), words))
+        };
+        Self(pods.into_iter().flat_map(each).collect())
+    }
+}
+
+pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>, crashes: &Crashes) -> Table {
     let mut rows = Vec::new();
     for (node, card) in cards_of(nodes) {
         for grant in &card.grants {
@@ -31,6 +49,8 @@ pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>) -> Table {
                 continue;
             }
             let percent = u64::from(grant.compute_percent);
+            let container = (grant.pod_uid.clone(), grant.container.clone());
+            let phase = crashes.0.get(&container).unwrap_or(&grant.phase);
             rows.push(vec![
                 space.into(),
                 pod.into(),
@@ -41,7 +61,7 @@ pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>) -> Table {
                 Cell::shown(percent, format!("{percent}%")),
                 Cell::from(grant.fence.map(api::units::Fence::as_str)),
                 Cell::from(grant.reach_mib),
-                Cell::from(grant.phase.clone()).tone(match grant.phase.as_str() {
+                Cell::from(phase.clone()).tone(match phase.as_str() {
                     "Running" => Tone::Good,
                     _ => Tone::Warn,
                 }),

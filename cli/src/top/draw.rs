@@ -164,7 +164,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         return vec!["  It no longer exists.".to_owned()];
     };
     let status = pod.status.as_ref();
-    fact("phase", phase(pod));
+    fact("phase", &crate::view::state(pod));
     fact("uid", pod.metadata.uid.as_deref().unwrap_or_default());
     let spec = pod.spec.as_ref();
     fact(

@@ -5,7 +5,7 @@
 
 use crate::inventory;
 use crate::report::{Cell, Column, Table, Tone};
-use crate::view::{ClusterView, is_shown, phase, why};
+use crate::view::{ClusterView, is_shown, phase, state, why};
 use serde_json::Value;
 use std::cmp::Ordering;
 
@@ -190,7 +190,7 @@ impl Model {
                 table
             }
             View::Shares(card) => {
-                let mut table = inventory::shares_table(&nodes);
+                let mut table = inventory::shares_table(&nodes, self.view.pods.values());
                 if let Some(card) = card {
                     let uuid = column(&table, "uuid");
                     table.rows.retain(|row| row[uuid].shown == *card);
@@ -391,12 +391,14 @@ fn waiting(view: &ClusterView) -> Table {
     let mut table = Table::new(WAITING, "every pod runs");
     for ((namespace, name), pod) in &view.pods {
         let phase = phase(pod);
-        if phase == "Running" || phase == "Succeeded" || !is_shown(pod) {
+        let crash = scheduler::crash::of(pod);
+        let runs = phase == "Running" && crash.is_none();
+        if runs || phase == "Succeeded" || !is_shown(pod) {
             continue;
         }
         let why = why(pod);
         let first = why.lines().next().unwrap_or_default().to_owned();
-        let tone = if phase == "Failed" {
+        let tone = if phase == "Failed" || crash.is_some() {
             Tone::Bad
         } else {
             Tone::Warn
@@ -404,7 +406,7 @@ fn waiting(view: &ClusterView) -> Table {
         table.row(vec![
             namespace.clone().into(),
             name.clone().into(),
-            Cell::from(phase).tone(tone),
+            Cell::from(state(pod)).tone(tone),
             first.into(),
         ]);
     }

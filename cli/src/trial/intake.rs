@@ -11,6 +11,10 @@ use serde_json::{Value, json};
 /// Largest number of pods of a workload.
 const MOST_PODS: u64 = 10_000;
 
+/// The priority class of a Deployment that names none: it is serving, and not preempted, so that it
+/// waits above its queue's quota.
+const OF_DEPLOYMENTS: &str = "inference";
+
 /// The pods that were added.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
@@ -43,6 +47,11 @@ impl Intake {
             }
             "PriorityClass" => {
                 shadow.take(Fact::Class(there(object, &shown)?));
+            }
+            "ConfigMap" => {
+                let mut object = object.clone();
+                default_namespace(&mut object);
+                shadow.take(Fact::ConfigMap(there(&object, &shown)?));
             }
             "Namespace" => {
                 shadow.take(Fact::Namespace(there(object, &shown)?));
@@ -143,13 +152,20 @@ impl Intake {
             for key in [
                 proto::names::kai::QUEUE_LABEL,
                 proto::names::kai::PRIORITY_CLASS_LABEL,
+                proto::names::kai::PREEMPTIBILITY_LABEL,
             ] {
-                let label = &object["metadata"]["labels"][key];
-                if label.is_string() && pod["metadata"]["labels"][key].is_null() {
+                let label = object["metadata"]["labels"][key].as_str();
+                let serves = object["kind"] == "Deployment"
+                    && key == proto::names::kai::PRIORITY_CLASS_LABEL
+                    && pod["spec"]["priorityClassName"].is_null();
+                let Some(label) = label.or(serves.then_some(OF_DEPLOYMENTS)) else {
+                    continue;
+                };
+                if pod["metadata"]["labels"][key].is_null() {
                     if !pod["metadata"]["labels"].is_object() {
                         pod["metadata"]["labels"] = json!({});
                     }
-                    pod["metadata"]["labels"][key] = label.clone();
+                    pod["metadata"]["labels"][key] = json!(label);
                 }
             }
             let shown = format!("{shown}, pod {number}");

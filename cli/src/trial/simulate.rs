@@ -102,16 +102,20 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         .filter(|action| matches!(action, Action::Evict(_)))
         .count();
     let total = intake.pods.len();
-    let all = placed == total;
-    let verdict = format!(
-        "{placed} of {total} {} a place{}.",
-        if total == 1 { "pod gets" } else { "pods get" },
-        match evicted {
-            0 => String::new(),
-            1 => "; 1 pod is evicted for it".to_owned(),
-            many => format!("; {many} pods are evicted for it"),
-        }
-    );
+    let all = placed == total && total > 0;
+    let verdict = match total {
+        0 => "Nothing was decided: the manifests contain no pod that the scheduler would place."
+            .to_owned(),
+        _ => format!(
+            "{placed} of {total} {} a place{}.",
+            if total == 1 { "pod gets" } else { "pods get" },
+            match evicted {
+                0 => String::new(),
+                1 => "; 1 pod is evicted for it".to_owned(),
+                many => format!("; {many} pods are evicted for it"),
+            }
+        ),
+    };
     let mut report = Report::from(actions::table(rounds, mine));
     report
         .below
@@ -223,7 +227,7 @@ metadata: {name: other}
 spec: {containers: [{name: main, image: x}]}
 ---
 apiVersion: v1
-kind: ConfigMap
+kind: Secret
 metadata: {name: c}
 ";
         let (text, all) = simulate(text).unwrap();
@@ -238,9 +242,83 @@ metadata: {name: c}
             "{text}"
         );
         assert!(
-            text.contains("ConfigMap c: nothing is decided about a ConfigMap"),
+            text.contains("Secret c: nothing is decided about a Secret"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn manifests_without_a_pod_are_no_success() {
+        let foreign = "apiVersion: v1\nkind: Pod\nmetadata: {name: other}\nspec: {containers: [{name: main, image: x}]}\n";
+        let cron = "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: nightly}\n";
+        for text in [foreign, cron] {
+            let (text, all) = simulate(text).unwrap();
+            assert!(!all, "{text}");
+            assert!(text.contains("Nothing was decided: "), "{text}");
+        }
+    }
+
+    /// As the scheduler's grouper has it: above the quota of its queue it waits, whatever is free.
+    #[test]
+    fn a_deployment_is_serving_unless_it_says_otherwise() {
+        let deployment = |labels: &str| {
+            format!(
+                "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web, labels: {{kai.scheduler/queue: none{labels}}}}}\nspec:\n  template:\n    metadata: {{annotations: {{gpu-memory: \"7000\"}}}}\n    spec: {{schedulerName: kai-scheduler, containers: [{{name: main, image: x}}]}}\n"
+            )
+        };
+        let simulate = |labels: &str| {
+            let (cluster, _) = CLUSTER.split_once("pod guest").unwrap();
+            let cluster = format!("{cluster}queue none gpu=0/-1/1000000\n");
+            let shadow =
+                Shadow::of_text(&cluster, scheduler_core::Config::default(), "kai-scheduler");
+            let simulated = simulated(shadow.unwrap(), &manifests(&deployment(labels)));
+            let (report, all) = simulated.unwrap_or_else(|why| panic!("{}", why.sentence));
+            (Output::default().render(&report, false), all)
+        };
+        let (text, all) = simulate("");
+        assert!(!all, "{text}");
+        assert!(
+            text.contains("Non-preemptible workload is over quota"),
+            "{text}"
+        );
+        for way in [
+            ", priorityClassName: train",
+            ", kai.scheduler/preemptibility: preemptible",
+        ] {
+            let (text, all) = simulate(way);
+            assert!(all, "{way}: {text}");
+        }
+    }
+
+    /// A file may contain what its pods need.
+    #[test]
+    fn a_config_map_of_the_manifests_is_there() {
+        let text = pod("mine", "rich", "gpu-memory: \"2000\"", "").replace(
+            "name: main, image: x",
+            "name: main, image: x, envFrom: [{configMapRef: {name: settings}}]",
+        );
+        let config = scheduler_core::Config::default();
+        let live = || {
+            let mut shadow = Shadow::of_objects(
+                crate::shadow::Objects::default(),
+                config.clone(),
+                "kai-scheduler",
+                scheduler_core::units::Time(5),
+            );
+            shadow.feed(CLUSTER).unwrap();
+            shadow
+        };
+        let simulate = |text: &str| {
+            let simulated = simulated(live(), &manifests(text));
+            let (report, all) = simulated.unwrap_or_else(|why| panic!("{}", why.sentence));
+            (Output::default().render(&report, false), all)
+        };
+        let (shown, all) = simulate(&text);
+        assert!(!all && shown.contains("settings"), "{shown}");
+        let map =
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {a: b}\n---\n";
+        let (shown, all) = simulate(&format!("{text}{map}"));
+        assert!(all, "{shown}");
     }
 
     #[test]
@@ -401,7 +479,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.ex
         let error = simulate(&pod("bad", "rich", "gpu-memory: \"0\"", "")).unwrap_err();
         assert_eq!(
             error,
-            "Pod bad would be rejected: gpu-memory annotation value must be a positive integer greater than 0"
+            "Pod bad would be rejected: gpu-memory annotation value must be a positive integer greater than 0; it is \"0\": write the number of MiB in digits alone, such as \"2000\""
         );
         let error = simulate("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {schedulerName: kai-scheduler, containers: 7}\n").unwrap_err();
         assert!(

@@ -13,14 +13,16 @@ mod reason;
 mod search;
 
 use crate::ids::{DeviceId, GpuUuid};
-use crate::model::{Alternative, Device, DeviceNodes, DevicePool, DeviceTaint, Node, PoolFault};
+use crate::model::{
+    Alternative, Device, DeviceNodes, DevicePool, DeviceTaint, Front, Node, PoolFault,
+};
 use crate::state::State;
 use crate::state::devices::{Devices, PoolRow, Sum};
-use crate::state::rows::NodeKey;
+use crate::state::rows::{NodeKey, Spec};
 use crate::units::Quantity;
 pub(crate) use reason::{ClaimsReason, DeviceReason};
 pub(crate) use search::{Wanted, allocate};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +193,52 @@ pub(crate) fn lines(
         (why != DeviceReason::NotSelected).then(|| (candidate.id.clone(), why))
     };
     on_node.candidates.into_iter().filter_map(no).collect()
+}
+
+/// For each card of the node that is a device, or part of one: whether a claim of the pod has it or
+/// could get it, alone and now. Empty if the pod claims none of the cards.
+pub(crate) fn by_card(
+    state: &State,
+    key: NodeKey,
+    spec: &Spec,
+    front: Front,
+) -> BTreeMap<GpuUuid, Result<(), DeviceReason>> {
+    let asks = spec.devices.iter();
+    let asks = asks.filter(|ask| !ask.stands_in || front == Front::Claim);
+    let (mut own, mut wanted) = (BTreeSet::new(), Vec::new());
+    for ask in asks {
+        let claim = ask.claim.as_ref();
+        match claim.and_then(|claim| state.devices.devices_of(claim)) {
+            Some((devices, _)) => own.extend(devices.iter().map(|one| one.device.clone())),
+            None => wanted.extend(ask.wants.requests.iter().flat_map(|one| &one.alternatives)),
+        }
+    }
+    let mut cards = BTreeMap::new();
+    if own.is_empty() && wanted.is_empty() {
+        return cards;
+    }
+    let on_node = OnNode::of(state, key, Free::Now, spec.is_by_annotation(front));
+    for candidate in on_node.candidates {
+        let Some(card) = &candidate.device.card else {
+            continue;
+        };
+        let answers = wanted.iter().map(|ask| will_do(&candidate, ask));
+        let first = answers.reduce(|one, next| one.or_else(|no| next.map_err(|_| no)));
+        let answer = match first {
+            _ if own.contains(candidate.id) => Ok(()),
+            Some(answer) => answer,
+            None => Err(DeviceReason::NotSelected),
+        };
+        let known = cards.entry(card.clone()).or_insert_with(|| answer.clone());
+        if known.is_err() && answer.is_ok() {
+            *known = answer;
+        }
+    }
+    let selected = |answer: &Result<(), DeviceReason>| *answer != Err(DeviceReason::NotSelected);
+    if !cards.values().any(selected) {
+        cards.clear();
+    }
+    cards
 }
 
 /// GPUs of the node alone that no agent counts, for what queues divide.

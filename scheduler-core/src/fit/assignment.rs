@@ -207,14 +207,7 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
         .filter_map(|key| {
             let card = state.cards.get(*key)?;
             let used = state.card_use.get(*key).copied().unwrap_or_default();
-            let taken = card::whole_taken(used);
-            let no = match card::whole_usable(state, card) {
-                // Its holders are a better reason than what follows from them.
-                Err(CardReason::PoolShared) => taken.unwrap_or(CardReason::PoolShared),
-                Err(no) => no,
-                Ok(()) => taken?,
-            };
-            Some(CardLine::Card(*key, no))
+            Some(CardLine::Card(*key, not_whole(state, card, used)?))
         })
         .collect();
     if !row.cards.is_empty() {
@@ -224,6 +217,17 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
         });
     }
     lines
+}
+
+/// Why a card is not free as a whole GPU, with what is being released counted as free.
+pub(super) fn not_whole(state: &State, card: &CardRow, used: CardUse) -> Option<CardReason> {
+    let taken = card::whole_taken(used);
+    match card::whole_usable(state, card) {
+        // Its holders are a better reason than what follows from them.
+        Err(CardReason::PoolShared) => Some(taken.unwrap_or(CardReason::PoolShared)),
+        Err(no) => Some(no),
+        Ok(()) => taken,
+    }
 }
 
 /// A card that would do for a share, and how good it is: larger first.

@@ -8,6 +8,7 @@
 //! - [`card`]: one card, whole or shared.
 //! - [`numa`]: would the kubelet align the pod to NUMA zones.
 //! - [`assignment`]: which cards of the node.
+//! - [`each_card`]: what every card of a node that has room says by itself.
 //! - [`free`]: what of a node's GPUs is free, in sum.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
@@ -18,6 +19,7 @@ mod after_evictions;
 pub(crate) mod assignment;
 pub(crate) mod card;
 mod chosen;
+pub(crate) mod each_card;
 pub(crate) mod free;
 mod numa;
 pub(crate) mod pods;

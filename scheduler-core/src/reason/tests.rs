@@ -119,8 +119,11 @@ fn cards() -> Vec<CardReason> {
             mode: Mode::TimeSlicing,
         },
         PoolShared,
+        PoolWhole,
         PoolNone,
         Claimed,
+        NotMig,
+        Device(DeviceReason::InUse),
     ];
     for one in &all {
         match one {
@@ -141,6 +144,9 @@ fn cards() -> Vec<CardReason> {
             | Memory { .. }
             | Fence { .. }
             | PoolShared
+            | PoolWhole
+            | NotMig
+            | Device(_)
             | PoolNone
             | Claimed => {}
         }

@@ -2,14 +2,17 @@
 //!
 //! The chosen container of a share gets one token `aliquot.dev/gpu-share: 1`, by which
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
-//! of a node. An annotation keeps the cluster autoscaler from its node. Admission may look at a pod several times: the second look changes nothing.
+//! of a node. An annotation keeps the cluster autoscaler from its node.
+//!
+//! Admission may look at a pod several times, after other webhooks have added containers: the
+//! container of the first look is written down, and keeps the share.
 
 use api::quantity;
 use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use proto::names::resource;
 use proto::names::scale_down::{SAFE_TO_EVICT, SAFE_TO_EVICT_AUTOSCALER};
+use proto::names::{request as key, resource};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -102,6 +105,7 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
         strip_zero(&mut pod);
         let metadata = object(&mut pod, "metadata");
         if let Some(annotations) = metadata.and_then(|all| object(all, "annotations")) {
+            keep_container(annotations, &request);
             // What the pod says itself counts. The cluster autoscaler drains no node with such a
             // pod. It counts a node with GPUs by the `nvidia.com/gpu` that its pods request
             // (`CalculateUtilization`), so that one full of shares looks unused, and it knows no
@@ -119,6 +123,18 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
         warnings,
         request,
     })
+}
+
+/// Names the container of the pod's form of a request, which is the first where none is named: a
+/// service mesh may put its proxy in front of it before the next look.
+fn keep_container(annotations: &mut Value, request: &PodRequest) {
+    let has = |key: &str| annotations.get(key).is_some();
+    if has(key::CONTAINER) || !(has(key::MEMORY) || has(key::FRACTION)) {
+        return;
+    }
+    if let [only] = &*request.containers {
+        annotations[key::CONTAINER] = json!(only.name);
+    }
 }
 
 /// Token and amount, as limit and as request: extended resources want both alike.
@@ -330,6 +346,48 @@ mod tests {
             "1"
         );
         assert_eq!(got["spec"]["containers"][0], json!({"name": "c"}));
+    }
+
+    /// A webhook that is called after this one prepends a container, and this one is called again.
+    #[test]
+    fn the_container_of_the_first_look_keeps_the_share() {
+        let share = |container: &Value| container["resources"]["limits"][resource::SHARE].clone();
+        for annotations in [
+            json!({"gpu-memory": "5"}),
+            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}),
+            json!({"gpu-memory": "5", "gpu-memory.limit": "1Gi"}),
+            json!({"nvidia.com/container.app.gpu-memory.request": "1Gi"}),
+            json!({"gpu-memory": "1024", "nvidia.com/container.app.gpu-memory.request": "1Gi"}),
+        ] {
+            let pod = json!({
+                "metadata": {"name": "p", "annotations": annotations},
+                "spec": {
+                    "initContainers": [{"name": "prepare"}],
+                    "containers": [{"name": "app"}, {"name": "side"}],
+                },
+            });
+            let mut between = amended(&pod).expect("allowed").pod;
+            for (list, more) in [
+                (
+                    "initContainers",
+                    json!({"name": "proxy-init", "restartPolicy": "Always"}),
+                ),
+                ("containers", json!({"name": "proxy"})),
+                ("containers", json!({"name": "second-proxy"})),
+            ] {
+                let containers = between["spec"][list].as_array_mut().expect("a list");
+                containers.insert(0, more);
+                let again = amended(&between).expect("allowed again");
+                assert_eq!(again.pod, between, "{annotations}");
+                let Ok([only]) = <[_; 1]>::try_from(again.request.containers) else {
+                    panic!("one share: {annotations}");
+                };
+                assert_eq!(only.name, "app");
+            }
+            let containers = between["spec"]["containers"].as_array().expect("a list");
+            let shares: Vec<Value> = containers.iter().map(share).collect();
+            assert_eq!(shares, [Value::Null, Value::Null, json!("1"), Value::Null]);
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct ConfigMapUsers {
     /// By namespace and name.
     pub there: ListedObjects,
+    /// None of them is told: all count as there.
+    pub unread: bool,
     /// Pods of ours that wait and need some, by UID.
     waiting: BTreeMap<String, Waiting>,
     /// Their UIDs by what they need.
@@ -72,7 +74,7 @@ fn key(namespace: &str, name: &str) -> String {
 
 impl ConfigMapUsers {
     fn missing(&self, needs: &[String]) -> Vec<String> {
-        let is_missing = |name: &&String| !self.there.names.contains_key(*name);
+        let is_missing = |name: &&String| !self.unread && !self.there.names.contains_key(*name);
         needs.iter().filter(is_missing).cloned().collect()
     }
 

@@ -1,6 +1,6 @@
 //! What a [`World`] is to be like, said once before its first fact.
 
-use super::World;
+use super::{ListedObjects, World};
 use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
@@ -81,6 +81,19 @@ impl World {
     #[must_use]
     pub fn with_bursts(self, bursts: Bursts) -> Self {
         Self { bursts, ..self }
+    }
+
+    /// A world that is told nothing of these kinds, by their plural names: what a pod names of them
+    /// counts as there, because a reason that no one looked up would be false.
+    #[must_use]
+    pub fn with_unread<'a>(mut self, kinds: impl IntoIterator<Item = &'a str>) -> Self {
+        for kind in kinds {
+            let is_in = |rolls: &[(&ListedObjects, &str)]| rolls.iter().any(|(_, of)| *of == kind);
+            self.config_maps.unread |= kind == "configmaps";
+            self.storage.unread |= is_in(&self.storage.rolls());
+            self.devices.unread |= is_in(&self.devices.rolls());
+        }
+        self
     }
 
     /// A world in which no listing of storage is awaited: each object counts when it is told.

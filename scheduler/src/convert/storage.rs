@@ -61,6 +61,8 @@ pub(super) struct StorageObjects {
     claims: ListedObjects,
     volumes: ListedObjects,
     classes: ListedObjects,
+    /// Some of this is not told: a pod's volumes keep it from no node.
+    pub(super) unread: bool,
     /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound.
     users: Users,
 }
@@ -108,7 +110,17 @@ impl StorageObjects {
     /// The pod, if its volumes say something else than when it was looked at last.
     pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
         let (pod, say) = self.users.pods.get(uid)?;
-        (self.storage.of(pod) != say.as_found()).then_some(&**pod)
+        (self.say(pod) != say.as_found()).then_some(&**pod)
+    }
+
+    /// What the volumes of a pod say.
+    fn say(&self, pod: &KubePod) -> VolumeTerms {
+        let mut say = self.storage.of(pod);
+        if self.unread {
+            say.against.clear();
+            say.provisions.clear();
+        }
+        say
     }
 
     /// The volume that a claim names.
@@ -139,7 +151,7 @@ impl World {
         if !(waits || is_placed) || claims(pod).is_empty() {
             return;
         }
-        let mut say = self.storage.storage.of(pod);
+        let mut say = self.storage.say(pod);
         converted.attachments = say.attachments.iter().cloned().collect();
         converted.claims.clone_from(&say.claims);
         if !converted.ours {

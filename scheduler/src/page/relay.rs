@@ -3,6 +3,7 @@
 use super::Flows;
 use super::row::{self, Live, PodRow, Uid};
 use super::row_store::Change;
+use crate::crash;
 use crate::history::{Mark, MarkKind, Tenant};
 use crate::telemetry::{self, AgentEvent, AgentEventSender};
 use crate::watch::{Fact, Seen};
@@ -27,6 +28,8 @@ pub(super) enum RowEvent {
     Class(Change<Rank>),
     /// The holders of a pod's grant.
     Tenant(Change<Tenant, Uid>),
+    /// Containers that do not run of a pod with a grant, by name, and why.
+    Crash(Change<Vec<(String, String)>, Uid>),
     /// Labels of nodes, by name.
     Labels(Change<Vec<(String, String)>>),
     /// Keys of node labels that a topology names, by the topology's name.
@@ -60,6 +63,8 @@ pub(super) struct FactRelay {
     known: HashSet<String>,
     /// Pods that were granted something.
     tenants: HashSet<Uid>,
+    /// Those of them with containers that do not run.
+    crashed: HashSet<Uid>,
     /// Pods whose eviction is noted.
     evicted: HashSet<Uid>,
     /// When the first notes are taken: what happened before is not noted.
@@ -84,6 +89,7 @@ impl FactRelay {
             notes,
             known: HashSet::new(),
             tenants: HashSet::new(),
+            crashed: HashSet::new(),
             evicted: HashSet::new(),
             begun,
         };
@@ -152,8 +158,14 @@ impl FactRelay {
     /// Holders, and evicted pods.
     fn holder(&mut self, seen: &Seen<Pod>) {
         let pod = match seen {
-            Seen::Listing => return self.say(RowEvent::Tenant(Change::Begin)),
-            Seen::Listed => return self.say(RowEvent::Tenant(Change::End)),
+            Seen::Listing => {
+                self.say(RowEvent::Crash(Change::Begin));
+                return self.say(RowEvent::Tenant(Change::Begin));
+            }
+            Seen::Listed => {
+                self.say(RowEvent::Crash(Change::End));
+                return self.say(RowEvent::Tenant(Change::End));
+            }
             Seen::There(pod) | Seen::Gone(pod) => pod,
         };
         let Some(uid) = pod.metadata.uid.as_deref().map(Uid::of) else {
@@ -174,7 +186,16 @@ impl FactRelay {
             self.say(RowEvent::Mark(mark, uid));
         }
         let there = matches!(seen, Seen::There(_));
-        match row::tenant(pod).filter(|_| there) {
+        let tenant = row::tenant(pod).filter(|_| there);
+        let crashes = crash::containers(pod).map(|(name, words)| (name.to_owned(), words));
+        let crashes: Vec<_> = crashes.filter(|_| tenant.is_some()).collect();
+        if !crashes.is_empty() {
+            self.crashed.insert(uid);
+            self.say(RowEvent::Crash(Change::Put(uid, crashes)));
+        } else if self.crashed.remove(&uid) {
+            self.say(RowEvent::Crash(Change::Drop(uid)));
+        }
+        match tenant {
             Some(tenant) => {
                 // Of a pod that holds something nothing of this changes.
                 self.tenants.insert(uid);

@@ -51,6 +51,8 @@ pub(super) struct Rows {
     pub(super) labels: RowStore<Vec<(Arc<str>, Arc<str>)>>,
     pub(super) topologies: RowStore<Vec<String>>,
     tenants: RowStore<Tenant, Uid>,
+    /// Containers that do not run, and why.
+    crashes: RowStore<Vec<(String, String)>, Uid>,
     words: BTreeSet<Arc<str>>,
     classes: RowStore<Rank>,
     /// Position of each pending pod in its queue, by UID, from 1; `None`: must be counted again.
@@ -75,6 +77,7 @@ impl Rows {
             labels: RowStore::default(),
             topologies: RowStore::default(),
             tenants: RowStore::default(),
+            crashes: RowStore::default(),
             words: BTreeSet::new(),
             classes: RowStore::default(),
             places: None,
@@ -106,6 +109,7 @@ impl Rows {
                 }
                 self.tenants.change(change);
             }
+            RowEvent::Crash(change) => self.crashes.change(change),
             RowEvent::Labels(change) => {
                 let change = change.map(|labels| {
                     let labels = labels.into_iter();
@@ -219,6 +223,13 @@ impl Rows {
         self.tenants
             .get(&Uid::of(uid))
             .map_or("", |tenant| &tenant.queue)
+    }
+
+    /// Why a container of a pod with a grant does not run, if it does not.
+    pub(super) fn crash(&self, uid: &str, container: &str) -> Option<&str> {
+        let crashes = self.crashes.get(&Uid::of(uid))?;
+        let crash = crashes.iter().find(|(name, _)| name == container)?;
+        Some(&crash.1)
     }
 
     /// Notes what there is, where that is due.

@@ -65,9 +65,23 @@ pub(super) fn tell(known: &PodFacts<'_>) -> Value {
         conditions(pod, &mut steps);
         containers(pod, &mut steps);
     }
-    for event in known.events.unwrap_or_default() {
+    let events = known.events.unwrap_or_default();
+    for event in events {
         steps.extend(of_event(event));
     }
+    // The present reason of a pod that waits, and since when it is that one: its condition keeps the
+    // time at which the pod began to wait, for whatever reason.
+    let mut present = known.pod.and_then(waits_for);
+    if let Some(step) = &mut present {
+        let same = |old: &&Step| old.kind == step.kind && old.words == step.words;
+        let earlier = steps.iter().filter(|old| old.kind == step.kind);
+        if let Some(at) = earlier.clone().map(|old| old.until.unwrap_or(old.at)).max()
+            && !steps.iter().any(|old| same(&old))
+        {
+            step.at = step.at.max(at);
+        }
+    }
+    steps.extend(present);
     agent(known.live, &mut steps);
     // Kubernetes' stamps are of whole seconds: within one, the order is that of a pod's life.
     steps.sort_by_key(|step| (step.at.div_euclid(1000), rank(step.kind), step.at));
@@ -157,7 +171,6 @@ fn conditions(pod: &Pod, steps: &mut Vec<Step>) {
                 let words = format!("bound to node {}", node.unwrap_or_default());
                 Some(Step::new(at, "bound", words))
             }
-            ("PodScheduled", false) => Some(Step::new(at, "waits", line)),
             ("DisruptionTarget", true) => Some(Step::new(at, "evicted", line)),
             (proto::names::condition::ISOLATION_VERIFIED, true) => {
                 Some(Step::new(at, "fence", format!("{reason}: {line}")))
@@ -174,6 +187,17 @@ fn conditions(pod: &Pod, steps: &mut Vec<Step>) {
             _ => None,
         });
     }
+}
+
+/// Why it waits now, at the time at which it began to wait.
+fn waits_for(pod: &Pod) -> Option<Step> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let waits = conditions
+        .iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
+    let at = waits.last_transition_time.as_ref()?.0.as_millisecond();
+    let line = waits.message.as_deref().unwrap_or_default().lines().next();
+    Some(Step::new(at, "waits", line.unwrap_or_default()))
 }
 
 fn containers(pod: &Pod, steps: &mut Vec<Step>) {
@@ -339,6 +363,54 @@ mod tests {
         assert_eq!(told["asks"], "2000 MiB");
         assert_eq!(told["trace"], "2a7f0c1e8b5d4f609d533c4f7b1a9e02");
         assert_eq!(told["allocations"], json!(["a1"]));
+    }
+
+    /// The condition says why it waits now, with the time since which it waits at all.
+    #[test]
+    fn the_present_reason_of_a_pod_comes_after_those_before_it() {
+        let waits = |message: &str| {
+            pod(json!({"conditions": [
+                {"type": "PodScheduled", "status": "False", "message": message,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            ]}))
+        };
+        let mut queue = event("Unschedulable", 1, "Queue 'product' does not exist");
+        queue.series = Some(
+            serde_json::from_value(
+                json!({"count": 2, "lastObservedTime": "2026-01-01T00:00:40.000000Z"}),
+            )
+            .unwrap(),
+        );
+        let full = event("Unschedulable", 41, "no node has room");
+        let words = |pod: &Pod, events: &[Event]| -> Vec<(i64, String)> {
+            let told = tell(&PodFacts {
+                uid: "2a7f0c1e-8b5d-4f60-9d53-3c4f7b1a9e02",
+                pod: Some(pod),
+                events: Some(events),
+                live: &Value::Null,
+            });
+            let steps = told["steps"].as_array().unwrap().iter().skip(1);
+            steps
+                .map(|step| {
+                    let at = step["at"].as_i64().unwrap() - 1_767_225_600_000;
+                    (at / 1000, step["words"].as_str().unwrap().to_owned())
+                })
+                .collect()
+        };
+        let missing = (1, "Queue 'product' does not exist".to_owned());
+        // Its event is not there yet, or there as well.
+        let now = waits("no node has room");
+        assert_eq!(
+            words(&now, std::slice::from_ref(&queue)),
+            [missing.clone(), (40, "no node has room".to_owned())]
+        );
+        assert_eq!(
+            words(&now, &[queue.clone(), full]),
+            [missing.clone(), (41, "no node has room".to_owned())]
+        );
+        let same = waits("Queue 'product' does not exist");
+        assert_eq!(words(&same, &[queue]), [missing]);
+        assert_eq!(words(&now, &[]), [(0, "no node has room".to_owned())]);
     }
 
     #[test]

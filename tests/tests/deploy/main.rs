@@ -479,3 +479,24 @@ fn the_scheduler_holds_no_privilege_and_tenants_outlive_the_agents_upgrade() {
     }
     assert_eq!(mps["automountServiceAccountToken"], false);
 }
+
+/// Each of our own values has an effect, and the notes after an installation do not deny it.
+#[test]
+fn the_notes_of_the_chart_know_every_value() {
+    let read = |name: &str| std::fs::read_to_string(deploy().join("chart").join(name)).unwrap();
+    let notes = read("templates/NOTES.txt");
+    let known = notes.split("(has $key (list ").nth(1).unwrap();
+    let known = known.split(')').next().unwrap();
+    let values = read("values.yaml");
+    let keys = values.lines().filter_map(|line| line.split_once(':'));
+    let keys = keys.map(|(key, _)| key);
+    let keys = keys.filter(|key| key.starts_with(|first: char| first.is_ascii_lowercase()));
+    let unknown: Vec<&str> = keys
+        .filter(|key| !known.contains(&format!("\"{key}\"")))
+        .collect();
+    assert_eq!(
+        unknown,
+        Vec::<&str>::new(),
+        "add them to the list in NOTES.txt"
+    );
+}

@@ -139,12 +139,14 @@ pub(super) fn one(which: &Which, rights: &Rights, rows: &Rows) -> Answer {
     let grants = gpu.grants.iter().map(|grant| {
         let key = (grant.pod_uid.clone(), grant.container.clone());
         let seen = sees(rights, grant);
+        let crash = rows.crash(&grant.pod_uid, &grant.container);
         json!({
             "pod": if seen { grant.pod.as_str() } else { "" },
             "uid": if seen { grant.pod_uid.as_str() } else { "" },
             "queue": if seen && rights.queues { rows.payer(&grant.pod_uid) } else { "" },
             "container": if seen { grant.container.as_str() } else { "" },
-            "memory": grant.memory_mib.0, "compute": grant.compute_percent, "phase": grant.phase,
+            "memory": grant.memory_mib.0, "compute": grant.compute_percent,
+            "phase": crash.filter(|_| seen).unwrap_or(&grant.phase),
             "used": live.and_then(|live| live.shares.get(&key)).map(|share| share.used),
             "fence": grant.fence, "complaint": grant.complaint,
         })

@@ -131,11 +131,9 @@ async fn timeline_of(
     value["waits"] = json!(false);
     if let Some(pod) = &found {
         value["node"] = json!(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()));
-        value["phase"] = json!(
-            pod.status
-                .as_ref()
-                .and_then(|status| status.phase.as_deref())
-        );
+        let status = pod.status.as_ref();
+        let phase = status.and_then(|status| status.phase.clone());
+        value["phase"] = json!(crate::crash::of(pod).or(phase));
         if let Some(row) = crate::page::row::pod(pod, &state.scheduler) {
             value["queue"] = json!(row.queue);
             value["waits"] = json!(true);

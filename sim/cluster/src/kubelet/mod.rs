@@ -50,6 +50,9 @@ pub struct Config {
     pub heartbeat_every: Duration,
     /// Until a container that could not start is tried again; the real one takes 10 to 15 s.
     pub retry: Duration,
+    /// Environment of init containers that are no sidecars, before the pod's own: by it a workload
+    /// that stands for every image ends, where it would run on in an app container.
+    pub init_env: Vec<(String, String)>,
     /// How long a resource keeps its capacity without its plugin; the real one 5 minutes.
     pub endpoint_grace: Duration,
 }
@@ -68,6 +71,7 @@ impl Config {
             status_every: Duration::from_secs(10),
             heartbeat_every: Duration::from_mins(5),
             retry: Duration::from_secs(10),
+            init_env: Vec::new(),
             endpoint_grace: Duration::from_mins(5),
         }
     }

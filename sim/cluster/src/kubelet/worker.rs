@@ -6,6 +6,7 @@
 use super::Node;
 use super::admit::device_limits;
 use super::slot::{ContainerState, Ended, Slots};
+use super::table::is_sidecar;
 use crate::runtime::{ContainerConfig, ContainerId, Exit, RuntimeError};
 use k8s_openapi::api::core::v1::{Container, Event, Pod};
 use kube::ResourceExt as _;
@@ -130,7 +131,7 @@ impl Worker {
             .plugins
             .prepare(&self.uid(), &container.name, &limits)
             .await
-            .and_then(|answers| self.layout(&container, &answers));
+            .and_then(|answers| self.layout(&container, self.slots.list[index].init, &answers));
         let layout = match prepared {
             Ok(layout) => layout,
             Err(why) => {
@@ -185,6 +186,7 @@ impl Worker {
     fn layout(
         &self,
         container: &Container,
+        init: bool,
         answers: &[ContainerAllocateResponse],
     ) -> Result<ContainerConfig, String> {
         let mut config = ContainerConfig {
@@ -214,6 +216,9 @@ impl Worker {
             config
                 .cdi_devices
                 .extend(answer.cdi_devices.iter().map(|one| one.name.clone()));
+        }
+        if init && !is_sidecar(container) {
+            config.env.extend(self.node.config.init_env.iter().cloned());
         }
         for variable in container.env.iter().flatten() {
             let value = match &variable.value_from {

@@ -93,6 +93,9 @@ pub enum RuntimeError {
     /// There is no such container.
     #[error("container \"{0}\" not found")]
     Unknown(String),
+    /// Nothing is started any more.
+    #[error("the runtime is being shut down")]
+    Closed,
     /// The disk, or the process table.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -114,6 +117,8 @@ pub struct Runtime {
 #[derive(Debug, Default)]
 struct Containers {
     made: u64,
+    /// The runtime is being shut down: a kubelet that still runs starts nothing any more.
+    closed: bool,
     table: BTreeMap<ContainerId, Container>,
 }
 
@@ -231,6 +236,9 @@ impl Runtime {
         let unknown = || RuntimeError::Unknown(id.0.clone());
         let (mut command, hooks, bundle, config, ended) = {
             let mut containers = self.containers();
+            if containers.closed {
+                return Err(RuntimeError::Closed);
+            }
             let container = containers.table.get_mut(id).ok_or_else(unknown)?;
             let ended = container.ended.take().ok_or_else(unknown)?;
             (
@@ -247,8 +255,19 @@ impl Runtime {
             .and_then(|pid| i32::try_from(pid).ok())
             .ok_or_else(|| std::io::Error::other("a process without a pid"))?;
         self.attribute(pid, &config.pod_uid, id)?;
-        if let Some(container) = self.containers().table.get_mut(id) {
-            container.pid = Some(pid);
+        let closed = {
+            let mut containers = self.containers();
+            if let Some(container) = containers.table.get_mut(id) {
+                container.pid = Some(pid);
+            }
+            containers.closed
+        };
+        if closed {
+            // It was not among those that were ended.
+            let _ = child.kill().await;
+            self.forget(pid);
+            let _ = ended.send(Some(Exit(128)));
+            return Err(RuntimeError::Closed);
         }
         let state = json!({
             "ociVersion": "1.2.0", "id": id.0, "status": "creating", "pid": pid, "bundle": bundle,
@@ -371,8 +390,10 @@ impl Runtime {
         std::fs::read_to_string(path).ok()
     }
 
-    /// Ends every process, at once.
+    /// Ends every process, at once, and starts none any more: a kubelet that still runs would start
+    /// the first container again while the second is being ended.
     pub async fn shut_down(&self) {
+        self.containers().closed = true;
         for one in self.running() {
             self.stop(&one.id, Duration::ZERO).await;
         }

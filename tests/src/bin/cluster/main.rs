@@ -14,6 +14,7 @@ mod dashboards;
 mod disk;
 mod edges;
 mod eviction;
+mod explain;
 mod extended;
 mod faults;
 mod fence;
@@ -403,6 +404,7 @@ async fn test(
             bursts::a_pod_that_nothing_creates_again_is_not_moved_for_a_whole_gpu,
             edges::a_replica_that_stood_still_longer_than_its_lease_sends_nothing_afterwards,
             edges::a_binding_of_which_nobody_knows_anything_is_asked_for_until_there_is_a_word,
+            explain::an_ordinary_pod_is_explained_as_its_condition_says,
             burst_clock::a_wall_clock_that_steps_by_an_hour_in_mid_burst_changes_nothing,
             load::an_agent_costs_little_and_knows_its_shares_after_a_kill,
             hostile::the_table_in_the_docs_is_the_one_that_is_run,
