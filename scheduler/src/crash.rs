@@ -5,6 +5,7 @@
 //! last end. The page and the command-line tool show them in place of the phase.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+use std::fmt::Write as _;
 
 /// Reasons of a container that starts for the first time: nothing is wrong.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
@@ -40,12 +41,14 @@ fn words(container: &ContainerStatus) -> Option<String> {
     match container.restart_count {
         ..=0 => {}
         1 => words.push_str(", 1 restart"),
-        many => words.push_str(&format!(", {many} restarts")),
+        many => {
+            let _ = write!(words, ", {many} restarts");
+        }
     }
     let last = container.last_state.as_ref();
     let last = ended.or_else(|| last.and_then(|last| last.terminated.as_ref()));
     if let Some(last) = last {
-        words.push_str(&format!(", last {}", end(last)));
+        let _ = write!(words, ", last {}", end(last));
     }
     Some(words)
 }

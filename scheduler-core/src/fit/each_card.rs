@@ -91,10 +91,7 @@ fn for_share(
     let mut first = None;
     for mode in card::modes(share, card, default) {
         let takes = |beside| card::share(state, card, beside, share, mode).map(drop);
-        let answer = takes(used.after()).and_then(|()| match now {
-            true => takes(used.held),
-            false => Ok(()),
-        });
+        let answer = takes(used.after()).and_then(|()| if now { takes(used.held) } else { Ok(()) });
         match answer {
             Ok(()) => return Ok(()),
             Err(no) => drop(first.get_or_insert(no)),

@@ -71,17 +71,16 @@ pub(super) fn tell(known: &PodFacts<'_>) -> Value {
     }
     // The present reason of a pod that waits, and since when it is that one: its condition keeps the
     // time at which the pod began to wait, for whatever reason.
-    let mut present = known.pod.and_then(waits_for);
-    if let Some(step) = &mut present {
-        let same = |old: &&Step| old.kind == step.kind && old.words == step.words;
-        let earlier = steps.iter().filter(|old| old.kind == step.kind);
-        if let Some(at) = earlier.clone().map(|old| old.until.unwrap_or(old.at)).max()
-            && !steps.iter().any(|old| same(&old))
-        {
-            step.at = step.at.max(at);
+    // Its event has the time at which it became that one.
+    if let Some(mut present) = known.pod.and_then(waits_for) {
+        let is_same = |old: &Step| old.kind == present.kind && old.words == present.words;
+        if !steps.iter().any(is_same) {
+            let earlier = steps.iter().filter(|old| old.kind == present.kind);
+            let ends = earlier.map(|old| old.until.unwrap_or(old.at));
+            present.at = ends.fold(present.at, i64::max);
+            steps.push(present);
         }
     }
-    steps.extend(present);
     agent(known.live, &mut steps);
     // Kubernetes' stamps are of whole seconds: within one, the order is that of a pod's life.
     steps.sort_by_key(|step| (step.at.div_euclid(1000), rank(step.kind), step.at));
