@@ -149,9 +149,10 @@ impl Card {
     /// Asks for a look, and before that what the card is unless that is known in full.
     pub(super) fn look(&mut self, watched: &BTreeSet<GpuUuid>, now: Instant) {
         let known = self.known.as_ref();
-        let job = match known.is_some_and(|known| known.incomplete.is_none()) {
-            true => CardJob::Look(watched.clone()),
-            false => CardJob::Identify,
+        let job = if known.is_some_and(|known| known.incomplete.is_none()) {
+            CardJob::Look(watched.clone())
+        } else {
+            CardJob::Identify
         };
         self.ask(job, now);
     }

@@ -3,7 +3,7 @@
 use super::report::{Loaded, Report};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -18,7 +18,7 @@ pub(super) enum DriverJob {
 }
 
 /// Works until no more jobs can come.
-pub(super) fn run(library: &PathBuf, jobs: &Receiver<DriverJob>, out: &Sender<Report>) {
+pub(super) fn run(library: &Path, jobs: &Receiver<DriverJob>, out: &Sender<Report>) {
     for job in jobs {
         let report = match job {
             DriverJob::Load(old) => {

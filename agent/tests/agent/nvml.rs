@@ -322,7 +322,7 @@ async fn a_driver_that_counts_no_cards_once_withdraws_no_id() {
             until("a look", || async {
                 let gpu = machine.healthy(SHARE);
                 let whole = machine.healthy(WHOLE);
-                (whole.len() >= 1 && gpu.len() >= 96).then_some(())
+                (!whole.is_empty() && gpu.len() >= 96).then_some(())
             })
             .await;
             tokio::time::sleep(Duration::from_millis(300)).await;
