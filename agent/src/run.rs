@@ -491,14 +491,8 @@ async fn bridge(mut nvml: nvml::NvmlChannels, owner: Owner) {
                     return;
                 }
             }
-            changed = nvml.samples.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                let sample = nvml.samples.borrow_and_update().clone();
-                if let Some(sample) = sample
-                    && owner.tell(Event::Sampled(sample)).is_err()
-                {
+            Some(sample) = nvml.samples.recv() => {
+                if owner.tell(Event::Sampled(sample)).is_err() {
                     return;
                 }
             }

@@ -196,7 +196,7 @@ fn taints(state: &State, card: &Card) -> Vec<DeviceTaint> {
         time_added: None,
     };
     let mut taints = Vec::new();
-    if !card.health.is_healthy() {
+    if !card.health.is_healthy() || state.unguarded.contains_key(&card.uuid) {
         // Pods on a lost card have lost it and are evicted. A card that is slow to answer
         // evicts none.
         let effect = if card.health.is_lasting() {

@@ -75,6 +75,10 @@ impl InventoryBuilder {
     pub fn observe(&mut self, observation: &Observation, now: Instant) {
         self.health.observe(observation, now);
         self.driver.clone_from(&observation.driver);
+        if matches!(observation.driver, Driver::Late { .. }) {
+            // What was seen last holds.
+            return;
+        }
         for device in &observation.devices {
             let uuid = &device.identity.uuid;
             let reading = match (&device.reading, self.seen.get(uuid)) {
@@ -178,12 +182,8 @@ impl InventoryBuilder {
             (card.index, slice)
         });
         mig::offer(&mut cards, self.settings.mig_strategy);
-        let driver_version = match &self.driver {
-            Driver::Up { version } => version.clone(),
-            Driver::Gone { .. } => String::new(),
-        };
         Inventory {
-            driver_version,
+            driver_version: self.driver.version().unwrap_or_default().to_owned(),
             driver_limits: self.driver_limits(),
             cards,
         }
@@ -192,10 +192,7 @@ impl InventoryBuilder {
     /// Whether the driver has memory limits. The hook reports for each container whether its limit
     /// is set.
     fn driver_limits(&self) -> bool {
-        let Driver::Up { version } = &self.driver else {
-            return false;
-        };
-        let branch = DriverBranch::of(version);
+        let branch = self.driver.version().and_then(DriverBranch::of);
         self.settings.cgroup_v2 && branch.is_some_and(|branch| branch >= DRIVER_LIMITS)
     }
 

@@ -8,7 +8,7 @@
 
 use super::Health;
 use crate::inventory::GpuUuid;
-use crate::nvml::{Driver, Observation, Reading, Xid};
+use crate::nvml::{Driver, Observation, Reading, UnreadableCard, Xid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -72,12 +72,26 @@ struct Entry {
     latched: Option<Latched>,
     /// It has answered.
     known: bool,
+    /// The last reading said that the driver has lost it.
+    lost: bool,
+    /// The last reading lacked processes.
+    unseen: bool,
     /// Result of the last reading.
     cause: Option<Cause>,
-    /// The first of consecutive readings without an answer, and the error of the last.
-    silent: Option<(Instant, String)>,
+    /// The last readings had no answer.
+    silent: Option<Silence>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
+}
+
+#[derive(Clone, Debug)]
+struct Silence {
+    /// The first of consecutive readings without an answer of that kind.
+    since: Instant,
+    /// The error of the last.
+    reason: String,
+    /// A call has not returned. Its containers may work as before, and are not evicted for it.
+    hangs: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +135,8 @@ impl HealthHistory {
                 }
                 return;
             }
+            // What was seen last holds.
+            Driver::Late { .. } => return,
             Driver::Up { version } => {
                 let before = self.version.replace(version.clone());
                 if before.is_some_and(|before| before != *version) {
@@ -132,18 +148,28 @@ impl HealthHistory {
         }
         for device in &observation.devices {
             let entry = self.cards.entry(device.identity.uuid.clone()).or_default();
+            let lost = device.reading.as_ref().is_err_and(|silence| silence.lost);
+            let was_lost = std::mem::replace(&mut entry.lost, lost);
             match &device.reading {
-                Err(silence) if silence.lost => {
+                Err(silence) if lost => {
                     entry.silent = None;
-                    entry.set(Some(Cause::lasting(unanswered(&silence.reason))), now);
+                    let cause = Cause {
+                        reason: unanswered(&silence.reason),
+                        // One call may have failed. The next look is another.
+                        lasting: was_lost,
+                    };
+                    entry.set(Some(cause), now);
                 }
                 // The last result stays.
-                Err(silence) => entry.fall_silent(&silence.reason, now),
+                Err(silence) => entry.fall_silent(silence, now),
                 Ok(reading) => {
-                    entry.known = true;
+                    let first = !std::mem::replace(&mut entry.known, true);
                     entry.silent = None;
                     entry.unlatch(reading, now);
-                    let unseen = reading.unseen.clone().map(|reason| Cause {
+                    // One call may have failed. The next look is another.
+                    let was_unseen = std::mem::replace(&mut entry.unseen, reading.unseen.is_some());
+                    let unseen = reading.unseen.clone().filter(|_| first || was_unseen);
+                    let unseen = unseen.map(|reason| Cause {
                         reason,
                         lasting: false,
                     });
@@ -198,12 +224,13 @@ impl HealthHistory {
             } => unhealthy(cause.reason.clone(), cause.lasting),
             // A card that has never answered has no state.
             Entry {
-                silent: Some((since, reason)),
+                silent: Some(silence),
                 known,
                 ..
-            } if !known || lasted(*since) >= SILENT_AFTER => {
-                unhealthy(unanswered(reason), lasted(*since) >= LOST_AFTER)
-            }
+            } if !known || lasted(silence.since) >= SILENT_AFTER => unhealthy(
+                unanswered(&silence.reason),
+                !silence.hangs && lasted(silence.since) >= LOST_AFTER,
+            ),
             Entry {
                 last: Some((last, until)),
                 ..
@@ -223,22 +250,32 @@ impl Entry {
         self.cause = cause;
     }
 
-    fn fall_silent(&mut self, reason: &str, now: Instant) {
+    fn fall_silent(&mut self, card: &UnreadableCard, now: Instant) {
         // The driver is back.
         self.cause.take_if(|cause| !cause.lasting);
-        let since = self.silent.as_ref().map_or(now, |(since, _)| *since);
-        self.silent = Some((since, reason.to_owned()));
+        let same = self.silent.as_ref().filter(|last| last.hangs == card.hangs);
+        let since = same.map_or(now, |last| last.since);
         if !self.known || now.saturating_duration_since(since) >= SILENT_AFTER {
-            self.last = Some((unanswered(reason), now));
+            self.last = Some((unanswered(&card.reason), now));
         }
+        self.silent = Some(Silence {
+            since,
+            reason: card.reason.clone(),
+            hangs: card.hangs,
+        });
     }
 
     /// The driver lists it no longer. One that starts lists cards one by one, and a card whose name
     /// cannot be read once is not gone.
     fn vanish(&mut self, now: Instant) {
         let reason = "the driver no longer lists the card".to_owned();
-        let since = self.silent.as_ref().map_or(now, |(since, _)| *since);
-        self.silent = Some((since, reason.clone()));
+        let since = self.silent.as_ref().filter(|last| !last.hangs);
+        let since = since.map_or(now, |last| last.since);
+        self.silent = Some(Silence {
+            since,
+            reason: reason.clone(),
+            hangs: false,
+        });
         let was_lost = self.cause.as_ref().is_some_and(|cause| cause.lasting);
         let lasting = was_lost || now.saturating_duration_since(since) >= LOST_AFTER;
         self.set(Some(Cause { reason, lasting }), now);
@@ -288,7 +325,7 @@ fn verdict(reading: &Reading) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvml::{Counters, Device, Identity, UnreadableCard};
+    use crate::nvml::{Counters, Device, Identity};
 
     fn uuid() -> GpuUuid {
         GpuUuid::from("GPU-1")
@@ -330,6 +367,7 @@ mod tests {
         look(Err(UnreadableCard {
             reason: reason.to_owned(),
             lost,
+            hangs: false,
         }))
     }
 
@@ -501,11 +539,56 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_lost_is_so_for_all_at_once() {
+    fn a_card_that_two_looks_find_lost_is_so_for_all_and_by_one_it_takes_nothing_new() {
         let (mut builder, now) = (HealthHistory::default(), Instant::now());
-        builder.observe(&fine(Some(0)), now);
+        for between in [fine(Some(0)), silent("timeout", false)] {
+            builder.observe(&between, now);
+            builder.observe(&silent("GPU is lost", true), now);
+            let health = builder.health(&uuid(), now);
+            assert!(!health.is_healthy() && !health.is_lasting());
+        }
         builder.observe(&silent("GPU is lost", true), now);
         assert!(builder.health(&uuid(), now).is_lasting());
+    }
+
+    #[test]
+    fn a_card_with_a_call_that_hangs_takes_nothing_new_and_evicts_nobody_however_long_it_does() {
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let hanging = look(Err(UnreadableCard {
+            reason: "hangs".into(),
+            lost: false,
+            hangs: true,
+        }));
+        builder.observe(&fine(None), start);
+        for second in 1..=60 {
+            builder.observe(&hanging, at(second));
+            let health = builder.health(&uuid(), at(second));
+            assert_eq!(health.is_healthy(), second < 4, "{second}");
+            assert!(!health.is_lasting(), "{second}");
+        }
+        // The call returns with an error: what counts is how long such answers last.
+        builder.observe(&silent("timeout", false), at(61));
+        assert!(!builder.health(&uuid(), at(61)).is_lasting());
+        builder.observe(&fine(None), at(62));
+        assert!(!builder.health(&uuid(), at(62)).is_lasting());
+        assert!(builder.health(&uuid(), at(72)).is_healthy());
+    }
+
+    #[test]
+    fn while_the_driver_is_late_every_card_is_what_it_was() {
+        let (mut builder, start) = (HealthHistory::default(), Instant::now());
+        let late = Observation {
+            driver: Driver::Late {
+                version: "570".into(),
+                reason: "unknown error".into(),
+            },
+            devices: Vec::new(),
+        };
+        builder.observe(&fine(Some(0)), start);
+        builder.observe(&late, start + Duration::from_secs(1));
+        let health = builder.health(&uuid(), start + Duration::from_secs(1));
+        assert_eq!(health, Health::Healthy);
     }
 
     #[test]
@@ -528,6 +611,7 @@ mod tests {
         assert!(!builder.health(&uuid(), at(17)).is_lasting());
         assert!(builder.health(&uuid(), at(27)).is_healthy());
         // One that was lost before stays lost.
+        builder.observe(&silent("GPU is lost", true), at(29));
         builder.observe(&silent("GPU is lost", true), at(30));
         builder.observe(&unlisted, at(31));
         assert!(builder.health(&uuid(), at(31)).is_lasting());

@@ -1,9 +1,9 @@
 //! What the kubelet is offered, and which IDs suit best.
 //!
 //! Pure. In: inventory, ledger, the holder of each ID. Out: [`Offer`], from which `ListAndWatch`
-//! and `GetPreferredAllocation` answer. A held ID reports the health of the card that its holder
-//! was granted. Only IDs without a holder are withdrawn: an ID that is Unhealthy while held makes
-//! its pod fail permanently when the kubelet restarts.
+//! and `GetPreferredAllocation` answer. IDs without a holder are withdrawn as soon as their card takes
+//! nothing new. A held ID is Unhealthy only when its holder has lost a card that it was granted: it
+//! makes its pod fail permanently when the kubelet restarts.
 
 use crate::identity::Resource;
 use crate::inventory::{Card, GpuUuid, Inventory, Profile};
@@ -109,7 +109,7 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> Lists {
                 && mode.is_none_or(|mode| mode == Mode::Exclusive);
             let away = inventory.driver_version.is_empty();
             let fit = match holder {
-                Some(_) => healthy || away,
+                Some(_) => !card.health.is_lasting() || away,
                 None => healthy && free,
             };
             push(&mut lists, card.resource, device(id, fit, card.numa));
@@ -144,7 +144,7 @@ fn granted_health(holder: Option<&HolderKey>, inventory: &Inventory, ledger: &Le
         .gpus
         .iter()
         .filter_map(|uuid| inventory.card(uuid))
-        .all(|card| card.health.is_healthy())
+        .all(|card| !card.health.is_lasting())
 }
 
 fn device(id: String, healthy: bool, numa: Option<u32>) -> Device {

@@ -307,7 +307,7 @@ impl Daemon {
             Action::Quit => done(control.quit().await.map_err(|e| e.to_string())),
             Action::Kill => {
                 if let Some(process) = self.process {
-                    process.kill();
+                    self.tools.processes.kill(process);
                 }
                 Event::Done
             }
@@ -315,7 +315,7 @@ impl Daemon {
             Action::KillServers(pids) => {
                 for server in self.tools.processes.servers_of(&self.place.pipe()) {
                     if pids.contains(&server.pid) {
-                        server.kill();
+                        self.tools.processes.kill(server);
                     }
                 }
                 Event::Done

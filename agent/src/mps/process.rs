@@ -6,10 +6,10 @@
 
 use crate::attribute;
 use crate::attribute::cgroup::Membership;
-use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::stat::{major, minor};
 use nix::unistd::Pid;
 use proto::names;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -46,6 +46,44 @@ impl Processes {
     /// Whether it is the same process, and lives.
     pub fn lives(&self, process: Process) -> bool {
         self.find(process.pid) == Some(process)
+    }
+
+    /// SIGKILL to it, and to the others of its group where it leads one. A process that is gone is no
+    /// error, and another that has its pid now is not touched.
+    pub fn kill(&self, process: Process) {
+        let group = i32::try_from(process.pid).ok().map(Pid::from_raw);
+        let its = |pid: &u32| {
+            let pid = i32::try_from(*pid).map(Pid::from_raw);
+            pid.is_ok_and(|pid| nix::unistd::getpgid(Some(pid)).ok() == group)
+        };
+        // While the leader lives, no other group can have its number.
+        let members: Vec<Process> = if leads_its_group(process) && self.lives(process) {
+            self.all()
+                .filter(its)
+                .filter_map(|pid| self.find(pid))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        self.end(process);
+        for member in members {
+            self.end(member);
+        }
+    }
+
+    /// SIGKILL by a handle that cannot come to mean another process.
+    fn end(&self, process: Process) {
+        let pid = i32::try_from(process.pid).ok();
+        let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else {
+            return;
+        };
+        // The handle is opened first: what is read after that is of the same process or of none.
+        let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else {
+            return;
+        };
+        if self.lives(process) {
+            let _ = pidfd_send_signal(&handle, Signal::KILL);
+        }
     }
 
     /// The control daemon of this pipe directory, if it lives. No file in that directory is used:
@@ -106,20 +144,6 @@ impl Processes {
 
     fn file(&self, pid: u32, name: &str) -> PathBuf {
         self.root.join(pid.to_string()).join(name)
-    }
-}
-
-impl Process {
-    /// SIGKILL to it, or to its group where it leads one. A process that is gone is no error.
-    pub fn kill(self) {
-        let Ok(pid) = i32::try_from(self.pid) else {
-            return;
-        };
-        let pid = Pid::from_raw(pid);
-        // Only a leader's group has its pid; anyone else has none of that number.
-        if killpg(pid, Signal::SIGKILL).is_err() {
-            let _ = kill(pid, Signal::SIGKILL);
-        }
     }
 }
 
@@ -193,7 +217,10 @@ mod tests {
             ..process
         };
         assert!(!processes.lives(other));
-        process.kill();
+        // One that has its pid, and is another, is left alone.
+        processes.kill(other);
+        assert!(processes.lives(process));
+        processes.kill(process);
         child.wait().unwrap();
         assert!(!processes.lives(process));
         assert_eq!(processes.find(process.pid), None);

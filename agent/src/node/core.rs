@@ -345,9 +345,12 @@ impl Core {
     /// Why no new share starts for now, in one sentence. The tokens stay healthy: pods that were
     /// bound before wait in `ContainerCreating` and start once the reason has passed.
     pub(super) fn held_up(&self) -> Option<String> {
-        let Some((part, error)) = &self.long_unreadable else {
-            return self.blindness();
-        };
+        if let Driver::Late { reason, .. } = self.builder.driver() {
+            return Some(format!(
+                "the driver does not answer for the moment: {reason}; what runs goes on"
+            ));
+        }
+        let (part, error) = self.long_unreadable.as_ref()?;
         Some(format!(
             "{} cannot be read: {error}; what runs goes on",
             part.in_words()
@@ -548,6 +551,7 @@ impl Core {
             admitted: self.admitted(),
             numa: self.numa.clone(),
             not_offering: self.not_offering(),
+            unguarded: self.unguarded(),
             stale_samples: self.stale_samples(),
             restored: self.restored,
             unreadable: self.local.unreadable.keys().copied().collect(),
@@ -556,7 +560,7 @@ impl Core {
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),
             ready: Readiness {
-                nvml: matches!(self.builder.driver(), Driver::Up { .. }),
+                nvml: self.builder.driver().version().is_some(),
                 registered: self.registered,
                 cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
             },

@@ -41,8 +41,8 @@ pub(super) struct Guard {
     watchdog: Watchdog,
     /// What ran on watched cards in the last moments, latest last.
     recent: VecDeque<Arc<Sample>>,
-    /// A card of which no sample could be judged for too long.
-    blind: Option<GpuUuid>,
+    /// Cards of which no sample could be judged for too long.
+    blind: BTreeSet<GpuUuid>,
     /// Shares that something is to be done about: since when, and when that was seen last.
     wrong: BTreeMap<LimitScope, [Instant; 2]>,
     broken: BTreeMap<String, BrokenServer>,
@@ -128,16 +128,27 @@ impl Core {
             self.builder.answers(uuid) && card.is_some_and(|card| card.health.is_healthy())
         });
         self.guard.watchdog.watch(&watched, now);
-        self.guard.blind = self.guard.watchdog.unjudged(now).next().cloned();
+        self.guard.blind = self.guard.watchdog.unjudged(now).cloned().collect();
     }
 
-    /// Why limits that the watchdog alone keeps are not kept, in one sentence.
-    pub(super) fn blindness(&self) -> Option<String> {
-        let card = self.guard.blind.as_ref()?;
-        Some(format!(
-            "the processes of card {card} could not be read in time for {} s, so that no share could be held to its limit",
-            watchdog::BLIND.as_secs()
-        ))
+    /// Cards on which limits that the watchdog alone keeps are not kept, and why, in one sentence each.
+    pub(super) fn unguarded(&self) -> BTreeMap<GpuUuid, String> {
+        let why = |card: &GpuUuid| {
+            format!(
+                "the processes of card {card} could not be read in time for {} s, so that no share could be held to its limit",
+                watchdog::BLIND.as_secs()
+            )
+        };
+        let blind = self.guard.blind.iter();
+        blind.map(|card| (card.clone(), why(card))).collect()
+    }
+
+    /// Why no new share starts on some of these cards for now, in one sentence. Their tokens stay
+    /// healthy, as with [`Self::held_up`].
+    pub(super) fn held_up_on(&self, cards: &[GpuUuid]) -> Option<String> {
+        let unguarded = self.unguarded();
+        let mut why = cards.iter().filter_map(|card| unguarded.get(card));
+        why.next().cloned()
     }
 
     /// Samples of cards that were too old to be judged.

@@ -215,10 +215,7 @@ impl Core {
                 .collect()
         });
         // A container that has its share already may restart; no new share is bound.
-        let held = self
-            .ledger
-            .get(&claim.key())
-            .is_some_and(|share| share.alloc_id.is_some());
+        let held = self.holds(&claim);
         if let Some(reason) = self.held_up().filter(|_| !held) {
             return Err(Unready {
                 reason,
@@ -228,6 +225,12 @@ impl Core {
             });
         }
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
+    }
+
+    /// Whether a container has its share already.
+    fn holds(&self, claim: &Claim) -> bool {
+        let share = self.ledger.get(&claim.key());
+        share.is_some_and(|share| share.alloc_id.is_some())
     }
 
     /// Into the ledger, if node and cards allow it.
@@ -257,6 +260,15 @@ impl Core {
                     decision: claim.decision.clone(),
                 });
             }
+        }
+        let held_up = self.held_up_on(&claim.gpus);
+        if let Some(reason) = held_up.filter(|_| !self.holds(claim)) {
+            return Err(Unready {
+                reason,
+                may_pass: true,
+                is_final: false,
+                decision: claim.decision.clone(),
+            });
         }
         let share = self
             .ledger

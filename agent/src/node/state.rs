@@ -47,6 +47,9 @@ pub struct State {
     pub numa: Option<Arc<Numa>>,
     /// `None` when the node offers shares; else one sentence that says why not.
     pub not_offering: Option<String>,
+    /// Cards that no new share starts on for now, because their processes cannot be read in time, and
+    /// why, in one sentence each.
+    pub unguarded: BTreeMap<GpuUuid, String>,
     /// Samples of a card's processes that were too old to be judged, since the agent's start.
     pub stale_samples: u64,
     /// The files on disk at the agent's start are in the ledger: before that, nothing may follow

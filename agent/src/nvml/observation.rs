@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct Observation {
     /// Whether NVML answers.
     pub driver: Driver,
-    /// In NVML's order. Empty while the driver is gone.
+    /// In NVML's order. Empty unless the driver is up.
     pub devices: Vec<Device>,
 }
 
@@ -24,11 +24,29 @@ pub enum Driver {
         /// `570.172.08`.
         version: String,
     },
+    /// It did a moment ago, and the library is being loaded again: what was seen last holds, and the
+    /// observation has no devices.
+    Late {
+        /// Of the driver that answered last.
+        version: String,
+        /// One line.
+        reason: String,
+    },
     /// It does not; the owner tries again.
     Gone {
         /// One line.
         reason: String,
     },
+}
+
+impl Driver {
+    /// Of the driver that answers, or did a moment ago.
+    pub fn version(&self) -> Option<&str> {
+        match self {
+            Self::Up { version } | Self::Late { version, .. } => Some(version),
+            Self::Gone { .. } => None,
+        }
+    }
 }
 
 impl Default for Driver {
@@ -48,8 +66,8 @@ pub struct Watched {
     pub closely: bool,
 }
 
-/// One look at the processes of those cards that are watched; others are not in it, and
-/// neither is one that did not answer.
+/// One look at the processes of some of the cards that are watched. Each card is asked on its own, so
+/// that one that is slow delays no other's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// In the order in which they were asked.
@@ -106,6 +124,8 @@ pub struct UnreadableCard {
     pub reason: String,
     /// The driver has lost it; else it may well answer at the next look.
     pub lost: bool,
+    /// A call about it has not returned. That says nothing of the programs that run on it.
+    pub hangs: bool,
 }
 
 /// What changes.

@@ -23,8 +23,6 @@ pub(super) type InstanceIds = (u32, u32);
 /// What the driver reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// UUID of the card; `None`: it no longer tells.
-    pub(super) card: Option<String>,
     /// Number of an XID, 999 where the driver does not know it; `None`: it is another event.
     pub(super) xid: Option<u64>,
     /// `None`: it is of the card as a whole.
@@ -66,13 +64,9 @@ pub(super) fn wait(nvml: &Nvml, set: &EventSet<'_>, timeout_ms: u32) -> Result<E
     // the out-parameter is valid for one value.
     // JUSTIFICATION: nvml-wrapper drops the ids of the instance.
     nvml_try(unsafe { wait(set.handle(), &raw mut data, timeout_ms) })?;
-    // SAFETY: the handle is the driver's answer, of the same library.
-    // JUSTIFICATION: nvml-wrapper makes its devices so.
-    let device = unsafe { Device::new(data.device, nvml) };
     let is_xid = data.eventType & EventTypes::CRITICAL_XID_ERROR.bits() != 0;
     let ids = (data.gpuInstanceId, data.computeInstanceId);
     Ok(Event {
-        card: device.uuid().ok(),
         xid: is_xid.then_some(data.eventData),
         instance: (ids.0 != NO_INSTANCE).then_some(ids),
     })

@@ -37,38 +37,31 @@ fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// What the driver has, for as long as its layout stays.
+/// What a card is, for as long as its layout stays.
+#[derive(Clone, Debug)]
 pub(super) struct Identified {
-    /// Every card that answers, without its links: these take a call per link. Each card in MIG mode
-    /// is followed by its slices.
+    /// The card, and then its slices where it is in MIG mode. Its links take a call each, and are
+    /// read later.
     pub cards: Vec<Identity>,
-    /// UUIDs of the MIG devices that were found.
-    pub layout: Layout,
-    /// Cards with a MIG device that cannot be identified.
-    pub incomplete: BTreeSet<GpuUuid>,
+    /// UUIDs of the MIG devices that were found; `None`: they cannot be listed.
+    pub layout: Option<BTreeSet<String>>,
+    /// Why a MIG device of it cannot be identified, where there is such a one.
+    pub incomplete: Option<String>,
 }
 
-/// Identifies all cards and, with `slices`, their slices.
+/// Identifies the card of an index and, with `slices`, its slices.
 ///
 /// # Errors
-/// Those of the whole driver; what cannot be identified is left out.
-pub(super) fn identities(nvml: &Nvml, slices: bool) -> Result<Identified, NvmlError> {
+/// The card itself cannot be identified.
+pub(super) fn identify(nvml: &Nvml, index: u32, slices: bool) -> Result<Identified, NvmlError> {
+    let card = identity(nvml, index)?;
     let mut found = Identified {
-        cards: Vec::new(),
-        layout: Layout::new(),
-        incomplete: BTreeSet::new(),
+        cards: vec![card.clone()],
+        layout: Some(BTreeSet::new()),
+        incomplete: None,
     };
-    for index in 0..nvml.device_count()? {
-        match identity(nvml, index) {
-            Ok(card) => {
-                found.cards.push(card.clone());
-                if slices {
-                    found.add_slices(nvml, &card);
-                }
-            }
-            Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
-            Err(error) => tracing::warn!(index, %error, "a card cannot be identified"),
-        }
+    if slices {
+        found.add_slices(nvml, &card);
     }
     Ok(found)
 }
@@ -84,21 +77,19 @@ impl Identified {
                 uuids.insert(device.uuid()?);
                 match total().and_then(|total| slice(nvml, &device, card, total)) {
                     Ok(slice) => self.cards.push(slice),
-                    Err(error) => {
-                        tracing::warn!(gpu = %card.uuid, %error, "a MIG device cannot be identified");
-                        self.incomplete.insert(card.uuid.clone());
-                    }
+                    Err(error) => self.incomplete = Some(error.to_string()),
                 }
             }
             Ok(uuids)
         };
-        match list() {
-            Ok(uuids) => drop(self.layout.insert(card.uuid.clone(), uuids)),
-            // It is not in the layout, so the first list that can be read is a change.
+        self.layout = match list() {
+            Ok(uuids) => Some(uuids),
+            // The first list that can be read is a change.
             Err(error) => {
                 tracing::warn!(gpu = %card.uuid, %error, "the card's MIG devices cannot be listed");
+                None
             }
-        }
+        };
     }
 }
 
@@ -171,30 +162,24 @@ fn slice(
     })
 }
 
-/// UUIDs of the MIG devices of each card that lists them.
-pub(super) type Layout = BTreeMap<GpuUuid, BTreeSet<String>>;
-
-/// The layout as it is now.
-pub(super) fn layout(nvml: &Nvml, cards: &[Identity]) -> Layout {
-    let of = |card: &Identity| -> Result<BTreeSet<String>, NvmlError> {
+/// UUIDs of the MIG devices of a card as they are now; `None`: it does not list them.
+pub(super) fn layout(nvml: &Nvml, card: &Identity) -> Option<BTreeSet<String>> {
+    let list = || -> Result<BTreeSet<String>, NvmlError> {
         let device = nvml.device_by_uuid(card.uuid.as_str())?;
         let devices = mig_devices(&device)?;
         devices.iter().map(nvml_wrapper::Device::uuid).collect()
     };
-    let cards = cards.iter().filter(|card| card.slice.is_none());
-    cards
-        .filter_map(|card| Some((card.uuid.clone(), of(card).ok()?)))
-        .collect()
+    list().ok()
 }
 
-/// Which cards each card is linked with, in the order of `cards`.
-pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
-    let by_bus: BTreeMap<&str, &GpuUuid> =
-        // A slice is at its card's place.
-        (cards.iter().filter(|c| c.slice.is_none()))
-            .map(|c| (c.pci.as_str(), &c.uuid))
-            .collect();
-    let one = |card: &Identity| -> Result<Vec<String>, NvmlError> {
+/// Which cards a card is linked with; `None`: that cannot be read. `by_bus`: the cards that are
+/// known, by bus id.
+pub(super) fn links(
+    nvml: &Nvml,
+    card: &Identity,
+    by_bus: &BTreeMap<String, GpuUuid>,
+) -> Option<Vec<String>> {
+    let list = || -> Result<Vec<String>, NvmlError> {
         let device = nvml.device_by_uuid(card.uuid.as_str())?;
         let mut peers = BTreeSet::new();
         for number in 0..MAX_LINKS {
@@ -217,41 +202,45 @@ pub(super) fn links(nvml: &Nvml, cards: &[Identity]) -> Vec<Vec<String>> {
         }
         Ok(peers.into_iter().collect())
     };
-    cards
-        .iter()
-        .map(|card| {
-            one(card).unwrap_or_else(|error| {
-                tracing::debug!(gpu = %card.uuid, %error, "NVLink links cannot be read");
-                Vec::new()
-            })
+    list()
+        .inspect_err(|error| {
+            tracing::debug!(gpu = %card.uuid, %error, "NVLink links cannot be read");
         })
-        .collect()
+        .ok()
 }
 
-/// One look at one card, or at one slice. With `slices`, the processes of a card in MIG mode are
-/// left to its slices.
-///
-/// # Errors
-/// Those of the whole driver; a card's own trouble is in its reading.
+/// One look at one card, or at one slice, and whether the driver as a whole does not answer. With
+/// `slices`, the processes of a card in MIG mode are left to its slices.
 pub(super) fn device(
     nvml: &Nvml,
     identity: &Identity,
     slices: bool,
     proc_root: &Path,
     origins: &mut Origins,
-) -> Result<Device, NvmlError> {
-    let reading = match reading(nvml, identity, slices, proc_root, origins) {
-        Ok(reading) => Ok(reading),
-        Err(error) if trouble(&error) == ErrorClass::DriverGone => return Err(error),
-        Err(error) => Err(UnreadableCard {
-            reason: words(&error),
-            lost: trouble(&error) == ErrorClass::DeviceLost,
-        }),
-    };
-    Ok(Device {
+) -> (Device, bool) {
+    match reading(nvml, identity, slices, proc_root, origins) {
+        Ok(reading) => {
+            let identity = identity.clone();
+            let reading = Ok(reading);
+            (Device { identity, reading }, false)
+        }
+        Err(error) => {
+            let gone = trouble(&error) == ErrorClass::DriverGone;
+            (unreadable(identity, &error), gone)
+        }
+    }
+}
+
+/// A card that answers with an error.
+pub(super) fn unreadable(identity: &Identity, error: &NvmlError) -> Device {
+    Device {
         identity: identity.clone(),
-        reading,
-    })
+        reading: Err(UnreadableCard {
+            reason: words(error),
+            lost: trouble(error) == ErrorClass::DeviceLost,
+            hangs: false,
+        }),
+    }
 }
 
 fn reading(
@@ -333,35 +322,22 @@ impl Origins {
 
 /// The processes of one card, for the watchdog; `None` when it does not answer, or not in
 /// full: a client on no list of clients would be taken for one that goes past its server.
-///
-/// # Errors
-/// Those of the whole driver.
 pub(super) fn sample(
     nvml: &Nvml,
     card: &GpuUuid,
     proc_root: &Path,
     origins: &mut Origins,
-) -> Result<Option<Vec<Process>>, NvmlError> {
-    let mut look = || -> Result<Option<Vec<Process>>, NvmlError> {
-        let device = nvml.device_by_uuid(card.as_str())?;
-        let (found, missing) = listed(&device)?;
-        if missing.is_some() {
-            return Ok(None);
-        }
-        let found = found
-            .into_values()
-            .map(|process| Process {
-                origin: origins.known(proc_root, process.pid),
-                ..process
-            })
-            .collect();
-        Ok(Some(found))
-    };
-    match look() {
-        Ok(found) => Ok(found),
-        Err(error) if trouble(&error) == ErrorClass::DriverGone => Err(error),
-        Err(_) => Ok(None),
+) -> Option<Vec<Process>> {
+    let device = nvml.device_by_uuid(card.as_str()).ok()?;
+    let (found, missing) = listed(&device).ok()?;
+    if missing.is_some() {
+        return None;
     }
+    let found = found.into_values().map(|process| Process {
+        origin: origins.known(proc_root, process.pid),
+        ..process
+    });
+    Some(found.collect())
 }
 
 #[derive(Default)]

@@ -170,9 +170,10 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     }
 }
 
-/// Its own, but that of a slice that goes.
+/// Its own, but that of a slice that goes, and of a card whose shares are not guarded.
 pub fn health(state: &State, card: &Card) -> Health {
-    match state.layouts.closes(card) {
+    let unguarded = state.unguarded.get(&card.uuid).map(String::as_str);
+    match state.layouts.closes(card).or(unguarded) {
         Some(reason) if card.health.is_healthy() => Health::Unhealthy {
             reason: reason.to_owned(),
             lasting: false,

@@ -50,6 +50,8 @@ impl Entry {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// IDs that were Unhealthy in a list, by their order of coming.
+    withdrawn: Vec<String>,
     entries: Vec<Entry>,
     /// By resource: the plugin's channel and its last list.
     plugins: BTreeMap<String, Plugin>,
@@ -167,6 +169,12 @@ impl Kubelet {
                 .map(|device| device.id.clone())
                 .collect(),
         )
+    }
+
+    /// IDs that were Unhealthy in some list since this was asked last.
+    pub fn withdrawn(&self) -> BTreeSet<String> {
+        let mut shared = self.shared.lock().unwrap();
+        std::mem::take(&mut shared.withdrawn).into_iter().collect()
     }
 
     /// The pod is gone, and the kubelet has noticed.
@@ -345,6 +353,10 @@ impl Registration for Service {
                     let Ok(Some(list)) = message else { break };
                     let mut shared = shared.lock().unwrap();
                     shared.lists += 1;
+                    let unhealthy = list.devices.iter().filter(|d| d.health != "Healthy");
+                    shared
+                        .withdrawn
+                        .extend(unhealthy.map(|device| device.id.clone()));
                     if let Some(plugin) = shared.plugins.get_mut(&resource) {
                         plugin.devices = list.devices;
                     }

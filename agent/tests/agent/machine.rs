@@ -335,11 +335,11 @@ impl Machine {
     }
 
     /// A request of the administrator's to the driver.
-    pub fn ctl(&self, request: &Message) {
+    pub fn ctl(&self, request: &Message) -> Message {
         sim_gpu::client::Driver::connect(&self.root)
             .unwrap()
             .call(request)
-            .unwrap();
+            .unwrap()
     }
 
     pub fn stop_driver(&mut self) {

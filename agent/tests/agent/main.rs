@@ -6,6 +6,7 @@
 mod kubelet;
 mod machine;
 mod mps;
+mod nvml;
 mod refusals;
 mod restart;
 mod shares;

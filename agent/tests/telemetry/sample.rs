@@ -130,6 +130,7 @@ pub(crate) fn state() -> State {
         unreadable: std::collections::BTreeSet::default(),
         doubted: std::collections::BTreeSet::default(),
         not_offering: None,
+        unguarded: std::collections::BTreeMap::new(),
         stale_samples: 7,
         policy: Some(agent::node::Policy::default()),
         trusted_ca: String::new(),

@@ -22,6 +22,7 @@ usage: sim-gpu driver --root DIR (--hardware FILE | --preset NAME [--count N] [-
        sim-gpu ctl --root DIR xid NUMBER --gpu GPU
        sim-gpu ctl --root DIR stranger --gpu GPU --mib N
        sim-gpu ctl --root DIR set KEY VALUE --gpu GPU
+       sim-gpu ctl --root DIR call NAME hang|answer|CODE [--gpu GPU] [--times N]
        sim-gpu nvidia-smi|nvidia-cuda-mps-control|nvidia-cuda-mps-server|workload ...
 GPU is an index or a UUID. Presets: T4 L4 RTX-6000-Ada A100-40 A100-80 H100-80.
 Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected remapped-pending
@@ -30,6 +31,8 @@ Keys: ecc-corrected ecc-uncorrected remapped-corrected remapped-uncorrected rema
       process-lists compute-list mps-list graphics-list: NVML's return code, 0 for the list
       create-instance mig-device attributes event-types register-events: NVML's return code, 0 for success
       process-memory-unavailable.
+A call NAME of NVML (nvmlDeviceGetCount_v2; * is every call) answers CODE, or hangs until it is set
+to answer: the next N calls, or all; of one card, or of any.
 ";
 
 /// Options (`--name value`) and the other arguments.
@@ -171,6 +174,17 @@ fn control(args: &[String]) -> Result<Vec<String>, String> {
                     .with("value", value),
                 gpu(3),
             )
+        }
+        "call" => {
+            let (call, does) = (word(1).ok_or(USAGE)?, word(2).ok_or(USAGE)?);
+            let request = Message::new("ctl-call")
+                .with("call", call)
+                .with("does", does)
+                .with_some("times", args.get("times"));
+            match args.get("gpu") {
+                Some(gpu) => name(request, gpu),
+                None => request,
+            }
         }
         "stranger" => return stranger(&root, gpu(1), args.get("mib").ok_or(USAGE)?),
         _ => return Err(USAGE.to_owned()),

@@ -24,37 +24,44 @@ fn number<T: Copy + std::str::FromStr>(device: Device, key: &str, out: &Out<T>) 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlDeviceGetUUID");
     name(device, "gpu", &uuid, length)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetName(device: Device, text: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlDeviceGetName");
     name(device, "name", &text, length)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSerial(device: Device, serial: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlDeviceGetSerial");
     text(device, "serial", &serial, length)
 }
 
 /// The minor survives the card: it names a device node, not a register.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetMinorNumber");
     number(device, "minor", &minor)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetBrand(device: Device, brand: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetBrand");
     number(device, "brand", &brand)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetArchitecture(device: Device, architecture: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetArchitecture");
     number(device, "arch", &architecture)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNumGpuCores(device: Device, cores: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetNumGpuCores");
     number(device, "cores", &cores)
 }
 
@@ -64,6 +71,7 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
     major: Out<c_int>,
     minor: Out<c_int>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetCudaComputeCapability");
     code(card(device).and_then(|c| {
         major.put(c.number("cc_major")?)?;
         minor.put(c.number("cc_minor")?)
@@ -93,6 +101,7 @@ pub(crate) fn pci_info(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, pci: Out<PciInfo>) -> Return {
+    crate::link::enters("nvmlDeviceGetPciInfo_v3");
     code(card(device).and_then(|c| {
         pci.put(pci_info(
             &c.text("pci"),
@@ -105,6 +114,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, pci: Out<PciInfo>) -> Retu
 /// Not known to every board: then `NOT_SUPPORTED`, as on many real ones.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNumaNodeId(device: Device, node: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetNumaNodeId");
     code(card(device).and_then(|c| node.put(c.number("numa").map_err(|_| NOT_SUPPORTED)?)))
 }
 
@@ -115,6 +125,7 @@ extern "C" fn nvmlDeviceGetMemoryAffinity(
     nodes: Out<c_ulong>,
     _scope: c_uint,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetMemoryAffinity");
     code(card(device).and_then(|c| {
         let node: u32 = c.number("numa").map_err(|_| NOT_SUPPORTED)?;
         if size == 0 || node >= c_ulong::BITS {
@@ -129,9 +140,13 @@ fn bytes(card: &Answer, key: &str) -> Result<u64, Return> {
     Ok(card.number::<u64>(key)? << 20)
 }
 
+/// `NVML_STRUCT_VERSION(Memory, 2)`: the size and the number.
+const MEMORY_V2: c_uint = 0x0200_0028;
+
 /// Version 1 counts the driver's reserve as used.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<Memory>) -> Return {
+    crate::link::enters("nvmlDeviceGetMemoryInfo");
     code(either(device).and_then(|c| {
         memory.put(Memory {
             total: bytes(&c, "total_mib")?,
@@ -143,15 +158,14 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<Memory>) -> Re
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: Out<MemoryV2>) -> Return {
-    // NVML_STRUCT_VERSION(Memory, 2): the size and the number.
-    const VERSION: c_uint = 0x0200_0028;
+    crate::link::enters("nvmlDeviceGetMemoryInfo_v2");
     code(memory.get().and_then(|asked| {
-        if asked.version != VERSION {
+        if asked.version != MEMORY_V2 {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }
         let c = either(device)?;
         memory.put(MemoryV2 {
-            version: VERSION,
+            version: MEMORY_V2,
             total: bytes(&c, "total_mib")?,
             reserved: bytes(&c, "reserved_mib")?,
             free: bytes(&c, "free_mib")?,
@@ -162,6 +176,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: Out<MemoryV2>) 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: Out<Bar1Memory>) -> Return {
+    crate::link::enters("nvmlDeviceGetBAR1MemoryInfo");
     code(card(device).and_then(|_| {
         memory.put(Bar1Memory {
             total: 256 << 20,
@@ -173,11 +188,13 @@ extern "C" fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: Out<Bar1Memory
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetComputeMode");
     number(device, "mode", &mode)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
+    crate::link::enters("nvmlDeviceSetComputeMode");
     code(
         device
             .index()
@@ -187,11 +204,13 @@ extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetPersistenceMode");
     code(card(device).and_then(|_| mode.put(1)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUtilizationRates(device: Device, rates: Out<Utilization>) -> Return {
+    crate::link::enters("nvmlDeviceGetUtilizationRates");
     code(card(device).and_then(|c| {
         rates.put(Utilization {
             gpu: c.number("busy")?,
@@ -202,16 +221,19 @@ extern "C" fn nvmlDeviceGetUtilizationRates(device: Device, rates: Out<Utilizati
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerUsage(device: Device, milliwatts: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetPowerUsage");
     number(device, "power_mw", &milliwatts)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerManagementLimit(device: Device, milliwatts: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetPowerManagementLimit");
     number(device, "power_limit_mw", &milliwatts)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: Device, milliwatts: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetEnforcedPowerLimit");
     number(device, "power_limit_mw", &milliwatts)
 }
 
@@ -221,6 +243,7 @@ extern "C" fn nvmlDeviceGetTemperature(
     sensor: c_uint,
     celsius: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetTemperature");
     if sensor != 0 {
         return INVALID_ARGUMENT;
     }

@@ -50,11 +50,13 @@ fn hand_out(request: &str, out: &Out<Device>) -> Result<(), Return> {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetCount_v2");
     code(seen().and_then(|seen| count.put(c_uint::try_from(seen.len()).map_err(|_| UNKNOWN)?)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) -> Return {
+    crate::link::enters("nvmlDeviceGetHandleByIndex_v2");
     code(seen().and_then(|seen| {
         let index = seen.get(index as usize).ok_or(INVALID_ARGUMENT)?;
         hand_out(&format!("card index={index}"), &device)
@@ -63,6 +65,7 @@ extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Device>) -> Return {
+    crate::link::enters("nvmlDeviceGetHandleByUUID");
     code(
         uuid.read()
             .and_then(|uuid| hand_out(&format!("card gpu={}", link::encode(&uuid)), &device)),
@@ -71,6 +74,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Device>) -> Retu
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: Text, device: Out<Device>) -> Return {
+    crate::link::enters("nvmlDeviceGetHandleByPciBusId_v2");
     code(
         bus_id
             .read()
@@ -80,6 +84,7 @@ extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: Text, device: Out<Device>
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetIndex");
     code(device.index().and_then(|own| {
         let at = seen()?.iter().position(|i| *i == own).ok_or(NOT_FOUND)?;
         index.put(c_uint::try_from(at).map_err(|_| UNKNOWN)?)

@@ -44,7 +44,8 @@ fn sets() -> MutexGuard<'static, Sets> {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlEventSetCreate(set: Out<EventSet>) -> Return {
-    code(link::root().and_then(|_| {
+    crate::link::enters("nvmlEventSetCreate");
+    code(link::ask("machine").and_then(|_| {
         let mut sets = sets();
         // Spaced as pointers are, since some callers look at alignment.
         let id = sets.next * 16;
@@ -57,19 +58,21 @@ extern "C" fn nvmlEventSetCreate(set: Out<EventSet>) -> Return {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlEventSetFree(set: EventSet) -> Return {
-    code(sets().live.remove(&set.0).map(drop).ok_or(INVALID_ARGUMENT))
+    crate::link::enters("nvmlEventSetFree");
+    let asked = link::ask("machine");
+    let freed = sets().live.remove(&set.0).map(drop).ok_or(INVALID_ARGUMENT);
+    code(asked.and(freed))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Device, types: Out<u64>) -> Return {
-    code(card(device).and_then(|c| match c.number("event_types")? {
-        0 => types.put(SUPPORTED),
-        fault => Err(fault),
-    }))
+    crate::link::enters("nvmlDeviceGetSupportedEventTypes");
+    code(card(device).and_then(|_| types.put(SUPPORTED)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceRegisterEvents(device: Device, types: u64, set: EventSet) -> Return {
+    crate::link::enters("nvmlDeviceRegisterEvents");
     code(register(device, types, set))
 }
 
@@ -78,10 +81,7 @@ fn register(device: Device, types: u64, set: EventSet) -> Result<(), Return> {
     if types & !SUPPORTED != 0 {
         return Err(NOT_SUPPORTED);
     }
-    match card(device)?.number("register_events")? {
-        0 => {}
-        fault => return Err(fault),
-    }
+    card(device)?;
     let last: u64 = link::ask("machine")?.number("last_event")?;
     let mut sets = sets();
     let set = sets.live.get_mut(&set.0).ok_or(INVALID_ARGUMENT)?;
@@ -99,6 +99,7 @@ extern "C" fn nvmlEventSetWait_v2(
     data: Out<EventData>,
     timeout_ms: c_uint,
 ) -> Return {
+    crate::link::enters("nvmlEventSetWait_v2");
     code(wait(
         set,
         &data,

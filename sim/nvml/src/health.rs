@@ -37,6 +37,7 @@ extern "C" fn nvmlDeviceGetTotalEccErrors(
     _counter: c_uint,
     count: Out<u64>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetTotalEccErrors");
     code(ecc(device, error_type).and_then(|errors| count.put(errors)))
 }
 
@@ -48,6 +49,7 @@ extern "C" fn nvmlDeviceGetMemoryErrorCounter(
     location: c_uint,
     count: Out<u64>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetMemoryErrorCounter");
     // All errors are in device memory (2).
     code(
         ecc(device, error_type)
@@ -61,6 +63,7 @@ extern "C" fn nvmlDeviceGetEccMode(
     current: Out<c_uint>,
     pending: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetEccMode");
     code(card(device).and_then(|c| {
         let mode = c.number("ecc")?;
         current.put(mode)?;
@@ -81,6 +84,7 @@ extern "C" fn nvmlDeviceGetRemappedRows(
     pending: Out<c_uint>,
     failed: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetRemappedRows");
     code(card(device).and_then(|c| {
         if !remaps(&c) {
             return Err(NOT_SUPPORTED);
@@ -107,6 +111,7 @@ extern "C" fn nvmlDeviceGetRetiredPages(
     count: Out<c_uint>,
     _addresses: Out<u64>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetRetiredPages");
     code(retired(device, &count))
 }
 
@@ -118,6 +123,7 @@ extern "C" fn nvmlDeviceGetRetiredPages_v2(
     _addresses: Out<u64>,
     _timestamps: Out<u64>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetRetiredPages_v2");
     code(retired(device, &count))
 }
 
@@ -126,6 +132,7 @@ extern "C" fn nvmlDeviceGetRetiredPagesPendingStatus(
     device: Device,
     pending: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetRetiredPagesPendingStatus");
     code(retired(device, &pending))
 }
 
@@ -154,6 +161,7 @@ extern "C" fn nvmlDeviceGetFieldValues(
     count: c_int,
     values: Out<FieldValue>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetFieldValues");
     code(card(device).and_then(|c| {
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
         let timestamp = now_us().cast_signed();

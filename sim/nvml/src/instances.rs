@@ -73,6 +73,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     number: c_uint,
     info: Out<GpuInstanceProfileV2>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetGpuInstanceProfileInfoV");
     code(table(device).and_then(|(_, answer)| {
         if info.get()?.version != PROFILE_V2 {
             return Err(ARGUMENT_VERSION_MISMATCH);
@@ -105,6 +106,7 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     instances: Out<GpuInstance>,
     count: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetGpuInstances");
     code(table(device).and_then(|(card, answer)| {
         let mut found = Vec::new();
         for row in answer.rows("gpu_instances") {
@@ -123,6 +125,7 @@ extern "C" fn nvmlDeviceCreateGpuInstance(
     profile: c_uint,
     instance: Out<GpuInstance>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceCreateGpuInstance");
     code(table(device).and_then(|(card, _)| {
         let number = change("mig-create", card, profile as usize)?;
         instance.put(GpuInstance::of(card, number).ok_or(UNKNOWN)?)
@@ -131,6 +134,7 @@ extern "C" fn nvmlDeviceCreateGpuInstance(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpuInstanceDestroy(instance: GpuInstance) -> Return {
+    crate::link::enters("nvmlGpuInstanceDestroy");
     let destroyed = instance.place();
     code(destroyed.and_then(|(card, number)| change("mig-destroy", card, number).map(drop)))
 }
@@ -144,6 +148,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engines: c_uint,
     info: Out<ComputeInstanceProfile>,
 ) -> Return {
+    crate::link::enters("nvmlGpuInstanceGetComputeInstanceProfileInfo");
     code(rows_of(instance).and_then(|(_, profile)| {
         let slices: c_uint = field(&profile, 3)?;
         // Seven slices are the fifth constant.
@@ -171,6 +176,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstances(
     instances: Out<ComputeInstance>,
     count: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlGpuInstanceGetComputeInstances");
     code(rows_of(instance).and_then(|(own, _)| {
         let there = field::<c_uint>(&own, 2)? == 1;
         if there {
@@ -187,6 +193,7 @@ extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     _profile: c_uint,
     made: Out<ComputeInstance>,
 ) -> Return {
+    crate::link::enters("nvmlGpuInstanceCreateComputeInstance");
     code(instance.place().and_then(|(card, number)| {
         change("mig-compute", card, number)?;
         made.put(ComputeInstance::of(card, number).ok_or(UNKNOWN)?)
@@ -195,6 +202,7 @@ extern "C" fn nvmlGpuInstanceCreateComputeInstance(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlComputeInstanceDestroy(instance: ComputeInstance) -> Return {
+    crate::link::enters("nvmlComputeInstanceDestroy");
     let destroyed = instance.place();
     code(destroyed.and_then(|(card, number)| change("mig-destroy-compute", card, number).map(drop)))
 }

@@ -5,6 +5,7 @@
 //! that has `run/nvidia-persistenced/socket`, else that of `SIM_NVML_SOCKET`.
 //! Must never: take the caller down; whatever goes wrong is a return code.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -18,6 +19,8 @@ use std::time::Duration;
 use crate::abi::{DRIVER_NOT_LOADED, Return, UNINITIALIZED, UNKNOWN};
 
 const SOCKET: &str = "run/nvidia-persistenced/socket";
+/// What the driver says of a call that is made to hang: its answer comes when the fault is lifted.
+const HANGS: &str = "hangs";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Link {
@@ -33,6 +36,16 @@ struct Connection {
 }
 
 static LINK: Mutex<Option<Link>> = Mutex::new(None);
+
+thread_local! {
+    /// The call that this thread makes: the driver may have a fault for it.
+    static CALL: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// A call of the library begins. What it asks the driver for from here on is asked in its name.
+pub(crate) fn enters(call: &'static str) {
+    CALL.set(call);
+}
 
 fn link() -> MutexGuard<'static, Option<Link>> {
     LINK.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,6 +117,8 @@ pub(crate) fn open() -> Result<(), Return> {
 
 /// `nvmlShutdown`.
 pub(crate) fn close() -> Result<(), Return> {
+    // A driver that is gone is shut down as well.
+    let _ = ask("machine");
     let mut link = link();
     let open = link.as_mut().ok_or(UNINITIALIZED)?;
     open.users -= 1;
@@ -154,6 +169,14 @@ fn keep(connection: Connection) {
 }
 
 impl Connection {
+    fn line(&mut self) -> std::io::Result<String> {
+        let mut line = String::new();
+        if self.reader.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line)
+    }
+
     fn open(root: &Path) -> std::io::Result<Self> {
         Ok(Self {
             reader: BufReader::new(connect(&root.join(SOCKET))?),
@@ -170,10 +193,11 @@ impl Connection {
         self.reader.get_ref().set_read_timeout(Some(patience))?;
         self.reader
             .get_mut()
-            .write_all(format!("{request}\n").as_bytes())?;
-        let mut line = String::new();
-        if self.reader.read_line(&mut line)? == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
+            .write_all(format!("{request} call={}\n", CALL.get()).as_bytes())?;
+        let mut line = self.line()?;
+        if line.trim_end() == HANGS {
+            self.reader.get_ref().set_read_timeout(None)?;
+            line = self.line()?;
         }
         let mut words = line.split_ascii_whitespace();
         let verb = words.next().unwrap_or_default();

@@ -39,6 +39,7 @@ extern "C" fn nvmlDeviceGetMigMode(
     current: Out<c_uint>,
     pending: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetMigMode");
     code(card(device).and_then(|c| {
         if !c.flag("mig_capable") {
             return Err(NOT_SUPPORTED);
@@ -51,11 +52,13 @@ extern "C" fn nvmlDeviceGetMigMode(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetMaxMigDeviceCount");
     code(card(device).and_then(|c| count.put(if c.flag("mig_capable") { 7 } else { 0 })))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceIsMigDeviceHandle");
     code(either(device).and_then(|c| is_mig.put(c_uint::from(!c.text("parent").is_empty()))))
 }
 
@@ -66,6 +69,7 @@ extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
     index: c_uint,
     instance: Out<Device>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetMigDeviceHandleByIndex");
     code(card(device).and_then(|c| {
         if !c.flag("mig") {
             return Err(NOT_SUPPORTED);
@@ -96,6 +100,7 @@ extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     device: Device,
     parent: Out<Device>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetDeviceHandleFromMigDeviceHandle");
     code(instance(device).and_then(|i| {
         let index = i.number("parent")?;
         parent.put(Device::of(index).ok_or(UNKNOWN)?)
@@ -104,22 +109,21 @@ extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuInstanceId(device: Device, id: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetGpuInstanceId");
     code(instance(device).and_then(|i| id.put(i.number("gpu_instance")?)))
 }
 
 /// Each GPU instance has one compute instance.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeInstanceId(device: Device, id: Out<c_uint>) -> Return {
+    crate::link::enters("nvmlDeviceGetComputeInstanceId");
     code(instance(device).and_then(|_| id.put(0)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, attributes: Out<Attributes>) -> Return {
+    crate::link::enters("nvmlDeviceGetAttributes_v2");
     code(instance(device).and_then(|i| {
-        match i.number("attributes_fault")? {
-            0 => {}
-            fault => return Err(fault),
-        }
         let slices = i.number("slices")?;
         attributes.put(Attributes {
             multiprocessors: i.number("sms")?,

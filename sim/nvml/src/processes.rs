@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 
 use crate::abi::{
     Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, Out,
-    ProcessInfo, Return, SUCCESS, UNKNOWN, UtilizationSample, code,
+    ProcessInfo, Return, UNKNOWN, UtilizationSample, code,
 };
 use crate::enumerate::{card, either};
 use crate::health::now_us;
@@ -53,10 +53,6 @@ fn fill<T: Copy>(values: &[T], count: &Out<c_uint>, array: &Out<T>) -> Result<()
 
 fn list(device: Device, kind: &str, count: &Out<c_uint>, infos: &Out<ProcessInfo>) -> Return {
     code(either(device).and_then(|card| {
-        match card.number(&format!("list_{kind}"))? {
-            SUCCESS => {}
-            fault => return Err(fault),
-        }
         let memory = card.flag("process_memory");
         let instance = if card.text("parent").is_empty() {
             NO_INSTANCE
@@ -84,6 +80,7 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: Out<c_uint>,
     infos: Out<ProcessInfo>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetComputeRunningProcesses_v3");
     list(device, "C", &count, &infos)
 }
 
@@ -93,6 +90,7 @@ extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     count: Out<c_uint>,
     infos: Out<ProcessInfo>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetMPSComputeRunningProcesses_v3");
     list(device, "M+C", &count, &infos)
 }
 
@@ -102,6 +100,7 @@ extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     count: Out<c_uint>,
     infos: Out<ProcessInfo>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetGraphicsRunningProcesses_v3");
     list(device, "G", &count, &infos)
 }
 
@@ -114,6 +113,7 @@ extern "C" fn nvmlDeviceGetProcessUtilization(
     count: Out<c_uint>,
     _last_seen: u64,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetProcessUtilization");
     code(card(device).and_then(|card| {
         let rows = rows(&card)?;
         let timestamp = now_us();

@@ -7,21 +7,25 @@ use crate::link;
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> Return {
+    crate::link::enters("nvmlInit_v2");
     code(link::open())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> Return {
+    crate::link::enters("nvmlInit");
     code(link::open())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> Return {
+    crate::link::enters("nvmlInitWithFlags");
     code(link::open())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> Return {
+    crate::link::enters("nvmlShutdown");
     code(link::close())
 }
 
@@ -46,12 +50,14 @@ extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlSystemGetDriverVersion");
     code(link::ask("machine").and_then(|m| version.put_text(&m.text("driver"), length)))
 }
 
 /// CUDA's major version and the driver's, as the real library composes it.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlSystemGetNVMLVersion");
     code(link::ask("machine").and_then(|m| {
         let cuda = m.text("cuda");
         let major = cuda.split('.').next().unwrap_or_default();
@@ -61,6 +67,7 @@ extern "C" fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) -> 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) -> Return {
+    crate::link::enters("nvmlSystemGetCudaDriverVersion");
     code(link::ask("machine").and_then(|m| {
         let cuda = m.text("cuda");
         let mut parts = cuda.split('.').map(|p| p.parse::<c_int>().unwrap_or(0));
@@ -70,11 +77,13 @@ extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) -> Return {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> Return {
+    crate::link::enters("nvmlSystemGetCudaDriverVersion_v2");
     nvmlSystemGetCudaDriverVersion(version)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: Out<c_char>, length: c_uint) -> Return {
+    crate::link::enters("nvmlSystemGetProcessName");
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = command.split(|b| *b == 0).next().unwrap_or_default();
     if first.is_empty() {

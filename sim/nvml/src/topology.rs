@@ -26,6 +26,7 @@ extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     other: Device,
     path: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetTopologyCommonAncestor");
     code(other.index().and_then(|other| path.put(level(one, other)?)))
 }
 
@@ -36,6 +37,7 @@ extern "C" fn nvmlDeviceGetTopologyNearestGpus(
     count: Out<c_uint>,
     devices: Out<Device>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetTopologyNearestGpus");
     code(device.index().and_then(|own| {
         let mut found = Vec::new();
         for index in seen()?.into_iter().filter(|index| *index != own) {
@@ -75,6 +77,7 @@ extern "C" fn nvmlDeviceGetNvLinkState(
     number: c_uint,
     active: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetNvLinkState");
     code(link(device, number).and_then(|_| active.put(1)))
 }
 
@@ -84,6 +87,7 @@ extern "C" fn nvmlDeviceGetNvLinkVersion(
     number: c_uint,
     version: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetNvLinkVersion");
     code(link(device, number).and_then(|_| {
         // Ampere has the third generation, Hopper the fourth.
         let arch: c_uint = card(device)?.number("arch")?;
@@ -99,6 +103,7 @@ extern "C" fn nvmlDeviceGetNvLinkCapability(
     capability: c_uint,
     result: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetNvLinkCapability");
     code(link(device, number).and_then(|_| result.put(c_uint::from(capability != 4))))
 }
 
@@ -108,6 +113,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     number: c_uint,
     pci: Out<PciInfo>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetNvLinkRemotePciInfo_v2");
     code(link(device, number).and_then(|(remote, kind)| {
         // A switch's device id, or the peer's, which is of the same product.
         let id = match kind {
@@ -124,5 +130,6 @@ extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
     number: c_uint,
     kind: Out<c_uint>,
 ) -> Return {
+    crate::link::enters("nvmlDeviceGetNvLinkRemoteDeviceType");
     code(link(device, number).and_then(|(_, remote)| kind.put(remote)))
 }

@@ -346,6 +346,7 @@ fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
     observation.devices[1].reading = Err(UnreadableCard {
         reason: "GPU is lost".into(),
         lost: true,
+        hangs: false,
     });
     builder.observe(&observation, now);
     let card = builder

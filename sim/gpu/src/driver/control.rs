@@ -2,6 +2,7 @@
 //! Owns the fault injection of cards. In: an administrator's request. Out: the
 //! changed state, and its events.
 
+use super::nvml_faults::CallFault;
 use super::requests::find_card;
 use super::state::State;
 use crate::wire::{Message, WireError};
@@ -10,6 +11,9 @@ use crate::wire::{Message, WireError};
 pub(super) fn handle(state: &mut State, request: &Message) -> Result<Message, WireError> {
     if request.verb == "ctl-status" {
         return Ok(status(state));
+    }
+    if request.verb == "ctl-call" {
+        return call(state, request);
     }
     let card = find_card(state, request).ok_or(WireError::Field("gpu"))?;
     match request.verb.as_str() {
@@ -39,10 +43,76 @@ pub(super) fn handle(state: &mut State, request: &Message) -> Result<Message, Wi
     Ok(Message::ok().with("gpu", &state.cards[card].spec.uuid))
 }
 
+/// Sets or lifts what a call of NVML does in place of answering, of one card or of any, and answers
+/// how many calls have yet to meet it, and the names of all calls that were made.
+fn call(state: &mut State, request: &Message) -> Result<Message, WireError> {
+    let name = request.need("call")?;
+    let card = find_card(state, request);
+    let named = ["index", "gpu", "pci"]
+        .iter()
+        .any(|key| request.get(key).is_some());
+    if named && card.is_none() {
+        return Err(WireError::Field("gpu"));
+    }
+    let times = match request.get("times") {
+        Some(_) => Some(request.parsed("times")?),
+        None => None,
+    };
+    match request.need("does")?.as_str() {
+        "answer" => state.calls.lift(card, &name),
+        "ask" => {}
+        "hang" => state.calls.set(card, &name, CallFault::Hangs, times),
+        code => {
+            let code = code.parse().map_err(|_| WireError::Field("does"))?;
+            state.calls.set(card, &name, CallFault::Fails(code), times);
+        }
+    }
+    let made: Vec<Vec<String>> = state
+        .calls
+        .made()
+        .iter()
+        .map(|call| vec![call.clone()])
+        .collect();
+    Ok(Message::ok()
+        .with_some("left", state.calls.left(card, &name))
+        .with_rows("made", &made))
+}
+
+/// The calls that a key of `ctl-set` has a return code for.
+fn calls_of(key: &str) -> &'static [&'static str] {
+    match key {
+        "process-lists" => &[
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        ],
+        "compute-list" => &["nvmlDeviceGetComputeRunningProcesses_v3"],
+        "mps-list" => &["nvmlDeviceGetMPSComputeRunningProcesses_v3"],
+        "graphics-list" => &["nvmlDeviceGetGraphicsRunningProcesses_v3"],
+        "create-instance" => &["nvmlDeviceCreateGpuInstance"],
+        "event-types" => &["nvmlDeviceGetSupportedEventTypes"],
+        "attributes" => &["nvmlDeviceGetAttributes_v2"],
+        "register-events" => &["nvmlDeviceRegisterEvents"],
+        _ => &[],
+    }
+}
+
 fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireError> {
     let key = request.need("key")?;
     let value: u64 = request.parsed("value")?;
     let small = u32::try_from(value).map_err(|_| WireError::Field("value"))?;
+    let calls = calls_of(&key);
+    if !calls.is_empty() {
+        for call in calls {
+            match small {
+                0 => state.calls.lift(Some(card), call),
+                code => state
+                    .calls
+                    .set(Some(card), call, CallFault::Fails(code), None),
+            }
+        }
+        return Ok(());
+    }
     let used = state.used(card);
     let target = &mut state.cards[card];
     match key.as_str() {
@@ -57,18 +127,7 @@ fn set(state: &mut State, card: usize, request: &Message) -> Result<(), WireErro
         "mig" if target.spec.mig_capable => target.spec.mig = value != 0,
         // The reserve can grow only into free memory.
         "reserved-mib" if value + used <= target.spec.total_mib => target.spec.reserved_mib = value,
-        "process-lists" => {
-            let lists = &mut target.nvml;
-            (lists.compute, lists.mps, lists.graphics) = (small, small, small);
-        }
-        "compute-list" => target.nvml.compute = small,
-        "mps-list" => target.nvml.mps = small,
-        "graphics-list" => target.nvml.graphics = small,
-        "create-instance" => target.nvml.create_instance = small,
         "mig-device" => target.nvml.mig_device = small,
-        "event-types" => target.nvml.event_types = small,
-        "attributes" => target.nvml.attributes = small,
-        "register-events" => target.nvml.register_events = small,
         "process-memory-unavailable" => target.nvml.memory_unavailable = value != 0,
         "answer-ms" => state.answer_ms = value,
         "mps-listed-late-ms" => state.hardware.mps.listed_late_ms = value,

@@ -113,13 +113,7 @@ pub(super) fn describe_card(state: &State, id: CardId) -> Message {
         .with("memory_busy", memory_busy)
         .with_rows("links", &links)
         .with_rows("topology", &topology(state, id))
-        .with("list_C", card.nvml.compute)
-        .with("list_M+C", card.nvml.mps)
-        .with("list_G", card.nvml.graphics)
         .with("mig_device", card.nvml.mig_device)
-        .with("event_types", card.nvml.event_types)
-        .with("attributes_fault", card.nvml.attributes)
-        .with("register_events", card.nvml.register_events)
         .with("process_memory", u8::from(!card.nvml.memory_unavailable))
         .with_rows("processes", &processes)
 }

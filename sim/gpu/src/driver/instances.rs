@@ -81,9 +81,6 @@ impl State {
         }
         let profile = spec.mig_profiles.iter().find(|p| p.id() == profile);
         let profile = profile.ok_or(NOT_SUPPORTED)?;
-        if self.cards[card].nvml.create_instance != 0 {
-            return Err((self.cards[card].nvml.create_instance, "NVML_ERROR_UNKNOWN"));
-        }
         let of = |id: CardId| self.cards[id].spec.instance.clone();
         let there: Vec<mig::Instance> = self.gpu_instances(card).filter_map(of).collect();
         let made = profile.place(spec.index, &there).ok_or(NO_ROOM)?;

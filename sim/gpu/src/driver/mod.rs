@@ -32,9 +32,13 @@ use crate::hardware::{CardSpec, Hardware};
 use crate::paths::{self, Root};
 use crate::wire::Message;
 use nodes::Nodes;
+use nvml_faults::CallFault;
 use requests::Caller;
 use socket::LineSocket;
 use state::{ConnId, State};
+
+/// A call that hangs looks this often whether the driver ends.
+const HANG_CHECK: Duration = Duration::from_millis(100);
 
 /// What a driver is started with.
 #[derive(Clone, Debug)]
@@ -239,6 +243,10 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
             lines.answer(&error.to_string())?;
             continue;
         }
+        if let Some(refusal) = refused_call(shared, &request, &mut lines)? {
+            lines.answer(&refusal.to_string())?;
+            continue;
+        }
         match request.verb.as_str() {
             "bye" => {
                 lock(&shared.state).disconnect(conn, true);
@@ -267,7 +275,8 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
                     let before = state.last_event;
                     state.now = shared.started.elapsed();
                     let answer = requests::handle(&mut state, &caller, &request);
-                    if state.last_event != before {
+                    // A fault that is lifted lets calls go on.
+                    if state.last_event != before || request.verb == "ctl-call" {
                         shared.changed.notify_all();
                     }
                     answer
@@ -277,6 +286,46 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
         }
     }
     Ok(false)
+}
+
+/// What a call of NVML is answered because of a fault that was set; one that hangs does so here.
+/// `None`: it is answered as usual.
+fn refused_call(
+    shared: &Shared,
+    request: &Message,
+    lines: &mut LineSocket,
+) -> io::Result<Option<Message>> {
+    let Some(call) = request
+        .get("call")
+        .filter(|_| !request.verb.starts_with("ctl-"))
+    else {
+        return Ok(None);
+    };
+    let mut state = lock(&shared.state);
+    // An event set is of the cards that it lists.
+    let listed = request
+        .rows("cards")
+        .first()
+        .and_then(|row| row.first()?.parse().ok());
+    let card = requests::find_card(&state, request).or(listed);
+    match state.calls.meet(card, &call) {
+        None => return Ok(None),
+        Some(CallFault::Fails(code)) => {
+            let text = format!("{call} was set to fail");
+            return Ok(Some(Message::err(code, "NVML_ERROR_SET", &text)));
+        }
+        Some(CallFault::Hangs) => {}
+    }
+    drop(state);
+    // The library waits for longer than usual, as long as this takes.
+    lines.answer("hangs")?;
+    let stopping = || shared.stopping.load(std::sync::atomic::Ordering::SeqCst);
+    let mut state = lock(&shared.state);
+    while state.calls.hangs(card, &call) && !stopping() {
+        let waited = shared.changed.wait_timeout(state, HANG_CHECK);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    Ok(None)
 }
 
 /// Waits for the first event after `after` on one of `cards` (indices, all

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::events::Event;
 use super::instances::Made;
-use super::nvml_faults::NvmlFaults;
+use super::nvml_faults::{CallFaults, NvmlFaults};
 use super::sharing::{Server, Ticket};
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
@@ -203,6 +203,8 @@ pub struct State {
     pub events: VecDeque<Event>,
     /// Sequence number of the last event.
     pub last_event: u64,
+    /// Calls of NVML that do not answer.
+    pub calls: CallFaults,
     /// What NVML waits for each answer, ms.
     pub answer_ms: u64,
     /// Time since the driver started, as its caller says.
@@ -228,6 +230,7 @@ impl State {
             tickets: BTreeMap::new(),
             events: VecDeque::new(),
             last_event: 0,
+            calls: CallFaults::default(),
             answer_ms: 0,
             now: Duration::ZERO,
             next: 1,

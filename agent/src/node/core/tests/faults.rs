@@ -65,7 +65,7 @@ fn what_cannot_be_read_for_a_while_keeps_new_shares_away_and_the_checkpoint_does
 }
 
 #[test]
-fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time() {
+fn a_card_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time() {
     let mut world = World::new();
     let mut core = world.started();
     step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
@@ -86,12 +86,21 @@ fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
         let late = sample(&world, Duration::from_millis(401));
         world.tell(&mut core, late);
         world.tell(&mut core, look());
-        let closed = core.state().not_offering.is_some();
+        let closed = core.state().unguarded.contains_key(&uuid(0));
         assert_eq!(closed, second >= 5, "{second}");
     }
     assert_eq!(core.state().stale_samples, 6);
-    let why = core.state().not_offering.unwrap();
+    // It is that card alone.
+    assert_eq!(core.state().not_offering, None);
+    assert_eq!(core.state().unguarded.len(), 1);
+    let why = core.state().unguarded[&uuid(0)].clone();
     assert!(why.contains("GPU-0"), "{why}");
+    let shown = |card: usize| {
+        let state = core.state();
+        crate::telemetry::report::health(&state, &state.inventory.cards[card])
+    };
+    assert_eq!(shown(0).reason(), why);
+    assert!(shown(1).is_healthy());
     // The start of a pod that was bound before has to wait: without a free ID the kubelet would
     // reject the pod permanently. A container that has its share already may restart.
     let mut offered = core.offer().share.into_iter();
@@ -101,10 +110,13 @@ fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
     let held_up = world.pre_start(&mut core, "u2").unwrap().unwrap_err();
     assert_eq!(held_up, why);
     assert!(world.pre_start(&mut core, "u1").unwrap().is_ok());
+    step(&mut world, &mut core, &Step::Bind(3, false, 1, 300));
+    step(&mut world, &mut core, &Step::Allocate(3));
+    assert!(world.pre_start(&mut core, "u3").unwrap().is_ok());
     let fresh = sample(&world, Duration::from_millis(399));
     world.tell(&mut core, fresh);
     core.apply(Event::Tick, world.now);
-    assert_eq!(core.state().not_offering, None);
+    assert!(!core.state().unguarded.contains_key(&uuid(0)));
     let started = world.pre_start(&mut core, "u2").unwrap();
     assert!(started.is_ok(), "{started:?}");
     // A card that does not work at all is one card, not the node.
@@ -112,18 +124,54 @@ fn a_node_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
     lost.devices[0].reading = Err(crate::nvml::UnreadableCard {
         reason: "lost".into(),
         lost: true,
+        hangs: false,
     });
     world.now += Duration::from_secs(10);
     world.tell(&mut core, Event::Observed(Arc::new(lost)));
     assert_eq!(core.state().not_offering, None);
+    assert!(!core.state().unguarded.contains_key(&uuid(0)));
     // While the driver is gone nothing is missed, and its first look need not come first.
     let gone = Event::Observed(Arc::new(Observation::default()));
     world.tell(&mut core, gone);
     world.now += Duration::from_secs(10);
     core.apply(Event::Tick, world.now);
     world.tell(&mut core, look());
-    let why = core.state().not_offering.unwrap_or_default();
-    assert!(!why.contains("in time"), "{why}");
+    assert!(!core.state().unguarded.contains_key(&uuid(0)));
+}
+
+#[test]
+fn a_driver_that_is_late_costs_no_id_and_no_share_and_what_was_bound_waits() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    let (offer, ledger) = (core.offer(), core.ledger.clone());
+    let late = Observation {
+        driver: Driver::Late {
+            version: "570".into(),
+            reason: "unknown error".into(),
+        },
+        devices: Vec::new(),
+    };
+    world.tell(&mut core, Event::Observed(Arc::new(late)));
+    assert_eq!(core.offer().share, offer.share);
+    assert_eq!(core.offer().whole, offer.whole);
+    assert_eq!(core.ledger, ledger);
+    assert!(core.state().ready.nvml);
+    step(&mut world, &mut core, &Step::Bind(2, false, 0, 300));
+    step(&mut world, &mut core, &Step::Allocate(2));
+    let why = world.pre_start(&mut core, "u2").unwrap().unwrap_err();
+    assert!(why.contains("for the moment: unknown error"), "{why}");
+    assert_eq!(core.state().not_offering, Some(why));
+    let look = Event::Observed(Arc::new(observation(&BTreeMap::new())));
+    world.tell(&mut core, look);
+    assert!(world.pre_start(&mut core, "u2").unwrap().is_ok());
+    // Once it is gone, nothing is offered.
+    let gone = Event::Observed(Arc::new(Observation::default()));
+    world.tell(&mut core, gone);
+    let mut free = core.offer().share.into_iter();
+    assert!(free.any(|device| device.health == proto::names::kubelet::UNHEALTHY));
 }
 
 /// A try of `PreStartContainer` by the second witness alone.

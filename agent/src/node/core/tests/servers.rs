@@ -152,6 +152,7 @@ fn a_card_that_does_not_answer_vouches_for_no_compute_mode() {
     silent.devices[0].reading = Err(UnreadableCard {
         reason: "slow".into(),
         lost: false,
+        hangs: false,
     });
     let gone = Observation::default();
     world.tell(&mut core, Event::Observed(Arc::new(look.clone())));

@@ -441,6 +441,7 @@ fn no_layout_changes_while_the_card_or_one_of_its_slices_does_not_answer() {
         seen.devices[silent].reading = Err(UnreadableCard {
             reason: "unknown error".into(),
             lost: false,
+            hangs: false,
         });
         (node.world).tell(&mut node.core, Event::Observed(Arc::new(seen)));
         node.wants("2g.20gb", 1);
