@@ -135,7 +135,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         Some(group) => collect(&group.spec.root, &mut gang.sets, 0),
         None => gang.sets.push(Set::new(default_set(), 1)),
     }
-    if !job.succeeded.is_empty() {
+    if !job.succeeded().is_empty() {
         for set in &mut gang.sets {
             set.succeeded(job.gone_of(set.name.as_str()));
         }

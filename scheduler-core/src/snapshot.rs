@@ -185,8 +185,8 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
     let known = (
         row.last_start.get(),
         row.stale_since.get(),
-        row.last_evicted.get(),
-        Some(&row.succeeded).filter(|known| group.is_some() || !known.is_empty()),
+        row.last_evicted(),
+        Some(row.succeeded()).filter(|known| group.is_some() || !known.is_empty()),
     );
     let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.group_name());
     let same = said == known;

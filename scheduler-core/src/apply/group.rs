@@ -45,8 +45,11 @@ pub(super) fn life(state: &mut State, life: &Life) {
     if let Some(row) = state.jobs.get_mut(key) {
         row.last_start = life.last_start.into();
         row.stale_since = life.stale_since.into();
-        row.last_evicted = life.last_evicted.into();
-        row.succeeded.clone_from(&life.succeeded);
+        if life.last_evicted.is_some() || !life.succeeded.is_empty() {
+            let past = row.past_mut();
+            past.last_evicted = life.last_evicted;
+            past.succeeded.clone_from(&life.succeeded);
+        }
     }
     state.check_staleness(key);
     if life.unreported {
@@ -65,10 +68,12 @@ pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
         None => !row.single,
     };
     if row.tasks.is_empty() {
-        row.succeeded.clear();
+        if !row.succeeded().is_empty() {
+            row.past_mut().succeeded.clear();
+        }
     } else if pod.seen == Seen::Succeeded && needs_more {
         let set = pod.facts.set.clone().unwrap_or_else(default_set);
-        let gone = row.succeeded.entry(set).or_default();
+        let gone = row.past_mut().succeeded.entry(set).or_default();
         *gone = gone.saturating_add(1);
     }
     if row.owes_succeeded() {
@@ -109,12 +114,14 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         let said = group.as_ref().and_then(|group| group.stale_since);
         row.stale_since = said.or(row.stale_since.get()).into();
         let said = group.as_ref().and_then(|group| group.last_evicted);
-        row.last_evicted = said.max(row.last_evicted.get()).into();
+        if said > row.last_evicted() {
+            row.past_mut().last_evicted = said;
+        }
         // A group that is known already is not told what was written of it: a pod that went since
         // then is not in it.
         if row.group.is_none() {
             for (set, said) in group.iter().flat_map(|group| &group.succeeded) {
-                let known = row.succeeded.entry(set.clone()).or_default();
+                let known = row.past_mut().succeeded.entry(set.clone()).or_default();
                 *known = (*known).max(*said);
             }
         }

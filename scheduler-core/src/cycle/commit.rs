@@ -98,9 +98,9 @@ impl Cycle<'_> {
         if let Some(row) = job.and_then(|job| self.state.jobs.get_mut(job))
             && let Some(group) = &row.group
             && group.spec.preemption_delay.0 > 0
-            && row.last_evicted.get() != Some(now)
+            && row.last_evicted() != Some(now)
         {
-            row.last_evicted = now.into();
+            row.past_mut().last_evicted = Some(now);
             self.decision.delayed.push((row.group_name(), now));
         }
         self.state.open.insert(

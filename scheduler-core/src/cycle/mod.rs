@@ -400,7 +400,7 @@ impl Cycle<'_> {
         if group.spec.never_preempts {
             return true;
         }
-        let since = row.last_evicted.get().max(Some(group.created));
+        let since = row.last_evicted().max(Some(group.created));
         let until = since.unwrap_or_default().after(group.spec.preemption_delay);
         let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {

@@ -38,7 +38,7 @@ impl Cycle<'_> {
                 self.decision.started.push((name.clone(), at));
             }
             if row.owes_succeeded() {
-                let known = (name.clone(), row.succeeded.clone());
+                let known = (name.clone(), row.succeeded().clone());
                 self.decision.succeeded.push(known);
             }
             false

@@ -104,7 +104,7 @@ impl Cycle<'_> {
     /// A member has, whether or not its pod is still there.
     fn has_succeeded(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
-            !row.succeeded.is_empty()
+            !row.succeeded().is_empty()
                 || row.tasks.iter().any(|task| {
                     self.state
                         .tasks

@@ -135,8 +135,8 @@ impl GroupRow {
 
     /// What the group's object says of members that have succeeded and are gone.
     pub(crate) fn succeeded(&self) -> &BTreeMap<SetName, u32> {
-        static NONE: BTreeMap<SetName, u32> = BTreeMap::new();
-        self.rare.as_ref().map_or(&NONE, |rare| &rare.succeeded)
+        let rare = self.rare.as_ref();
+        rare.map_or(&NO_MEMBERS, |rare| &rare.succeeded)
     }
 
     /// What decides between groups that are alike in all else. `name`: the group's.
@@ -172,6 +172,17 @@ impl GroupRow {
     }
 }
 
+static NO_MEMBERS: BTreeMap<SetName, u32> = BTreeMap::new();
+
+/// What few jobs have behind them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct JobPast {
+    /// When a pod of it was last evicted, where it has a preemption delay.
+    pub last_evicted: Option<Time>,
+    /// Members that have succeeded and whose pods are gone.
+    pub succeeded: BTreeMap<SetName, u32>,
+}
+
 /// A job: pods that are placed together.
 #[derive(Clone, Debug)]
 pub(crate) struct JobRow {
@@ -190,10 +201,8 @@ pub(crate) struct JobRow {
     pub last_start: MaybeTime,
     /// Since when it runs below its minimum.
     pub stale_since: MaybeTime,
-    /// When a pod of it was last evicted, where it has a preemption delay.
-    pub last_evicted: MaybeTime,
-    /// Members that have succeeded and whose pods are gone.
-    pub succeeded: BTreeMap<SetName, u32>,
+    /// `None`: it has none of that.
+    past: Option<Box<JobPast>>,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
     /// It is in [`super::State::changed_groups`].
@@ -208,9 +217,22 @@ impl JobRow {
         GroupName::of(self.name.shared())
     }
 
+    pub(crate) fn last_evicted(&self) -> Option<Time> {
+        self.past.as_ref()?.last_evicted
+    }
+
+    pub(crate) fn succeeded(&self) -> &BTreeMap<SetName, u32> {
+        let past = self.past.as_ref();
+        past.map_or(&NO_MEMBERS, |past| &past.succeeded)
+    }
+
+    pub(crate) fn past_mut(&mut self) -> &mut JobPast {
+        self.past.get_or_insert_default()
+    }
+
     /// As many members of that set have succeeded and are gone.
     pub(crate) fn gone_of(&self, set: &str) -> u32 {
-        let mut gone = self.succeeded.iter();
+        let mut gone = self.succeeded().iter();
         let gone = gone.find(|(name, _)| name.as_str() == set);
         gone.map_or(0, |(_, count)| *count)
     }
@@ -218,7 +240,7 @@ impl JobRow {
     /// The group's object does not say of succeeded members what is known.
     pub(crate) fn owes_succeeded(&self) -> bool {
         let group = self.group.as_ref();
-        group.is_some_and(|group| *group.succeeded() != self.succeeded)
+        group.is_some_and(|group| group.succeeded() != self.succeeded())
     }
 
     /// The group's tree, where it has sub-groups.
@@ -243,8 +265,7 @@ impl State {
             queue: None,
             last_start: MaybeTime::default(),
             stale_since: MaybeTime::default(),
-            last_evicted: MaybeTime::default(),
-            succeeded: BTreeMap::new(),
+            past: None,
             stamp: 0,
             maybe_stale: false,
             is_changed: false,

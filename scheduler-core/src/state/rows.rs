@@ -579,7 +579,7 @@ mod tests {
             size_of::<JobRow>(),
         );
         assert!(
-            sizes.0 <= 104 && sizes.1 <= 48 && sizes.2 <= 136,
+            sizes.0 <= 104 && sizes.1 <= 48 && sizes.2 <= 144,
             "{sizes:?}"
         );
     }
