@@ -219,6 +219,8 @@ mod tests {
         assert!(!processes.lives(other));
         // One that has its pid, and is another, is left alone.
         processes.kill(other);
+        // A signal takes its time.
+        std::thread::sleep(std::time::Duration::from_millis(200));
         assert!(processes.lives(process));
         processes.kill(process);
         child.wait().unwrap();
