@@ -78,10 +78,12 @@ fn a_gang_waits_whole_for_a_claim_that_has_no_room_for_all_of_it() {
             "queue q\nnode n cpu=640000 memory=274877906944 pods=1000\nnode m cpu=640000 memory=274877906944 pods=1000\n\
              devices gpu.example.com/one\n  device gpu-0 node=n selected=gpu gpu\n",
         );
-        let _ = writeln!(
-            lines,
-            "allocated shared consumers={users} term=\"@name in n\"\n  device gpu.example.com/one/gpu-0 request=gpu"
-        );
+        let allocated = |consumers| {
+            format!(
+                "allocated shared consumers={consumers} term=\"@name in n\"\n  device gpu.example.com/one/gpu-0 request=gpu\n"
+            )
+        };
+        lines.push_str(&allocated(users));
         for index in 0..users {
             let _ = write!(
                 lines,
@@ -104,7 +106,7 @@ fn a_gang_waits_whole_for_a_claim_that_has_no_room_for_all_of_it() {
         if bound == 0 {
             let why = &decision.reasons[0].line;
             assert!(why.contains("a claim is used by 256 pods"), "{why}");
-            tell(&mut core, "pod-gone user-0\n");
+            tell(&mut core, &format!("pod-gone user-0\n{}", allocated(253)));
             assert_eq!(core.decide(Time(2_000)).actions.len(), 3);
         }
     }

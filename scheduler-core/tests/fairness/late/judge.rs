@@ -47,7 +47,9 @@ impl World<'_> {
             let tree = self.case.jobs[job].tree();
             let (had, has) = (self.sets(job, before), self.sets(job, after));
             let begun = binds.iter().any(|pod| self.of[*pod].0 == job);
-            let whole = is_whole(&tree, &has);
+            // Members that have succeeded count.
+            let counts = |uid: &PodUid| after(uid) || self.succeeded.contains(uid);
+            let whole = is_whole(&tree, &self.sets(job, counts));
             let was_broken = !begun && !is_whole(&tree, &had);
             assert!(
                 whole || was_broken || !begun && has.is_empty(),

@@ -55,6 +55,8 @@ struct World<'a> {
     answers: Vec<Outcome>,
     /// What the core was shown last.
     seen: BTreeMap<PodUid, Pod>,
+    /// Pods that the core was shown to have succeeded, gone or not.
+    succeeded: BTreeSet<PodUid>,
     /// Which set of which job a pod is of, gone or not.
     of: BTreeMap<PodUid, (usize, usize)>,
     /// Bindings of which the core does not know that they failed.
@@ -85,6 +87,7 @@ impl<'a> World<'a> {
             undone: Vec::new(),
             answers: Vec::new(),
             seen: BTreeMap::new(),
+            succeeded: BTreeSet::new(),
             of: BTreeMap::new(),
             bound: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -246,6 +249,9 @@ impl<'a> World<'a> {
             Some(Some(pod)) => {
                 if placement(&pod).is_some() {
                     self.bound.remove(uid);
+                }
+                if pod.phase == Phase::Succeeded {
+                    self.succeeded.insert(uid.clone());
                 }
                 self.seen.insert(uid.clone(), pod.clone());
                 self.tell(Event::Pod(Box::new(pod)));
