@@ -516,9 +516,12 @@ mod tests {
         stop.cancel();
     }
 
+    /// Plural names of kinds that were listed, each with whether metadata alone was.
+    type Asked = Arc<Mutex<BTreeSet<(String, bool)>>>;
+
     /// A cluster of nothing, which remembers what it is asked for: plural names, and whether the
     /// answer is to be metadata alone.
-    fn asked() -> (kube::Client, Arc<Mutex<BTreeSet<(String, bool)>>>) {
+    fn asked() -> (kube::Client, Asked) {
         let asked = Arc::new(Mutex::new(BTreeSet::new()));
         let said = Arc::clone(&asked);
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {

@@ -185,7 +185,7 @@ fn a_demo_of_several_containers_ends_by_itself_and_by_a_signal() {
     );
     let small = ["--nodes", "1", "--gpu", "L4", "-f", two.as_str()];
     let ends = |child: &mut Child| {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_mins(1);
         loop {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code();

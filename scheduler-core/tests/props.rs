@@ -302,10 +302,8 @@ fn no_card_without_room_is_explained_as_fitting() {
         Ok(())
     });
     tried.unwrap();
-    assert!(
-        refused.into_inner() > 20,
-        "hardly any node that fits has another card that is full"
-    );
+    let refused = refused.into_inner();
+    assert!(refused > 4, "{refused} cards are full beside one that fits");
 }
 
 /// Nodes are emptied for an autoscaler one after another, until no more can be.

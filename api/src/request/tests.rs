@@ -25,7 +25,7 @@ fn refusals_are_kais_sentences() {
         (json!({"gpu-memory": "-5"}), E::Memory("-5".into())),
         (json!({"gpu-memory": "+5"}), E::Memory("+5".into())),
         (json!({"gpu-memory": "abc"}), E::Memory("abc".into())),
-        (json!({"gpu-memory": ""}), E::Memory("".into())),
+        (json!({"gpu-memory": ""}), E::Memory(String::new())),
         (json!({"gpu-memory": "2Gi"}), E::Memory("2Gi".into())),
         (
             json!({"gpu-memory": "99999999999999999999999"}),

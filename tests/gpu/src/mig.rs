@@ -58,8 +58,12 @@ fn slices(machine: &Machine) -> anyhow::Result<Vec<Device>> {
         let seen = channels.observations.borrow().clone();
         match &seen.driver {
             Driver::Up { .. } => break seen,
-            Driver::Gone { reason } if Instant::now() > until => bail!("NVML: {reason}"),
-            Driver::Gone { .. } => std::thread::sleep(Duration::from_millis(20)),
+            Driver::Late { reason, .. } | Driver::Gone { reason } if Instant::now() > until => {
+                bail!("NVML: {reason}")
+            }
+            Driver::Late { .. } | Driver::Gone { .. } => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     };
     let slices = seen.devices.iter().filter(|d| d.identity.slice.is_some());
