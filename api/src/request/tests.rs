@@ -84,8 +84,8 @@ fn a_refused_value_is_shown_with_what_to_write_after_kais_sentence() {
             "gpu-fraction annotation value must be a positive number smaller than 1.0; it is \"50%\": write \"0.5\"",
         ),
         (
-            json!({"gpu-memory": "5", "gpu-fraction-container-name": "mian"}),
-            "failed to get fraction container ref: container with name mian not found for fraction request; gpu-fraction-container-name may be main, prepare, side",
+            json!({"gpu-memory": "5", "gpu-fraction-container-name": "mainn"}),
+            "failed to get fraction container ref: container with name mainn not found for fraction request; gpu-fraction-container-name may be main, prepare, side",
         ),
         (
             json!({"nvidia.com/container.main.gpu-memory.request": "2GB"}),

@@ -207,7 +207,7 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     };
     tokio::select! {
         () = cluster.shut_down() => {}
-        // Whoever asks a second time does not want to wait; the clean-up process ends the rest.
+        // A second signal means that the user does not want to wait; the clean-up process ends the rest.
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }

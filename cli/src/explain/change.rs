@@ -574,7 +574,7 @@ mod tests {
         let known = || ["team-a", "research", "default-queue"].into_iter();
         assert_eq!(did_you_mean("teem-a", known()), " (did you mean team-a?)");
         assert_eq!(
-            did_you_mean("reserch", known()),
+            did_you_mean("researc", known()),
             " (did you mean research?)"
         );
         assert_eq!(did_you_mean("product", known()), "");

@@ -151,8 +151,8 @@ fn what_is_missing_is_named_first_and_so_is_a_request_that_no_card_can_grant() {
     let group = "group team/train uid=train queue=default-queue min=1\n";
     for (more, expected) in [
         (
-            format!("queue research\n{full}{}", share("late", "queue=reserch")),
-            "Before anything else helps: create the queue reserch, or name another in the label kai.scheduler/queue (did you mean research?)",
+            format!("queue research\n{full}{}", share("late", "queue=researc")),
+            "Before anything else helps: create the queue researc, or name another in the label kai.scheduler/queue (did you mean research?)",
         ),
         (
             format!("{group}{}", share("late", "group=team/trian")),

@@ -44,10 +44,9 @@ fn has_token(pod: &Pod) -> bool {
 
 /// Up to what differs from card to card, which the verb shows as a table.
 fn reason(line: &str) -> &str {
-    line.split(". node ")
-        .next()
-        .unwrap_or(line)
-        .trim_end_matches('.')
+    let line = line.lines().next().unwrap_or_default();
+    let line = line.split(". node ").next().unwrap_or(line);
+    line.trim_end_matches('.')
 }
 
 /// One that no card can hold, one above its queue's quota, one that names no queue that is there, and
