@@ -278,7 +278,7 @@ fn scenarios_run_to_their_end() {
         (
             "card",
             &[
-                "is unhealthy: the card does not answer",
+                "of node-1 is unhealthy: ",
                 "second runs on GPU 1.",
                 "Both cards are healthy.",
             ],

@@ -33,7 +33,7 @@ pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
     let first = blocks(part, "yaml").remove(0);
     let file = demo.write("first.yaml", &first);
     let mut count = 0;
-    for line in blocks(part, "sh").concat().lines() {
+    for line in blocks(part, "sh").concat().lines().map(str::trim) {
         let skipped = ["aliquot demo", "cargo", "export", "kubectl"];
         let later = ["aliquot explain first-share"];
         if skipped.iter().any(|start| line.starts_with(start)) || later.contains(&line) {
