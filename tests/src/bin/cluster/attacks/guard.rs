@@ -56,7 +56,7 @@ async fn what_a_pod_asked_for_is_not_rewritten(cluster: &mut Cluster) -> Result<
         (request::MEMORY, Value::Null),
         (request::FRACTION, json!("0.1")),
         (request::NUM_DEVICES, json!("2")),
-        (request::CONTAINER, json!("main")),
+        (request::CONTAINER, json!("other")),
         (request::MPS, json!("true")),
         (request::COMPUTE, json!("10")),
         (request::MEMORY_LIMIT, json!("12Gi")),
