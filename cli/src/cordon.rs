@@ -12,6 +12,8 @@ use api::GpuNode;
 use api::gpu_node::{GpuPolicy, GpuStatus};
 use kube::ResourceExt as _;
 use kube::api::{Api, PostParams};
+use kube::core::{ApiResource, DynamicObject};
+use serde_json::{Value, json};
 use std::process::ExitCode;
 
 /// A write is tried so often before the others have won.
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &Args, cordoned: bool) -> Outcome {
                 continue;
             }
             if !args.dry_run {
-                write(&cluster, node, &mine, cordoned).await?;
+                write(&cluster, &name, &mine, cordoned).await?;
             }
             for card in mine {
                 let was = policy(node, &card.uuid).is_some_and(|policy| policy.cordoned);
@@ -138,29 +140,31 @@ fn find(nodes: &[GpuNode], target: &str) -> Result<Vec<(String, GpuStatus)>, Fai
     }))
 }
 
+/// Changes the object as the API server has it: it may have fields that this release does not know.
 async fn write(
     cluster: &Cluster,
-    node: &GpuNode,
+    name: &str,
     cards: &[&GpuStatus],
     cordoned: bool,
 ) -> Result<(), Failure> {
-    let api: Api<GpuNode> = Api::all(cluster.client.clone());
-    let name = node.name_any();
+    let kind = ApiResource::erase::<GpuNode>(&());
+    let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind);
     let failed = |error: &kube::Error| cluster.failure("gpunodes", error);
-    let mut object = node.clone();
     for _ in 0..TRIES {
-        let before = object.spec.clone();
+        let mut object = api.get(name).await.map_err(|error| failed(&error))?;
+        let before = object.data.pointer("/spec/gpus").and_then(Value::as_array);
+        let before = before.cloned().unwrap_or_default();
+        let mut policies = before.clone();
         for card in cards {
-            set(&mut object.spec.gpus, &card.uuid, cordoned);
+            set(&mut policies, &card.uuid, cordoned);
         }
-        if object.spec == before {
+        if policies == before {
             return Ok(());
         }
-        match api.replace(&name, &PostParams::default(), &object).await {
+        object.data["spec"]["gpus"] = Value::Array(policies);
+        match api.replace(name, &PostParams::default(), &object).await {
             Ok(_) => return Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                object = api.get(&name).await.map_err(|error| failed(&error))?;
-            }
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(failed(&error)),
         }
     }
@@ -169,25 +173,26 @@ async fn write(
     )))
 }
 
-/// One card's policy; one that says nothing any more is left out.
-fn set(policies: &mut Vec<GpuPolicy>, uuid: &str, cordoned: bool) {
-    match policies.iter_mut().find(|policy| policy.uuid == uuid) {
-        Some(policy) => policy.cordoned = cordoned,
-        None if cordoned => policies.push(GpuPolicy {
-            uuid: uuid.to_owned(),
-            cordoned,
-            ..GpuPolicy::default()
-        }),
+/// Sets one card's policy. A policy that says nothing any more is removed.
+fn set(policies: &mut Vec<Value>, uuid: &str, cordoned: bool) {
+    let known = policies.iter_mut().find(|policy| policy["uuid"] == uuid);
+    match known {
+        Some(policy) => policy["cordoned"] = cordoned.into(),
+        None if cordoned => policies.push(json!({"uuid": uuid, "cordoned": true})),
         None => {}
     }
-    let silent = |policy: &GpuPolicy| {
-        *policy
-            == GpuPolicy {
-                uuid: policy.uuid.clone(),
-                ..GpuPolicy::default()
-            }
-    };
-    policies.retain(|policy| policy.uuid != uuid || !silent(policy));
+    policies.retain(|policy| policy["uuid"] != uuid || says_something(policy));
+}
+
+fn says_something(policy: &Value) -> bool {
+    let fields = policy.as_object().into_iter().flatten();
+    fields
+        .filter(|(key, _)| *key != "uuid")
+        .any(|(_, value)| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(values) => !values.is_empty(),
+            _ => true,
+        })
 }
 
 #[cfg(test)]
@@ -225,18 +230,18 @@ mod tests {
 
     #[test]
     fn a_policy_keeps_what_else_it_says_and_goes_when_it_says_nothing() {
-        let mut policies = vec![GpuPolicy {
-            uuid: "GPU-0".into(),
-            hidden_from_other_plugins: true,
-            ..GpuPolicy::default()
-        }];
+        let newer = json!({"uuid": "GPU-0", "ofALaterRelease": {"a": 1}, "cordoned": false});
+        let mut policies = vec![newer.clone()];
         set(&mut policies, "GPU-0", true);
         set(&mut policies, "GPU-1", true);
-        assert!(policies.iter().all(|policy| policy.cordoned));
+        assert!(policies.iter().all(|policy| policy["cordoned"] == true));
+        assert_eq!(policies[0]["ofALaterRelease"], newer["ofALaterRelease"]);
         set(&mut policies, "GPU-0", false);
         set(&mut policies, "GPU-1", false);
         set(&mut policies, "GPU-5", false);
-        assert_eq!(policies.len(), 1);
-        assert!(policies[0].hidden_from_other_plugins && !policies[0].cordoned);
+        assert_eq!(policies, [newer]);
+        let mut silent = vec![json!({"uuid": "GPU-2", "cordoned": true, "migLayouts": []})];
+        set(&mut silent, "GPU-2", false);
+        assert_eq!(silent, [] as [Value; 0]);
     }
 }

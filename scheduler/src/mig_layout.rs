@@ -247,3 +247,52 @@ fn is_same(allowed: &BTreeMap<String, u32>, layout: &BTreeMap<String, u32>) -> b
         .collect();
     names == *layout
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+    use kube::CustomResourceExt as _;
+    use kube::api::PostParams;
+    use kube::core::{ApiResource, DynamicObject};
+    use scheduler_core::ids::ResourceName;
+    use sim_cluster::api_server::{ApiServer, Config};
+
+    /// A scheduler that is rolled back to an earlier release must not erase an admin's settings.
+    #[tokio::test]
+    async fn a_layout_is_written_and_fields_of_later_releases_stay() {
+        let server = ApiServer::bind(Config::default()).await.unwrap();
+        let client = kube::Client::try_from(server.handle().config()).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.serve(stop.clone()));
+        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let params = PostParams::default();
+        definitions.create(&params, &GpuNode::crd()).await.unwrap();
+        let nodes: Api<DynamicObject> =
+            Api::all_with(client.clone(), &ApiResource::erase::<GpuNode>(&()));
+        let layout = json!({"1g.10gb": 2});
+        let node = json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
+            "spec": {"ofALaterRelease": 1, "gpus": [
+                {"uuid": "GPU-0", "alsoOfOne": true},
+                {"uuid": "GPU-1", "migLayouts": [layout], "alsoOfOne": true},
+            ]},
+        });
+        let node: DynamicObject = serde_json::from_value(node).unwrap();
+        nodes.create(&params, &node).await.unwrap();
+        let choice = |card: &str| LayoutChoice {
+            node: "n".into(),
+            card: GpuUuid::new(card),
+            layout: 0,
+            pods: Vec::new(),
+        };
+        let slices = Slices::from([(ResourceName::new("nvidia.com/mig-1g.10gb"), 2)]);
+        write(&client, &choice("GPU-1"), &slices).await.unwrap();
+        let mut wanted = node.data["spec"].clone();
+        wanted["gpus"][1]["migLayout"] = layout;
+        assert_eq!(nodes.get("n").await.unwrap().data["spec"], wanted);
+        let error = write(&client, &choice("GPU-0"), &slices).await;
+        assert!(error.unwrap_err().contains("not among migLayouts"));
+        stop.cancel();
+    }
+}

@@ -189,6 +189,18 @@ impl Daemon {
         self.start_again()
     }
 
+    /// Stops the daemon, and starts it with something changed. Returns the command that it had, with
+    /// which the caller restarts it in the end.
+    pub async fn restart_with(
+        &mut self,
+        change: impl FnOnce(Command) -> Command,
+    ) -> Result<Command> {
+        let usual = self.command();
+        self.stop().await?;
+        self.start_again_with(change)?;
+        Ok(usual)
+    }
+
     /// What it has written since `mark` bytes into its log.
     pub fn said_since(&self, mark: u64) -> Result<String> {
         let text = std::fs::read(&self.log)?;

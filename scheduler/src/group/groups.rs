@@ -64,15 +64,19 @@ enum Unwritten {
 struct Slot {
     /// The group as it was last written.
     written: tokio::sync::Mutex<Option<PodGroup>>,
-    stamps: Mutex<Awaited>,
+    stamps: Mutex<Stamped>,
 }
 
-/// Annotations that wait for the group to be created.
+/// Annotations that go with the group's creation, at no request of their own.
 #[derive(Debug, Default)]
-struct Awaited {
+struct Stamped {
     /// UIDs of the pods for which the group is going to be created; empty once it exists.
     expected: BTreeSet<String>,
+    /// The annotations that the creation will write.
     pairs: BTreeMap<String, String>,
+    /// The annotations that the creation has written, until [`Groups::stamp`] is asked for them
+    /// again.
+    taken: BTreeMap<String, String>,
 }
 
 impl Slot {
@@ -88,7 +92,7 @@ impl Slot {
         })
     }
 
-    fn stamps(&self) -> std::sync::MutexGuard<'_, Awaited> {
+    fn stamps(&self) -> std::sync::MutexGuard<'_, Stamped> {
         locked(&self.stamps)
     }
 }
@@ -211,37 +215,27 @@ impl Groups {
                 Err(Unwritten::Refused(_)) => self.judged(wanted, false),
                 Ok(Written::Existed) | Err(Unwritten::NoAnswer(_)) => {}
             }
-            result.map_err(|error| GroupError::Unwritten {
+            let result = result.map_err(|error| GroupError::Unwritten {
                 name: name.clone(),
                 why: error.to_string(),
             })?;
+            if matches!(result, Written::Existed) {
+                with.clear();
+            }
             *written = Some(wanted.clone());
         }
-        let late = {
-            // If the group was forgotten during the request, new annotations wait in another slot.
-            let slot = self.slot(&namespace, &name);
-            let mut stamps = slot.stamps();
-            stamps.expected.clear();
-            let mut all = std::mem::take(&mut stamps.pairs);
-            all.retain(|key, value| with.get(key) != Some(value));
-            all
+        // If the group was forgotten during the request, this is another slot.
+        let slot = self.slot(&namespace, &name);
+        *slot.stamps() = Stamped {
+            taken: with,
+            ..Stamped::default()
         };
-        if !late.is_empty() && !self.patch(&namespace, &name, &json!(late)).await {
-            let slot = self.slot(&namespace, &name);
-            let pairs = &mut slot.stamps().pairs;
-            for (key, value) in late {
-                pairs.entry(key).or_insert(value);
-            }
-            return Err(GroupError::Unwritten {
-                name,
-                why: "its annotations were not taken".to_owned(),
-            });
-        }
         Ok(())
     }
 
-    /// Sets or removes annotations of a group. Does nothing if the group does not exist. False:
-    /// they were not taken, and are to be written again.
+    /// Sets or removes annotations of a group. Does nothing if the group does not exist. The answer
+    /// is false if they were not taken, or if the group is still to be created: the caller has to
+    /// ask again.
     pub(crate) async fn stamp(&self, group: &GroupName, wanted: &Stamps) -> bool {
         let Some((namespace, name)) = group.as_str().split_once('/') else {
             return true;
@@ -249,14 +243,18 @@ impl Groups {
         let slot = self.slot(namespace, name);
         {
             let mut stamps = slot.stamps();
-            let is_expected = !stamps.expected.is_empty();
-            for (key, value) in wanted {
-                stamps.pairs.remove(*key);
-                if let Some(value) = value.as_ref().filter(|_| is_expected) {
-                    stamps.pairs.insert((*key).to_owned(), value.clone());
-                }
+            let taken = std::mem::take(&mut stamps.taken);
+            if !stamps.expected.is_empty() {
+                let values = wanted.iter().filter_map(|(key, value)| {
+                    let value = value.clone()?;
+                    Some(((*key).to_owned(), value))
+                });
+                stamps.pairs = values.collect();
+                return false;
             }
-            if is_expected {
+            let is_taken =
+                |(key, value): (&&str, &Option<String>)| taken.get(*key) == value.as_ref();
+            if wanted.iter().all(is_taken) {
                 return true;
             }
         }

@@ -209,16 +209,25 @@ async fn a_refused_binding_takes_back_what_came_before_it_and_nothing_of_others(
 
 #[tokio::test]
 async fn pods_that_are_bound_at_once_share_a_claim() {
+    // More than bindings that are sent at once.
+    const PODS: usize = 60;
     let mut site = Site::start().await;
     let claim = site.claim("c").await;
-    for name in ["a", "b", "c", "d", "e", "f"] {
-        let pod = site.pod(name, false).await;
-        site.bind_with(&pod, &[&claim], &[]);
+    let mut pods = Vec::new();
+    for at in 0..PODS {
+        pods.push(site.pod(&format!("p-{at}"), false).await);
     }
-    for _ in 0..6 {
+    let begin = tokio::time::Instant::now();
+    for pod in &pods {
+        site.bind_with(pod, &[&claim], &[]);
+    }
+    for _ in 0..PODS {
         assert!(confirmed(&site.outcome().await));
     }
-    assert_eq!(site.consumers("c").await, Some(6));
+    // Of bindings that write the claim at the same time all but one would pause and begin again, which
+    // takes most of a minute.
+    assert!(begin.elapsed() < Duration::from_secs(15));
+    assert_eq!(site.consumers("c").await, Some(PODS));
     site.nothing_more().await;
 }
 

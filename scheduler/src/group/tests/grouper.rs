@@ -351,7 +351,7 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
     assert_eq!(site.shared.memberships.of(&uid).unwrap().group, group);
     site.bind(&pod, &group).await;
     let bound = site.pods().get("p").await.unwrap();
-    site.groups_stamp(&group, "a-time").await;
+    assert!(!site.groups_stamp(&group, "a-time").await, "not yet");
     let made = until(|| async { site.groups().get_opt(&group).await.unwrap() }).await;
     let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
     assert_eq!(stamp.map(String::as_str), Some("a-time"), "in one write");
@@ -361,7 +361,7 @@ async fn the_name_rides_on_the_binding_and_the_stamp_on_the_group() {
     let now = site.pods().get("p").await.unwrap();
     assert_eq!(now.resource_version(), bound.resource_version(), "no more");
     // A group that is there is stamped at once.
-    site.groups_stamp(&group, "later").await;
+    assert!(site.groups_stamp(&group, "later").await);
     let made = site.groups().get(&group).await.unwrap();
     let stamp = made.annotations().get("kai.scheduler/last-start-timestamp");
     assert_eq!(stamp.map(String::as_str), Some("later"));

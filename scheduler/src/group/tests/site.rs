@@ -227,11 +227,12 @@ impl Site {
             .unwrap();
     }
 
-    pub(super) async fn groups_stamp(&self, group: &str, value: &str) {
+    /// Whether the annotation was taken.
+    pub(super) async fn groups_stamp(&self, group: &str, value: &str) -> bool {
         let key = proto::names::kai::LAST_START;
         let wanted = Stamps::from([(key, Some(value.to_owned()))]);
         let group = format!("{NS}/{group}");
-        assert!(self.shared.groups.stamp(&group.into(), &wanted).await);
+        self.shared.groups.stamp(&group.into(), &wanted).await
     }
 
     /// Its group, once it has one.

@@ -54,16 +54,14 @@ pub(crate) async fn a_pod_that_nothing_creates_again_is_not_moved_for_a_whole_gp
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 2)).await?;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
-    scheduler.daemon.stop().await?;
-    let plain = scheduler.daemon.command();
     // The pod's age does not protect it.
-    scheduler
+    let changed = scheduler
         .daemon
-        .start_again_with(|command| command.flag("--consolidation-min-age-s", "0"))?;
+        .restart_with(|command| command.flag("--consolidation-min-age-s", "0"));
+    let plain = changed.await?;
     let outcome = bare_pod_stays(cluster).await;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
-    scheduler.daemon.stop().await?;
-    scheduler.daemon.start_again_with(|_| plain)?;
+    scheduler.daemon.restart_with(|_| plain).await?;
     outcome
 }
 

@@ -299,9 +299,8 @@ pub(crate) async fn with_driver_on(
     let ns = cluster.namespace().await?;
     let mut scheduler = cluster.start_kube_scheduler()?;
     let agent = &mut gpus(cluster)?.agent;
-    let plain = agent.command();
-    agent.stop().await?;
-    agent.start_again_with(|command| command.flag("--dra", "true"))?;
+    let changed = agent.restart_with(|command| command.flag("--dra", "true"));
+    let plain = changed.await?;
     device_until(cluster, "in the node's slice", |_| true).await?;
     let outcome = claim(cluster, &ns).await;
     // Before the driver goes: without it the kubelet cannot end a pod that has a claim.
@@ -309,9 +308,7 @@ pub(crate) async fn with_driver_on(
     let policies = policy(cluster, json!({})).await;
     outcome.and(cleaned).and(policies)?;
     scheduler.stop().await?;
-    let agent = &mut gpus(cluster)?.agent;
-    agent.stop().await?;
-    agent.start_again_with(|_| plain)
+    gpus(cluster)?.agent.restart_with(|_| plain).await.map(drop)
 }
 
 fn gpus(cluster: &mut Cluster) -> Result<&mut Gpus> {

@@ -417,6 +417,88 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
     Ok(())
 }
 
+/// The object of a member that has succeeded is deleted, as `kubectl delete --field-selector`, a TTL
+/// or an operator's clean-up does.
+pub(crate) async fn a_gang_goes_on_without_members_that_have_succeeded(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    cluster
+        .apply_one(&json!({
+            "apiVersion": "scheduling.run.ai/v2alpha2",
+            "kind": "PodGroup",
+            "metadata": { "namespace": ns, "name": "mine",
+                "annotations": { (kai::STALENESS_GRACE): "2s" } },
+            "spec": { "minMember": 2, "queue": QUEUE },
+        }))
+        .await?;
+    let member = |name: &str, mib: &str, does: &str| {
+        let annotations = [
+            ("gpu-memory", mib),
+            (kai::SKIP_GROUPER, "true"),
+            (kai::POD_GROUP, "mine"),
+        ];
+        pod(&ns, name, &annotations, does)
+    };
+    cluster.apply_one(&member("ends", "2000", "report")).await?;
+    cluster
+        .apply_one(&member("stays", "2000", "report hold"))
+        .await?;
+    cluster.pod_phase(&ns, "ends", "Succeeded").await?;
+    cluster.pod_phase(&ns, "stays", "Running").await?;
+    cluster.delete_pod(&ns, "ends").await?;
+    until(
+        "the group remembers it",
+        Duration::from_secs(20),
+        || async {
+            let group = groups(cluster, &ns).get("mine").await?;
+            let said = group
+                .annotations()
+                .get(proto::names::pod_group::SUCCEEDED)
+                .cloned()
+                .unwrap_or_default();
+            Ok(Seen::when(said == "{\"default\":1}", said))
+        },
+    )
+    .await?;
+    // Longer than the grace of a gang below its minimum.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let stays = cluster.pods(&ns).get("stays").await?;
+    ensure!(
+        phase_of(&stays) == "Running" && stays.metadata.deletion_timestamp.is_none(),
+        "{}",
+        describe(&stays)
+    );
+    // A scheduler that starts now knows of it from the group alone.
+    let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
+    scheduler.daemon.restart_with(|command| command).await?;
+    // There is no room for this one beside the other: then it is the only one that exists.
+    cluster
+        .apply_one(&member("instead", "14000", "report hold"))
+        .await?;
+    cluster.delete_pod(&ns, "stays").await?;
+    cluster.pod_phase(&ns, "instead", "Running").await?;
+    Ok(())
+}
+
+/// Who reads why a pod waits looks for its group next.
+pub(crate) async fn a_pod_that_waits_names_its_group_with_its_reason(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    let ns = ready(cluster).await?;
+    let told = {
+        let api = cluster.pods(&ns);
+        let is_told = |pod: &Pod| why_pending(pod).is_some();
+        tokio::spawn(async move { first_seen(&api, WatchParams::default(), 2, is_told).await })
+    };
+    cluster.apply_one(&gang(&ns, "large", 2, "9000")).await?;
+    let expected = format!("pg-large-{}", uid(cluster, "job", &ns, "large").await?);
+    for (pod, _) in told.await?? {
+        all_in(&[pod], &expected)?;
+    }
+    Ok(())
+}
+
 /// Tools that see a pod placed look up its group: it is in the pod from its binding on, and the
 /// group exists soon after, with its start time.
 pub(crate) async fn a_pod_names_its_group_from_its_binding_on(cluster: &mut Cluster) -> Result<()> {

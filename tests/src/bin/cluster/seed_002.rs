@@ -121,19 +121,17 @@ pub(crate) async fn seed_002_with_a_node_kept_empty_jobs_are_moved_together(
     // Restarted with the setting, and without it again, whatever comes of the claim.
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
-    scheduler.daemon.stop().await?;
-    let plain = scheduler.daemon.command();
-    scheduler.daemon.start_again_with(|command| {
+    let changed = scheduler.daemon.restart_with(|command| {
         // The example's jobs are bare pods, and are moved at once, as by KAI.
         command
             .flag("--keep-empty-nodes", "1")
             .flag("--consolidation-min-age-s", "0")
             .arg("--consolidate-bare-pods")
-    })?;
+    });
+    let plain = changed.await?;
     let outcome = consolidated(cluster).await;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
-    scheduler.daemon.stop().await?;
-    scheduler.daemon.start_again_with(|_| plain)?;
+    scheduler.daemon.restart_with(|_| plain).await?;
     outcome
 }
 

@@ -20,10 +20,10 @@ pub(crate) async fn a_pods_way_through_scheduler_and_agent_is_one_trace_with_its
     let flag = format!("--otlp-endpoint={}", collector.endpoint());
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     let agent = &mut cluster.gpus.as_mut().context("no GPUs")?.agent;
-    let usual = [scheduler.daemon.command(), agent.command()];
+    let mut usual = Vec::new();
     for daemon in [&mut scheduler.daemon, &mut *agent] {
-        daemon.stop().await?;
-        daemon.start_again_with(|command| command.arg(flag.as_str()))?;
+        let changed = daemon.restart_with(|command| command.arg(flag.as_str()));
+        usual.push(changed.await?);
     }
     scheduler.ready().await?;
     cluster.node_ready().await?;
@@ -31,8 +31,7 @@ pub(crate) async fn a_pods_way_through_scheduler_and_agent_is_one_trace_with_its
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     let agent = &mut cluster.gpus.as_mut().context("no GPUs")?.agent;
     for (daemon, usual) in [&mut scheduler.daemon, &mut *agent].into_iter().zip(usual) {
-        daemon.stop().await?;
-        daemon.start_again_with(|_| usual)?;
+        daemon.restart_with(|_| usual).await?;
     }
     scheduler.ready().await?;
     outcome

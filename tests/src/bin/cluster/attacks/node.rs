@@ -195,14 +195,11 @@ pub(crate) async fn a_pod_that_holds_every_token_without_a_grant_is_evicted_and_
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     // As in the product, but for the minute.
     let agent = &mut gpus(cluster)?.agent;
-    let plain = agent.command();
-    agent.stop().await?;
-    agent.start_again_with(|command| command.flag("--ungranted-grace-ms", "3000"))?;
+    let changed = agent.restart_with(|command| command.flag("--ungranted-grace-ms", "3000"));
+    let plain = changed.await?;
     let outcome = hogged(cluster).await;
     let _ = cluster.delete_pod("kube-system", "hog").await;
-    let agent = &mut gpus(cluster)?.agent;
-    agent.stop().await?;
-    agent.start_again_with(|_| plain)?;
+    gpus(cluster)?.agent.restart_with(|_| plain).await?;
     outcome
 }
 
