@@ -17,6 +17,8 @@ use scheduler_core::units::{Mib, Percent};
 use scheduler_core::{Bind, ClaimBinding, Evict, EvictCause, ReasonKind, Received};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tower::util::MapRequestLayer;
 
 const NS: &str = "default";
 
@@ -69,6 +71,8 @@ struct Site {
     trust: Trust,
     grouping: crate::group::Shared,
     decisions: u64,
+    /// How many PUT requests were sent.
+    puts: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
@@ -82,7 +86,15 @@ impl Site {
         let handle = server.handle();
         let mut config = handle.config();
         config.default_retry = false;
-        let client = Client::try_from(config).unwrap();
+        let puts = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&puts);
+        let count = MapRequestLayer::new(move |request: http::Request<kube::client::Body>| {
+            let is_put = request.method() == http::Method::PUT;
+            counted.fetch_add(usize::from(is_put), Ordering::Relaxed);
+            request
+        });
+        let client = kube::client::ClientBuilder::try_from(config).unwrap();
+        let client = client.with_layer(&count).build();
         let stop = CancellationToken::new();
         tokio::spawn(server.serve(stop.clone()));
         let names = ["localhost".to_owned()];
@@ -118,6 +130,7 @@ impl Site {
             trust,
             grouping,
             decisions: 0,
+            puts,
             stop,
         }
     }
