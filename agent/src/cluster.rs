@@ -8,7 +8,7 @@
 use crate::Config;
 use crate::inventory::{Card, Inventory};
 use crate::node::{Event, Owner, Policy, State, Stopped};
-use crate::pods::PodView;
+use crate::pods::{PodView, kubelet_uid};
 use api::gpu_node::{GpuNode, GpuNodeSpec};
 use api::grant::Verifier;
 use api::node_topology::NodeResourceTopology;
@@ -167,8 +167,8 @@ async fn pods(config: &Config, client: Client, owner: &Owner) -> Result<(), Stop
                 }
             }
             Watched::Delete(pod) => {
-                if let Some(uid) = pod.metadata.uid {
-                    owner.tell(Event::PodGone(uid))?;
+                if let Some(uid) = kubelet_uid(&pod.metadata) {
+                    owner.tell(Event::PodGone(uid.to_owned()))?;
                 }
             }
         }

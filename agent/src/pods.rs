@@ -8,6 +8,7 @@ mod isolation;
 use crate::identity::Resource;
 use api::grant::PodIdentity;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,8 +19,11 @@ const REMEMBERED: usize = 1024;
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodView {
-    /// UID, namespace, name.
+    /// UID, namespace, name. The UID is the one by which the kubelet knows the pod: see
+    /// [`kubelet_uid`].
     pub identity: PodIdentity,
+    /// `metadata.uid` of the mirror of a static pod, which is not the kubelet's UID.
+    pub mirror_uid: Option<String>,
     /// The grant's text, unchecked.
     pub grant: Option<String>,
     /// The kubelet has admitted it: it has what its containers get of the node.
@@ -79,7 +83,7 @@ impl PodView {
     pub fn of(pod: &Pod) -> Option<Self> {
         let metadata = &pod.metadata;
         let identity = PodIdentity {
-            uid: metadata.uid.clone()?,
+            uid: kubelet_uid(metadata)?.to_owned(),
             namespace: metadata.namespace.clone()?,
             name: metadata.name.clone()?,
         };
@@ -111,8 +115,10 @@ impl PodView {
         let claims = containers
             .iter()
             .any(|container| !container.claims.is_empty());
+        let mirror_uid = metadata.uid.clone().filter(|uid| *uid != identity.uid);
         Some(Self {
             identity,
+            mirror_uid,
             grant: metadata
                 .annotations
                 .as_ref()
@@ -140,6 +146,19 @@ impl PodView {
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|c| c.name == name)
     }
+}
+
+/// Returns the UID by which the kubelet knows a pod, in its checkpoints, its cgroups and its events.
+///
+/// A static pod comes from a file on the node, and the kubelet makes its UID from that file. The object
+/// at the API server is a mirror with a UID of its own, which names the kubelet's in the annotation
+/// `kubernetes.io/config.hash`.
+pub fn kubelet_uid(metadata: &ObjectMeta) -> Option<&str> {
+    let annotations = metadata.annotations.as_ref();
+    let annotation = |key: &str| annotations.and_then(|all| all.get(key));
+    let is_mirror = annotation(names::kubelet::CONFIG_MIRROR).is_some();
+    let hash = annotation(names::kubelet::CONFIG_HASH).filter(|_| is_mirror);
+    hash.or(metadata.uid.as_ref()).map(String::as_str)
 }
 
 fn init_kind(container: &Container) -> ContainerKind {
@@ -355,6 +374,25 @@ mod tests {
     }
 
     #[test]
+    fn a_static_pod_has_the_uid_that_the_kubelet_made_of_its_file() {
+        let hash = "0123456789abcdef0123456789abcdef";
+        let annotations = |mirror: bool| {
+            let mut all = serde_json::json!({"kubernetes.io/config.hash": hash});
+            if mirror {
+                all["kubernetes.io/config.mirror"] = hash.into();
+            }
+            all
+        };
+        for (mirror, uid, mirror_uid) in [(true, hash, Some("u")), (false, "u", None)] {
+            let view = pod(serde_json::json!({"metadata": {
+                "uid": "u", "namespace": "ns", "name": "p-node", "annotations": annotations(mirror),
+            }}));
+            assert_eq!(view.identity.uid, uid);
+            assert_eq!(view.mirror_uid.as_deref(), mirror_uid);
+        }
+    }
+
+    #[test]
     fn what_a_container_takes_of_claims_is_read_in_all_ways_that_there_are() {
         let view = pod(serde_json::json!({
             "metadata": {"uid": "u", "namespace": "ns", "name": "p"},
@@ -405,6 +443,7 @@ mod tests {
                 namespace: "n".into(),
                 name: "p".into(),
             },
+            mirror_uid: None,
             grant: None,
             admitted: true,
             finished: false,

@@ -95,8 +95,8 @@ impl Cluster {
         self.listed(Api::all(self.client.clone()), false).await
     }
 
-    /// Of everything of one kind the metadata alone. A kind that the cluster does not know is an
-    /// empty list.
+    /// Lists the metadata of all objects of one kind. The list is empty if the cluster does not
+    /// know the kind.
     pub(crate) async fn list_names<K>(&self) -> Result<Vec<PartialObjectMeta<K>>, Failure>
     where
         K: Resource + Clone + Debug + DeserializeOwned,

@@ -140,7 +140,8 @@ fn find(nodes: &[GpuNode], target: &str) -> Result<Vec<(String, GpuStatus)>, Fai
     }))
 }
 
-/// Changes the object as the API server has it: it may have fields that this release does not know.
+/// Writes the object as the API server has it, because it may have fields that this release does
+/// not know.
 async fn write(
     cluster: &Cluster,
     name: &str,
@@ -173,7 +174,7 @@ async fn write(
     )))
 }
 
-/// Sets one card's policy. A policy that says nothing any more is removed.
+/// Sets one card's policy, and removes it if no field of it has an effect any more.
 fn set(policies: &mut Vec<Value>, uuid: &str, cordoned: bool) {
     let known = policies.iter_mut().find(|policy| policy["uuid"] == uuid);
     match known {

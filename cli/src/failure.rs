@@ -61,7 +61,8 @@ impl Failure {
     }
 }
 
-/// Everything in one line, blanks in a row as one. Names and an API server's words are untrusted.
+/// Joins a text into one line, with single blanks and without invisible characters, because names
+/// and an API server's messages are untrusted.
 fn one_line(text: &str) -> String {
     let words = text.split_whitespace().map(visible);
     let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();

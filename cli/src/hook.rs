@@ -23,7 +23,7 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
     match aliquot_hook::create_runtime(rest, std::io::stdin().lock(), SystemTime::now()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(refusal) => {
-            // Tenants' text can be in it.
+            // The refusal may contain a tenant's text, so it is made one visible line.
             let refusal = Failure::no(refusal).sentence;
             let _ = writeln!(std::io::stderr(), "aliquot: {refusal}");
             ExitCode::FAILURE

@@ -137,10 +137,11 @@ pub(crate) struct Objects {
     pub(crate) device_classes: Vec<DeviceClass>,
     pub(crate) device_claims: Vec<ResourceClaim>,
     pub(crate) templates: Vec<ResourceClaimTemplate>,
-    /// Names alone: what is in a config map is no one's business here.
+    /// Only metadata is read, because the contents of a config map are not needed here.
     pub(crate) config_maps: Vec<PartialObjectMeta<ConfigMap>>,
     pub(crate) configs: Vec<KaiConfig>,
-    /// Kinds that could not be listed, by their plural names, and why: one sentence each.
+    /// The plural names of the kinds that could not be listed, each with the reason in one
+    /// sentence.
     pub(crate) unread: BTreeMap<String, String>,
 }
 
@@ -157,7 +158,8 @@ impl Objects {
             cluster.list(),
         )?;
         let config_maps = cluster.list_names::<ConfigMap>().await;
-        // Without the right to list them, the answer is as if what pods name of them were there.
+        // Without the right to list these kinds, each of their objects that a pod names counts as
+        // present.
         let mut unread = BTreeMap::new();
         let config_maps = or_unread::<ConfigMap, _>(config_maps, &mut unread);
         let configs = readable(cluster, &mut unread).await;
@@ -231,7 +233,7 @@ pub(crate) struct Shadow {
     pub(crate) now: Time,
     /// What could not be used of the input.
     pub(crate) problems: Vec<String>,
-    /// Pods of which a container does not run, and why; a snapshot has none.
+    /// The pods of which a container does not run, each with the reason; a snapshot has none.
     pub(crate) crashes: BTreeMap<PodUid, String>,
     /// What claims of new pods are made of.
     pub(crate) templates: ClaimTemplates,
@@ -328,7 +330,7 @@ impl Shadow {
         let mut shadow = Self {
             core: Core::new(config),
             scheduler: scheduler.to_owned(),
-            // A snapshot does not name these: new pods are decided as if they were there.
+            // A snapshot does not name these objects, so new pods are decided as if they existed.
             world: World::new(scheduler)
                 .with_storage_listed()
                 .with_unread(["configmaps", "persistentvolumeclaims"]),
@@ -516,11 +518,10 @@ mod tests {
         stop.cancel();
     }
 
-    /// Plural names of kinds that were listed, each with whether metadata alone was.
+    /// The plural names of the kinds that were listed, each with true if only metadata was listed.
     type Asked = Arc<Mutex<BTreeSet<(String, bool)>>>;
 
-    /// A cluster of nothing, which remembers what it is asked for: plural names, and whether the
-    /// answer is to be metadata alone.
+    /// Returns a client of an empty cluster, and the kinds that are listed or watched through it.
     fn asked() -> (kube::Client, Asked) {
         let asked = Arc::new(Mutex::new(BTreeSet::new()));
         let said = Arc::clone(&asked);
@@ -545,7 +546,7 @@ mod tests {
         (kube::Client::new(service, "default"), asked)
     }
 
-    /// An answer on another picture of the cluster than the scheduler's would be a false one.
+    /// Explanations must rest on the same picture of the cluster as the scheduler's decisions.
     #[tokio::test]
     async fn every_kind_that_the_scheduler_watches_is_listed() {
         let (client, watched) = asked();
@@ -554,11 +555,11 @@ mod tests {
         let stop = CancellationToken::new();
         let run = scheduler::watch::run(client, facts, |_| {}, None, relist, stop.clone());
         let run = tokio::spawn(run);
-        // Pods are listed after all that says what they ask for.
+        // The scheduler lists pods after the kinds that their requests depend on.
         let pods = |fact: &Fact| matches!(fact, Fact::Pod(Seen::Listed));
         let all = async {
             while !pods(&told.recv().await.unwrap()) {}
-            // The other listings have begun by then, and none depends on pods.
+            // By then the other listings have begun; none of them depends on pods.
             while let Ok(Some(_)) =
                 tokio::time::timeout(std::time::Duration::from_millis(200), told.recv()).await
             {
@@ -578,12 +579,13 @@ mod tests {
         let objects = Objects::list(&cluster).await.unwrap();
         assert_eq!(objects.unread, BTreeMap::new());
         let mut listed = listed.lock().unwrap().clone();
-        // What claims of pods that do not exist yet are made of: the scheduler has no need of it.
+        // Claims of pods that do not exist yet are made from templates, which the scheduler does
+        // not need.
         assert!(listed.remove(&("resourceclaimtemplates".to_owned(), false)));
         assert_eq!(listed, *watched.lock().unwrap());
     }
 
-    /// A waiting pod that names one thing of each kind.
+    /// Returns a waiting pod that names one object of each kind.
     fn needy() -> Pod {
         let volumes = serde_json::json!([
             {"name": "token", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}},

@@ -217,7 +217,7 @@ pub(crate) fn phase(pod: &Pod) -> &str {
         .unwrap_or("Pending")
 }
 
-/// What to call the state of a pod for people: its phase, unless a container of it does not run.
+/// Returns the state of a pod that users see: its phase, or why a container of it does not run.
 pub(crate) fn state(pod: &Pod) -> String {
     scheduler::crash::of(pod).unwrap_or_else(|| phase(pod).to_owned())
 }

@@ -1,10 +1,11 @@
-//! Text of others, without the characters that a terminal does not show but obeys: control
-//! characters, which move the cursor, and those that change the order of a line or have no width, by
-//! which one name looks like another.
+//! Untrusted text is shown without the characters that a terminal obeys instead of showing: control
+//! characters, which move the cursor, and characters that reorder a line or have no width, with
+//! which one name can look like another.
 
-/// Unicode 16, `DerivedCoreProperties.txt`: `Default_Ignorable_Code_Point`, which includes each
-/// character of `Bidi_Control`. After them `Line_Separator`, `Paragraph_Separator` and the marks of
-/// interlinear annotations. None of them is a control character for [`char::is_control`].
+/// The first entries are `Default_Ignorable_Code_Point` of Unicode 16
+/// (`DerivedCoreProperties.txt`), which includes each character of `Bidi_Control`. The last ones
+/// are `Line_Separator`, `Paragraph_Separator` and the marks of interlinear annotations. For
+/// [`char::is_control`], none of them is a control character.
 const UNSEEN: [(char, char); 19] = [
     ('\u{ad}', '\u{ad}'),
     ('\u{34f}', '\u{34f}'),
@@ -27,7 +28,7 @@ const UNSEEN: [(char, char); 19] = [
     ('\u{fff9}', '\u{fffb}'),
 ];
 
-/// Whether a terminal shows it in its place.
+/// Returns whether a terminal shows the character in its place.
 pub(crate) fn is_visible(c: char) -> bool {
     !c.is_control()
         && !UNSEEN
@@ -35,7 +36,7 @@ pub(crate) fn is_visible(c: char) -> bool {
             .any(|(first, last)| (*first..=*last).contains(&c))
 }
 
-/// The characters of a text that are visible. A line break is none of them.
+/// Returns a text without its invisible characters, to which line breaks belong.
 pub(crate) fn visible(text: &str) -> String {
     text.chars().filter(|c| is_visible(*c)).collect()
 }

@@ -171,7 +171,7 @@ fn your_own_manifest_runs_and_one_that_fits_nowhere_is_missing_with_its_reason()
     assert!(folder.left().is_empty());
 }
 
-/// The kubelet of the demo starts what has ended again, also while the demo ends.
+/// The demo's kubelet restarts containers that have ended, even while the demo ends.
 #[test]
 fn a_demo_of_several_containers_ends_by_itself_and_by_a_signal() {
     let folder = TempFolder::new();
@@ -234,7 +234,7 @@ fn files_without_a_pod_are_no_success() {
     assert!(!told.contains("as expected"), "{told}");
 }
 
-/// What waits after an install by the quota of its queue waits in the demo, too.
+/// A pod that its queue's quota keeps waiting after an installation waits in the demo too.
 #[test]
 fn the_demo_has_the_queues_of_an_install() {
     let folder = TempFolder::new();

@@ -149,10 +149,10 @@ pub mod kai {
     pub const MIN_MEMBER: &str = "kai.scheduler/min-member";
 }
 
-/// What the scheduler writes on a pod group beside KAI's annotations.
+/// The scheduler writes these annotations on a pod group beside KAI's.
 pub mod pod_group {
-    /// Annotation on a pod group: how many members of each pod set have succeeded and are gone, as a
-    /// JSON object such as `{"default":2}`. They count towards the minimum.
+    /// Annotation on a pod group: how many members of each pod set have succeeded and are gone, as
+    /// a JSON object such as `{"default":2}`. They count towards the minimum.
     pub const SUCCEEDED: &str = "aliquot.dev/succeeded-members";
 }
 
@@ -278,6 +278,10 @@ pub mod kubelet {
     pub const GPU_SOCKET: &str = "aliquot-gpu.sock";
     /// Before the profile in the name of our socket for [`super::resource::MIG_PREFIX`].
     pub const MIG_SOCKET_PREFIX: &str = "aliquot-mig-";
+    /// Annotation of the object that mirrors a static pod.
+    pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+    /// Annotation: the UID that the kubelet made of a static pod's file.
+    pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
     /// `Device.health`.
     pub const HEALTHY: &str = "Healthy";
     /// `Device.health`.

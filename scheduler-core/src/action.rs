@@ -26,10 +26,11 @@ pub struct Decision {
     pub started: Vec<(GroupName, Time)>,
     /// Groups that fell below their minimum at that time, or are whole again.
     pub stale: Vec<(GroupName, Option<Time>)>,
-    /// Groups with a preemption delay that lose a pod, and when: `last-eviction-timestamp`.
+    /// Groups with a preemption delay that lose a pod, each with the time for
+    /// `last-eviction-timestamp`.
     pub delayed: Vec<(GroupName, Time)>,
-    /// Groups whose members have succeeded and are gone, with how many of each pod set. None: the
-    /// group has begun again.
+    /// Groups whose members have succeeded and are gone, each with their number by pod set. The map
+    /// is empty for a group that has begun again.
     pub succeeded: Vec<(GroupName, BTreeMap<SetName, u32>)>,
     /// Pods whose reason for waiting changed, in order of uid.
     pub reasons: Vec<PodReason>,

@@ -195,9 +195,9 @@ fn over_limit(
     })
 }
 
-/// After KAI's sentence about a workload that is not preemptible and would be over quota: what to
-/// do. A workload of a kind that serves is such a one without having asked for it, and the queue that
-/// is there after an install has no quota.
+/// This advice follows KAI's sentence about a non-preemptible workload that would be over quota. A
+/// workload that serves, such as a Deployment, is non-preemptible by default, and the queue that an
+/// installation creates has no quota.
 pub(crate) const WAYS_OUT: &str = " Or raise the quota of the queue; a workload is preemptible with the label kai.scheduler/preemptibility: preemptible, or a priority class below 100 such as train.";
 
 fn over_quota(

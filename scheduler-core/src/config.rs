@@ -47,7 +47,7 @@ pub struct Config {
     /// `max-consolidation-preemptees`: most jobs that a consolidation may move; `None`:
     /// no bound.
     pub consolidation_jobs: Option<u32>,
-    /// Ours: a consolidation moves no job that started less than this long ago.
+    /// Ours: a job that started less than this long ago is not moved by a consolidation.
     pub consolidation_min_age: Duration,
     /// Ours: most jobs for which one decision moves or evicts others; `None`: no bound.
     /// With 0, 1, 2 and so on a decision is seen coming about.

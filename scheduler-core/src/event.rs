@@ -150,11 +150,11 @@ pub struct Life {
     pub last_start: Option<Time>,
     /// Since when it runs below its minimum.
     pub stale_since: Option<Time>,
-    /// When a pod of it was last evicted.
+    /// The time at which one of its pods was last evicted.
     pub last_evicted: Option<Time>,
-    /// Members that have succeeded and whose pods are gone.
+    /// The number of members, by pod set, that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
-    /// The shell has not been told of the start, or of those members, yet.
+    /// True if the shell has not been told yet of the start or of the succeeded members.
     pub unreported: bool,
 }
 

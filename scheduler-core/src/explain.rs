@@ -50,9 +50,8 @@ pub struct NodeVerdict {
     pub preference: i64,
     /// Reasons of the node, KAI's wording; empty when it fits.
     pub reasons: Vec<Arc<str>>,
-    /// A line per card that will not do, such as
-    /// `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free, 2000 needed`; also where the node fits, whose
-    /// other cards may be full.
+    /// A line per card that will not do, such as `GPU-1 (RTX 6000 Ada): 1000 of 46000 MiB free,
+    /// 2000 needed`. A node that fits has such lines too if other cards of it are full.
     pub cards: Vec<Arc<str>>,
 }
 

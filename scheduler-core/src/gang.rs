@@ -23,7 +23,8 @@ pub(crate) use tree::{Branch, Member, Tree};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Set {
     pub name: SetName,
-    /// How many pods must be placed: the set's minimum less its members that have succeeded.
+    /// The number of pods that must be placed: the set's minimum less its members that have
+    /// succeeded.
     pub min: u32,
     /// In task order.
     pub tasks: Vec<(TaskKey, Status)>,
@@ -47,7 +48,7 @@ impl Set {
         }
     }
 
-    /// A member has succeeded, and its pod may be gone.
+    /// Subtracts this many succeeded members from the minimum; their pods may be gone.
     fn succeeded(&mut self, count: u32) {
         self.min = self.min.saturating_sub(count);
     }

@@ -132,14 +132,20 @@ pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
             continue;
         };
         for uuid in bind.grants.iter().flat_map(|grant| &grant.cards) {
-            let Some((row, used)) = state
-                .card_names
-                .get(uuid)
-                .and_then(|key| Some((state.cards.get(*key)?, *state.card_use.get(*key)?)))
+            let node = state.node_names.get(&bind.node).copied();
+            let Some((row, used)) = node
+                .and_then(|node| state.card_names.on(uuid, node))
+                .and_then(|key| Some((state.cards.get(key)?, *state.card_use.get(key)?)))
             else {
                 wrong.push(format!("card {uuid} is granted and not known"));
                 continue;
             };
+            if let Some(owner) = fit::elsewhere(state, row) {
+                wrong.push(format!(
+                    "card {uuid} is granted through {}, and {owner} has it",
+                    bind.node
+                ));
+            }
             if !fit::within(row, used) {
                 wrong.push(format!("card {uuid} is granted beyond what it has"));
             }

@@ -8,12 +8,22 @@ use std::sync::Arc;
 /// The shell logs it once and counts it; no answer is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// Two cards of one node, or of two nodes, have one UUID; the later is left out.
+    /// Two cards of one node have one UUID; the later is left out.
     DuplicateCard {
         /// On which node.
         node: NodeName,
         /// Which card.
         card: GpuUuid,
+    },
+    /// The agents of two nodes name one card. Nothing is placed on it through this node until the
+    /// other's agent is lost or names it no more.
+    CardElsewhere {
+        /// The node that does not have it.
+        node: NodeName,
+        /// The card.
+        card: GpuUuid,
+        /// The node that has it.
+        owner: NodeName,
     },
     /// More is reserved or grantable than the card has; cut to what it has.
     CardMemory {
@@ -91,6 +101,11 @@ impl fmt::Display for Problem {
                     "card {card} of node {node} is there twice, the later is left out"
                 )
             }
+            Self::CardElsewhere { node, card, owner } => write!(
+                f,
+                "card {card} of node {node} is on node {owner} as well, whose agent is connected: \
+                 nothing is placed on it through node {node}"
+            ),
             Self::CardMemory { node, card } => write!(
                 f,
                 "card {card} of node {node} says that more is reserved or grantable than it has"

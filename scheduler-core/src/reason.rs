@@ -3,7 +3,7 @@
 use crate::action::ReasonKind;
 use crate::devices::{ClaimsReason, DeviceReason};
 use crate::explain::MAX_LINE;
-use crate::ids::{DeviceId, ResourceName};
+use crate::ids::{DeviceId, NodeName, ResourceName};
 use crate::ledger::Short;
 use crate::model::{Fence, Mode, Taint};
 use crate::state::State;
@@ -141,6 +141,8 @@ impl fmt::Display for NodeReason {
 pub(crate) enum CardReason {
     /// The agent does not report it (any more).
     Unknown,
+    /// The node that has it now: its agent is connected and names it, too.
+    Elsewhere(NodeName),
     Mig,
     /// Wanted for a share.
     Slice,
@@ -186,15 +188,15 @@ pub(crate) enum CardReason {
     },
     /// The kubelet does not show it as whole yet.
     PoolShared,
-    /// The kubelet does not show its tokens for shares yet.
+    /// The kubelet does not show the card as whole yet.
     PoolWhole,
     /// The kubelet does not offer it.
     PoolNone,
     /// A claim holds it: a card has one front at a time.
     Claimed,
-    /// Wanted for a slice of it.
+    /// A claim holds the card, and a card has one front at a time.
     NotMig,
-    /// Wanted by a claim.
+    /// The pod needs a slice of the card, which is not in MIG mode.
     Device(DeviceReason),
 }
 
@@ -202,6 +204,10 @@ impl fmt::Display for CardReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("not reported by its agent"),
+            Self::Elsewhere(node) => write!(
+                f,
+                "on node {node} as well, whose agent is connected and has it"
+            ),
             Self::Mig => f.write_str(
                 "MIG is enabled: its slices are given whole, and a slice holds no shares",
             ),

@@ -67,7 +67,8 @@ fn what_is_kept_of_a_large_group_is_what_all_of_its_pods_say() {
     assert_eq!(core.violations(), Vec::<String>::new(), "a node comes");
 }
 
-/// Kubernetes lets 256 pods use a claim. Of a gang of three, two would be bound, and evicted as stale.
+/// Kubernetes lets 256 pods use a claim. If a gang of three did not wait, two of its pods would be
+/// bound and later evicted as stale.
 #[test]
 fn a_gang_waits_whole_for_a_claim_that_has_no_room_for_all_of_it() {
     let claim =

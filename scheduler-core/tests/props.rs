@@ -235,8 +235,8 @@ fn what_a_relaxation_rules_out_no_search_finds() {
     }
 }
 
-/// A card is shown as fitting only if it has room for something of what the pod asks for, also on
-/// nodes that have another card for it. The room is counted here from the grants alone.
+/// A card is explained as fitting only if it has room for a part of the pod's request, even on a
+/// node with another card for the pod. This test counts the room from the grants alone.
 #[test]
 fn no_card_without_room_is_explained_as_fitting() {
     let refused = RefCell::new(0);
@@ -277,8 +277,8 @@ fn no_card_without_room_is_explained_as_fitting() {
                     }
                     let on_it = held.get(&card.uuid).map_or(&[][..], Vec::as_slice);
                     let free = card.grantable.0.saturating_sub(on_it.iter().sum());
-                    // The last share of a card may get less than it asked for: what is reserved
-                    // and the allowances for contexts are within its amount.
+                    // The last share of a card may get less than it asked for, since its amount
+                    // includes the reserved memory and the allowances for contexts.
                     let shares = 1 + on_it.len() as u64;
                     let slack = card.reserved.0 + card.allowance.0 * shares;
                     let has_room = pod.gpus.iter().any(|ask| match &ask.ask {

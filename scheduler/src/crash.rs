@@ -1,17 +1,17 @@
-//! Why the containers of a pod do not run though its phase may be `Running`: Kubernetes calls a pod
-//! so while a container of it waits to be started again. Pure.
+//! A pod's phase may be `Running` while its containers do not run: Kubernetes keeps that phase
+//! while a container waits to be started again. Pure.
 //!
-//! In: a pod's status. Out: words, as `kubectl get pods` has them, with the number of restarts and the
-//! last end. The page and the command-line tool show them in place of the phase.
+//! In: a pod's status. Out: words like those of `kubectl get pods`, with the number of restarts and
+//! the last exit. The page and the command-line tool show them in place of the phase.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 use std::fmt::Write as _;
 
-/// Reasons of a container that starts for the first time: nothing is wrong.
+/// A container that waits with one of these reasons starts for the first time, so nothing is wrong.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// The containers that do not run for a reason of their own, with what is wrong: `CrashLoopBackOff, 9
-/// restarts, last exit code 137 (OOMKilled)`. Empty for a pod that is over.
+/// Returns the containers that do not run for a reason of their own, with what is wrong, such as
+/// `CrashLoopBackOff, 9 restarts, last exit code 137 (OOMKilled)`. A pod that has ended has none.
 pub fn containers(pod: &Pod) -> impl Iterator<Item = (&str, String)> {
     let status = pod.status.as_ref().filter(|status| {
         let phase = status.phase.as_deref();
@@ -24,7 +24,7 @@ pub fn containers(pod: &Pod) -> impl Iterator<Item = (&str, String)> {
     all.filter_map(|container| Some((container.name.as_str(), words(container)?)))
 }
 
-/// What to call the pod's phase: its first container that does not run, if there is one.
+/// Returns the text for the first container that does not run, which is shown as the pod's phase.
 pub fn of(pod: &Pod) -> Option<String> {
     let (name, words) = containers(pod).next()?;
     Some(format!("{words} (container {name})"))

@@ -228,7 +228,8 @@ pub async fn run(
                 }
                 None => return,
             },
-            // Last: an answer takes time, and clients without a token can ask without end.
+            // Questions come last, because an answer takes time and clients without a token can
+            // send any number.
             Some(question) = inputs.questions.recv() => cycle.answer(question, leading),
         }
     }

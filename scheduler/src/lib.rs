@@ -62,6 +62,7 @@ pub mod observe;
 pub mod page;
 pub mod preflight;
 pub mod prometheus;
+mod queue_label;
 pub mod report;
 mod run;
 pub mod scale_up;

@@ -203,8 +203,8 @@ fn slices_of<'a>(cards: &'a [MigCard], choice: &LayoutChoice) -> Option<&'a Slic
     card.layouts.get(choice.layout)
 }
 
-/// Writes the choice, unless the object was changed meanwhile. The patch names one field: the object
-/// may have others that this release does not know.
+/// Writes the choice, unless the object was changed meanwhile. The patch changes one field, because
+/// the object may have others that this release does not know.
 async fn write(
     client: &kube::Client,
     choice: &LayoutChoice,

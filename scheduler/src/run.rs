@@ -377,6 +377,7 @@ async fn start(
             views: views.clone(),
             status,
             questions: questions_out,
+            queue_label: plan.queue_label.clone(),
             prometheus: config.prometheus_url.clone(),
             wall: wall.clone(),
         };

@@ -189,8 +189,8 @@ impl Daemon {
         self.start_again()
     }
 
-    /// Stops the daemon, and starts it with something changed. Returns the command that it had, with
-    /// which the caller restarts it in the end.
+    /// Stops the daemon, and starts it again with a changed command. Returns the former command,
+    /// with which the caller restarts the daemon in the end.
     pub async fn restart_with(
         &mut self,
         change: impl FnOnce(Command) -> Command,

@@ -19,7 +19,9 @@ use crate::{machine, registry, two_sockets};
 pub const NAME: &str = "n1";
 /// The sandbox image; the registry serves it like any other.
 pub const PAUSE: &str = "registry.local/pause:3";
-/// What the kubelet remembers of its devices.
+/// The folder in which the kubelet looks for the files of static pods.
+pub const STATIC_PODS: &str = "/var/lib/kubelet/static-pods";
+/// The file in which the kubelet records its devices.
 pub const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 /// Where containerd listens.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -159,6 +161,7 @@ BinaryName = "{unpinned_runtime}"
 fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
     let folder = place.state.join("kubelet");
     fs::create_dir_all(&folder)?;
+    fs::create_dir_all(STATIC_PODS)?;
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -166,6 +169,7 @@ fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", place.cgroup),
         "failSwapOn": false,
+        "staticPodPath": STATIC_PODS,
         // 110 by default; one claim has more.
         "maxPods": 250,
         "enforceNodeAllocatable": [],

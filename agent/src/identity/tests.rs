@@ -34,6 +34,7 @@ fn pod(uid: &str, grant: Option<String>) -> PodView {
             namespace: "ns".into(),
             name: "p".into(),
         },
+        mirror_uid: None,
         grant,
         admitted: true,
         finished: false,

@@ -76,7 +76,7 @@ impl InventoryBuilder {
         self.health.observe(observation, now);
         self.driver.clone_from(&observation.driver);
         if matches!(observation.driver, Driver::Late { .. }) {
-            // What was seen last holds.
+            // The last observation of the cards stays in use while the driver is late.
             return;
         }
         for device in &observation.devices {

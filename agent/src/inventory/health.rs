@@ -72,13 +72,13 @@ struct Entry {
     latched: Option<Latched>,
     /// It has answered.
     known: bool,
-    /// The last reading said that the driver has lost it.
+    /// True if the last reading said that the driver has lost the card.
     lost: bool,
-    /// The last reading lacked processes.
+    /// True if the last reading lacked processes.
     unseen: bool,
     /// Result of the last reading.
     cause: Option<Cause>,
-    /// The last readings had no answer.
+    /// The card's silence, since when its readings have had no answer; `None` if it answers.
     silent: Option<Silence>,
     /// The last cause there was, shown while it is not yet gone for long enough.
     last: Option<(String, Instant)>,
@@ -86,11 +86,11 @@ struct Entry {
 
 #[derive(Clone, Debug)]
 struct Silence {
-    /// The first of consecutive readings without an answer of that kind.
+    /// The time of the first of consecutive readings without an answer of that kind.
     since: Instant,
-    /// The error of the last.
+    /// The error of the last of these readings.
     reason: String,
-    /// A call has not returned. Its containers may work as before, and are not evicted for it.
+    /// True if a call has not returned. The card's containers may still work, and are not evicted.
     hangs: bool,
 }
 
@@ -135,7 +135,7 @@ impl HealthHistory {
                 }
                 return;
             }
-            // What was seen last holds.
+            // The last observation of the cards stays in use while the driver is late.
             Driver::Late { .. } => return,
             Driver::Up { version } => {
                 let before = self.version.replace(version.clone());
@@ -155,7 +155,7 @@ impl HealthHistory {
                     entry.silent = None;
                     let cause = Cause {
                         reason: unanswered(&silence.reason),
-                        // One call may have failed. The next look is another.
+                        // One failed call says little, so only the second loss in a row is lasting.
                         lasting: was_lost,
                     };
                     entry.set(Some(cause), now);
@@ -166,7 +166,8 @@ impl HealthHistory {
                     let first = !std::mem::replace(&mut entry.known, true);
                     entry.silent = None;
                     entry.unlatch(reading, now);
-                    // One call may have failed. The next look is another.
+                    // One incomplete list says little, so it counts at the first reading or when it
+                    // repeats.
                     let was_unseen = std::mem::replace(&mut entry.unseen, reading.unseen.is_some());
                     let unseen = reading.unseen.clone().filter(|_| first || was_unseen);
                     let unseen = unseen.map(|reason| Cause {
@@ -567,7 +568,7 @@ mod tests {
             assert_eq!(health.is_healthy(), second < 4, "{second}");
             assert!(!health.is_lasting(), "{second}");
         }
-        // The call returns with an error: what counts is how long such answers last.
+        // The call now returns an error, so the time without an answer is counted from here again.
         builder.observe(&silent("timeout", false), at(61));
         assert!(!builder.health(&uuid(), at(61)).is_lasting());
         builder.observe(&fine(None), at(62));

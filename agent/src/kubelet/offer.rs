@@ -1,9 +1,9 @@
 //! What the kubelet is offered, and which IDs suit best.
 //!
 //! Pure. In: inventory, ledger, the holder of each ID. Out: [`Offer`], from which `ListAndWatch`
-//! and `GetPreferredAllocation` answer. IDs without a holder are withdrawn as soon as their card takes
-//! nothing new. A held ID is Unhealthy only when its holder has lost a card that it was granted: it
-//! makes its pod fail permanently when the kubelet restarts.
+//! and `GetPreferredAllocation` answer. IDs without a holder are withdrawn as soon as their card
+//! takes nothing new. A held ID is Unhealthy only when its holder has lost a card that it was
+//! granted, because an Unhealthy ID makes its pod fail permanently when the kubelet restarts.
 
 use crate::identity::Resource;
 use crate::inventory::{Card, GpuUuid, Inventory, Profile};

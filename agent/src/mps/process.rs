@@ -48,15 +48,15 @@ impl Processes {
         self.find(process.pid) == Some(process)
     }
 
-    /// SIGKILL to it, and to the others of its group where it leads one. A process that is gone is no
-    /// error, and another that has its pid now is not touched.
+    /// Sends SIGKILL to a process, and to its process group if it leads one. It does nothing if the
+    /// process is gone, even if another process now has the same pid.
     pub fn kill(&self, process: Process) {
         let group = i32::try_from(process.pid).ok().map(Pid::from_raw);
         let its = |pid: &u32| {
             let pid = i32::try_from(*pid).map(Pid::from_raw);
             pid.is_ok_and(|pid| nix::unistd::getpgid(Some(pid)).ok() == group)
         };
-        // While the leader lives, no other group can have its number.
+        // The number of this group is not reused while its leader lives.
         let members: Vec<Process> = if leads_its_group(process) && self.lives(process) {
             self.all()
                 .filter(its)
@@ -71,13 +71,13 @@ impl Processes {
         }
     }
 
-    /// SIGKILL by a handle that cannot come to mean another process.
+    /// Sends SIGKILL through a pidfd, which cannot come to refer to another process.
     fn end(&self, process: Process) {
         let pid = i32::try_from(process.pid).ok();
         let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else {
             return;
         };
-        // The handle is opened first: what is read after that is of the same process or of none.
+        // The handle is opened before the check, so that both concern the same process.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else {
             return;
         };
@@ -217,9 +217,9 @@ mod tests {
             ..process
         };
         assert!(!processes.lives(other));
-        // One that has its pid, and is another, is left alone.
+        // A process with the same pid but another start time is left alone.
         processes.kill(other);
-        // A signal takes its time.
+        // The pause gives a wrongly sent signal time to take effect.
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert!(processes.lives(process));
         processes.kill(process);

@@ -556,6 +556,7 @@ impl Core {
             restored: self.restored,
             unreadable: self.local.unreadable.keys().copied().collect(),
             doubted: self.suspicions.doubted.clone(),
+            mirrors: self.mirrors(),
             ungranted: self.ungranted.values().cloned().collect(),
             policy: self.policy.clone(),
             trusted_ca: self.ca.clone(),
@@ -565,6 +566,12 @@ impl Core {
                 cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
             },
         }
+    }
+
+    fn mirrors(&self) -> BTreeMap<String, String> {
+        let pods = self.pods.iter();
+        pods.filter_map(|pod| Some((pod.identity.uid.clone(), pod.mirror_uid.clone()?)))
+            .collect()
     }
 
     /// Pods that may have CPUs or memory of a zone, where that is to be known.

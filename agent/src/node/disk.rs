@@ -50,8 +50,9 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// For these directories; creates missing ones. The agent also starts over one that cannot be
-    /// created: [`Self::look`] says so each time, and the shares that run keep their agent.
+    /// Opens these directories, and creates those that are missing. The agent also starts if one
+    /// cannot be created: [`Self::look`] then reports it each time, and running shares keep their
+    /// agent.
     pub fn open(config: &Config) -> Self {
         for folder in [&config.cdi_dir, &config.proof_dir(), &config.share_dir()] {
             if let Err(error) = std::fs::create_dir_all(folder) {

@@ -41,7 +41,7 @@ pub(super) struct Guard {
     watchdog: Watchdog,
     /// What ran on watched cards in the last moments, latest last.
     recent: VecDeque<Arc<Sample>>,
-    /// Cards of which no sample could be judged for too long.
+    /// Holds the cards of which no sample could be judged for too long.
     blind: BTreeSet<GpuUuid>,
     /// Shares that something is to be done about: since when, and when that was seen last.
     wrong: BTreeMap<LimitScope, [Instant; 2]>,
@@ -131,7 +131,8 @@ impl Core {
         self.guard.blind = self.guard.watchdog.unjudged(now).cloned().collect();
     }
 
-    /// Cards on which limits that the watchdog alone keeps are not kept, and why, in one sentence each.
+    /// Returns the cards on which the watchdog cannot hold shares to their limits, each with the
+    /// reason in one sentence.
     pub(super) fn unguarded(&self) -> BTreeMap<GpuUuid, String> {
         let why = |card: &GpuUuid| {
             format!(
@@ -143,8 +144,8 @@ impl Core {
         blind.map(|card| (card.clone(), why(card))).collect()
     }
 
-    /// Why no new share starts on some of these cards for now, in one sentence. Their tokens stay
-    /// healthy, as with [`Self::held_up`].
+    /// Returns why no new share starts on some of these cards for now, in one sentence. The tokens
+    /// of these cards stay healthy, as with [`Self::held_up`].
     pub(super) fn held_up_on(&self, cards: &[GpuUuid]) -> Option<String> {
         let unguarded = self.unguarded();
         let mut why = cards.iter().filter_map(|card| unguarded.get(card));

@@ -227,7 +227,7 @@ impl Core {
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
     }
 
-    /// Whether a container has its share already.
+    /// Returns whether the container of a claim has its share already.
     fn holds(&self, claim: &Claim) -> bool {
         let share = self.ledger.get(&claim.key());
         share.is_some_and(|share| share.alloc_id.is_some())

@@ -47,8 +47,8 @@ pub struct State {
     pub numa: Option<Arc<Numa>>,
     /// `None` when the node offers shares; else one sentence that says why not.
     pub not_offering: Option<String>,
-    /// Cards that no new share starts on for now, because their processes cannot be read in time, and
-    /// why, in one sentence each.
+    /// Holds the cards on which no new share starts for now because their processes cannot be read
+    /// in time, each with the reason in one sentence.
     pub unguarded: BTreeMap<GpuUuid, String>,
     /// Samples of a card's processes that were too old to be judged, since the agent's start.
     pub stale_samples: u64,
@@ -59,6 +59,8 @@ pub struct State {
     pub unreadable: BTreeSet<LocalSource>,
     /// Containers of which the core has to know whether they have a process.
     pub doubted: BTreeSet<String>,
+    /// `metadata.uid` of the mirrors of static pods, by the UIDs that the kubelet gave the pods.
+    pub mirrors: BTreeMap<String, String>,
     /// Pods that have held devices without a grant for too long.
     pub ungranted: Vec<Ungranted>,
     /// The admin's policy, with its generation; `None` until the `GpuNode` was seen.
@@ -70,6 +72,13 @@ pub struct State {
 }
 
 impl State {
+    /// Returns the UID that a pod has at the API server. Everything here goes by the kubelet's, which
+    /// is another one for a static pod.
+    pub fn api_uid<'a>(&'a self, kubelet_uid: &'a str) -> &'a str {
+        let mirror = self.mirrors.get(kubelet_uid);
+        mirror.map_or(kubelet_uid, String::as_str)
+    }
+
     /// The admin's time slice, as the driver numbers it.
     pub fn time_slice(&self) -> Option<u32> {
         let policy = self.policy.as_ref()?;

@@ -1,8 +1,8 @@
-//! The two threads of a card: one makes the calls about it, the other waits for its events.
+//! A card has two threads: one makes the calls about it, the other waits for its events.
 //!
-//! In: one job at a time. Out: one report for each job; samples, XIDs and results of layouts go out
-//! from here, so that no other card and no call about the driver as a whole delays them. A call may
-//! never return: then the threads stay where they are, and the owner starts no others for this card.
+//! In: one job at a time. Out: one report for each job. Samples, XIDs and results of layouts are
+//! sent from here, so that no other card and no call about the driver as a whole delays them. If a
+//! call never returns, its thread stays, and the owner starts no other threads for this card.
 
 use super::layout::{self, LayoutOrder, LayoutResult};
 use super::observation::{CardSample, Device, Identity, Sample, UnreadableCard, Xid};
@@ -21,36 +21,37 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
-/// A call that has not returned for this time hangs: the card's answer is not waited for any more.
-/// The first calls about a card without persistence mode take about a second.
+/// A call that has not returned for this time counts as hanging, and the owner stops waiting for
+/// it. The first calls about a card without persistence mode take about a second.
 pub(super) const HANGS_AFTER: Duration = Duration::from_secs(2);
-/// One wait for events, so that the end of the session is noticed.
+/// A listener waits for events at most this long at a time, so that it notices the end of the
+/// session.
 const EVENT_WAIT: Duration = Duration::from_millis(100);
-/// Between two tries to listen to a card's events.
+/// A listener pauses this long before it tries again to listen to a card's events.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a card's thread is asked for.
+/// A job that the owner gives to the thread of a card.
 pub(super) enum CardJob {
-    /// What the card is, and its slices.
+    /// Identifies the card and its slices.
     Identify,
-    /// A full reading of the card and its slices, and a sample of those that are watched.
+    /// Reads the card and its slices in full, and samples those of them that are watched.
     Look(BTreeSet<GpuUuid>),
-    /// The processes of these.
+    /// Samples the processes of these cards or slices.
     Sample(Vec<GpuUuid>),
-    /// Which cards it is linked with.
+    /// Reads which cards the card is linked with; the map has the known cards by bus id.
     Links(Arc<BTreeMap<String, GpuUuid>>),
-    /// Another MIG layout.
+    /// Gives the card another MIG layout.
     Make(LayoutOrder),
 }
 
-/// What the threads of all cards of a session have in common.
+/// The context that the threads of all cards share during a session.
 #[derive(Clone)]
 pub(super) struct CardContext {
     pub settings: Arc<Settings>,
     pub nvml: Arc<Nvml>,
-    /// Number of the session.
+    /// The number of the session.
     pub session: u64,
-    /// The session has ended.
+    /// The token is cancelled when the session has ended.
     pub over: CancellationToken,
     pub samples: UnboundedSender<Arc<Sample>>,
     pub xids: UnboundedSender<Xid>,
@@ -58,31 +59,31 @@ pub(super) struct CardContext {
     pub reports: Sender<Report>,
 }
 
-/// One card, as the owner has it.
+/// A card from the owner's side: its threads, and what they have reported.
 pub(super) struct Card {
     pub index: u32,
-    /// Dropped at the end of the session, which ends the thread.
+    /// The sender of jobs, which is dropped at the end of the session, so that the thread ends.
     jobs: Option<Sender<CardJob>>,
     threads: Vec<JoinHandle<()>>,
     /// The time of the job that has no report yet.
     asked: Option<Instant>,
-    /// When the thread of its events last began to wait.
+    /// The time at which the event thread last began to wait; `None` if there is no such thread.
     waits: Option<Arc<Mutex<Instant>>>,
-    /// `None`: it was not identified yet.
+    /// The identities of the card and its slices; `None` until they have been read.
     pub known: Option<Identified>,
-    /// Why it, or a slice of it, cannot be identified, as it was logged last.
+    /// The error that was last logged when the card, or a slice of it, could not be identified.
     pub told: String,
-    /// Its links were read.
+    /// True if the links were requested in this session.
     pub linked: bool,
-    /// The answer of this round.
+    /// The card's answer in this round of looks.
     pub answer: Answer,
 }
 
-/// What a card has said in this round of looks.
+/// The answer of a card in this round of looks.
 pub(super) enum Answer {
-    /// Nothing yet.
+    /// The card has not answered yet.
     Awaited,
-    /// It cannot be identified.
+    /// The card cannot be identified.
     Nameless(NvmlError),
     Looked(Look),
 }
@@ -91,7 +92,7 @@ impl Card {
     /// Starts the thread that makes the calls.
     ///
     /// # Errors
-    /// When the machine has no thread left.
+    /// Returns an error if the operating system cannot create a thread.
     pub(super) fn start(index: u32, context: &CardContext) -> std::io::Result<Self> {
         let (jobs, inbox) = channel();
         let context = context.clone();
@@ -114,7 +115,7 @@ impl Card {
     /// Starts the thread that waits for events of the card and its slices.
     ///
     /// # Errors
-    /// When the machine has no thread left.
+    /// Returns an error if the operating system cannot create a thread.
     pub(super) fn listen(&mut self, context: &CardContext) -> std::io::Result<()> {
         let Some(known) = self.known.as_ref().filter(|_| self.waits.is_none()) else {
             return Ok(());
@@ -140,13 +141,13 @@ impl Card {
 
     pub(super) fn ask(&mut self, job: CardJob, now: Instant) {
         if let Some(jobs) = &self.jobs {
-            // A thread that has ended answers no more than one that hangs.
+            // If the thread has ended, the send fails, and the job counts as one that hangs.
             let _ = jobs.send(job);
             self.asked = Some(now);
         }
     }
 
-    /// Asks for a look, and before that what the card is unless that is known in full.
+    /// Asks for a look, or first for the identity if it is not known in full.
     pub(super) fn look(&mut self, watched: &BTreeSet<GpuUuid>, now: Instant) {
         let known = self.known.as_ref();
         let job = if known.is_some_and(|known| known.incomplete.is_none()) {
@@ -157,7 +158,8 @@ impl Card {
         self.ask(job, now);
     }
 
-    /// Why it, or a slice of it, cannot be identified: logged once, however often it is tried.
+    /// Logs why the card, or a slice of it, cannot be identified, unless the last error was the
+    /// same.
     pub(super) fn tell(&mut self, error: &str) {
         if self.told != error {
             error.clone_into(&mut self.told);
@@ -169,18 +171,19 @@ impl Card {
         }
     }
 
-    /// The report of its job has come.
+    /// Notes that the report of the card's job has come.
     pub(super) fn answered(&mut self) {
         self.asked = None;
     }
 
-    /// A call about it has not returned.
+    /// Returns whether a call about the card has not returned in time.
     pub(super) fn hangs(&self, now: Instant) -> bool {
         let asked = self.asked;
         asked.is_some_and(|asked| now.saturating_duration_since(asked) >= HANGS_AFTER)
     }
 
-    /// The wait for its events has not returned, so that its XIDs are not heard.
+    /// Returns whether the wait for the card's events has not returned, so that its XIDs are not
+    /// heard.
     pub(super) fn is_deaf(&self, now: Instant) -> bool {
         self.waits.as_ref().is_some_and(|waits| {
             let waits = *waits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +191,7 @@ impl Card {
         })
     }
 
-    /// What is shown of it while a call hangs.
+    /// Returns the card and its slices, all without a reading because a call hangs.
     pub(super) fn unanswered(&self) -> Vec<Device> {
         let cards = self.known.iter().flat_map(|known| &known.cards);
         let device = |identity: &Identity| Device {
@@ -209,29 +212,29 @@ impl Card {
         cards.map(device).collect()
     }
 
-    /// Its UUID and those of its slices.
+    /// Returns the UUID of the card, then those of its slices.
     pub(super) fn uuids(&self) -> impl Iterator<Item = &GpuUuid> {
         let cards = self.known.iter().flat_map(|known| &known.cards);
         cards.map(|card| &card.uuid)
     }
 
-    /// No more jobs: its threads end unless a call hangs.
+    /// Ends the supply of jobs, so that the threads end unless a call hangs.
     pub(super) fn leave(&mut self) {
         self.jobs = None;
     }
 
-    /// Its threads have ended.
+    /// Returns whether the card's threads have ended.
     pub(super) fn has_left(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 }
 
-/// The thread that makes the calls.
+/// The thread that makes the calls about a card.
 struct Caller {
     index: u32,
     context: CardContext,
     cards: Vec<Identity>,
-    /// A slice of it cannot be identified.
+    /// True if a slice of the card cannot be identified.
     incomplete: bool,
     origins: Origins,
 }
@@ -332,7 +335,7 @@ impl Caller {
             if let Ok(reading) = &mut device.reading {
                 reading.slices_unknown =
                     reading.mig && settings.slices && (look.listed.is_none() || self.incomplete);
-                // The look is a sample too, unless its lists are not complete.
+                // The look counts as a sample too, unless its lists are incomplete.
                 if reading.unseen.is_none() && watched.contains(&card.uuid) {
                     self.give(CardSample {
                         uuid: card.uuid.clone(),
@@ -354,10 +357,10 @@ impl Caller {
     }
 }
 
-/// The thread that waits for events.
+/// The thread that waits for the events of a card.
 struct Listener {
     index: u32,
-    /// The card, and then its slices.
+    /// The card, followed by its slices.
     cards: Vec<Identity>,
     waits: Arc<Mutex<Instant>>,
     context: CardContext,
@@ -372,7 +375,8 @@ impl Listener {
                 Ok(events) => return self.hear(&events),
                 Err(error) => error,
             };
-            // A card without events is asked again and again: one call may have failed.
+            // One failed call says little, so the listener tries again, and logs only the first
+            // failure.
             if !std::mem::replace(&mut told, true) {
                 let gpu = self.cards.first().map(|card| &card.uuid);
                 tracing::warn!(?gpu, %error, "no XID events");
@@ -382,7 +386,7 @@ impl Listener {
                 std::thread::sleep(EVENT_WAIT);
             }
         }
-        // Nothing is waited for.
+        // The time lies far ahead, so that a listener that has ended does not count as deaf.
         let never = Instant::now() + Duration::from_hours(24 * 365 * 100);
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = never;
     }
@@ -391,8 +395,8 @@ impl Listener {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// An event set of the card, which hears of its slices too. The counters that every look reads
-    /// say some of the same, a little later.
+    /// Creates an event set of the card, which also receives the events of its slices. The counters
+    /// that every look reads show some of the same faults, a little later.
     fn listen(&self) -> Result<EventSet<'_>, NvmlError> {
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
         let card = self.cards.first().ok_or(NvmlError::NotFound)?;
@@ -423,7 +427,8 @@ impl Listener {
                 }
                 Err(NvmlError::Timeout) => {}
                 Err(error) => {
-                    // The next full reading shows the cause; until then this must not spin.
+                    // The next full reading shows the cause; the pause keeps this loop from
+                    // spinning.
                     tracing::debug!(%error, "waiting for events failed");
                     std::thread::sleep(EVENT_WAIT);
                 }
@@ -432,7 +437,7 @@ impl Listener {
     }
 }
 
-/// The slice that an event is of, where it is of one that is known; else its card.
+/// Returns the slice that an event concerns, or the card if that slice is not known.
 fn at_fault(cards: &[Identity], card: &Identity, instance: Option<raw::InstanceIds>) -> GpuUuid {
     let slice = cards.iter().find(|device| {
         let slice = device.slice.as_ref();

@@ -1,4 +1,5 @@
-//! The thread for calls about the driver as a whole: to load the library, and to count the cards.
+//! This thread makes the calls about the driver as a whole: it loads the library and counts the
+//! cards.
 
 use super::report::{Loaded, Report};
 use nvml_wrapper::Nvml;
@@ -7,17 +8,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// What it is asked for. Each job but the last has one report.
+/// A job that the owner gives to the driver thread. Each job except `End` has one report.
 pub(super) enum DriverJob {
-    /// Gives the library back that was in use, and loads it again.
+    /// Unloads the library that was in use, and loads it again.
     Load(Option<Arc<Nvml>>),
     /// Counts the cards.
     Count(Arc<Nvml>),
-    /// Gives the library back.
+    /// Unloads the library.
     End(Arc<Nvml>),
 }
 
-/// Works until no more jobs can come.
+/// Works until the owner has dropped the sender of jobs.
 pub(super) fn run(library: &Path, jobs: &Receiver<DriverJob>, out: &Sender<Report>) {
     for job in jobs {
         let report = match job {

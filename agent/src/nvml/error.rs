@@ -53,7 +53,8 @@ pub(super) fn trouble(error: &NvmlError) -> ErrorClass {
     }
 }
 
-/// The error for people: the wrapper's text, corrected where people read it most.
+/// Returns the message that users see: the wrapper's text, except for the two errors that they see
+/// most often.
 pub(super) fn words(error: &NvmlError) -> String {
     match error {
         NvmlError::GpuLost => {

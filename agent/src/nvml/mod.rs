@@ -1,4 +1,4 @@
-//! One thread owns NVML, and others make its calls.
+//! One thread owns NVML, and other threads make its calls.
 //!
 //! In: the library's path; which cards are watched; which card is to have which MIG layout. Out: an
 //! [`Observation`] on a watch after every full reading, [`Sample`]s of the watched cards' processes
@@ -6,18 +6,19 @@
 //! Nothing downstream holds a handle of NVML's. Must never: decide
 //! anything, or give up: after the driver has gone away, the library is loaded again.
 //!
-//! A call of NVML may never return, so the owner makes none: what it waits for has a deadline.
-//! Calls about the driver as a whole (to load it, and to count the cards) have one thread
-//! (`driver`), and each card has two (`card`): one for the calls about it, one that waits for its
-//! events. A card has one job at a time. While a call about it hangs it gets no job and no other
-//! thread, in this session of the library and in later ones: there are never more than two threads
-//! for each card, and two. The card is then said not to answer; others keep their readings, samples
-//! and events. Where a call holds a lock of NVIDIA's library, calls about other cards hang with it,
-//! and each of these cards is said not to answer.
+//! A call of NVML may never return, so the owner makes none, and each of its waits has a deadline.
+//! One thread (`driver`) makes the calls about the driver as a whole: it loads the library and
+//! counts the cards. Each card has two threads (`card`): one makes the calls about it, one waits
+//! for its events. A card has one job at a time. While a call about it hangs, the card gets no job
+//! and no other thread, neither in this session of the library nor in later ones, so there are
+//! never more than two threads for each card, and two more. The observation then says that the card
+//! does not answer; other cards keep their readings, samples and events. Where a call holds a lock
+//! of NVIDIA's library, calls about other cards hang with it, and the observation says the same of
+//! each of these cards.
 //!
-//! A call that fails costs nothing by itself: the next look is made as usual. The library is loaded
+//! A single failed call has no consequence: the next look is made as usual. The library is loaded
 //! again when no card answers or two counts of the cards fail. Then the driver is late at first
-//! ([`Driver::Late`]), and gone when that did not help.
+//! ([`Driver::Late`]), and gone if loading it again does not help.
 
 mod card;
 mod driver;
@@ -62,7 +63,7 @@ pub struct Settings {
 pub struct NvmlChannels {
     /// The last look; `Driver::Gone` before the first.
     pub observations: watch::Receiver<Arc<Observation>>,
-    /// Samples, each of a card.
+    /// Samples; each is of one card.
     pub samples: mpsc::UnboundedReceiver<Arc<Sample>>,
     /// Faults, in the driver's order.
     pub xids: mpsc::UnboundedReceiver<Xid>,
@@ -72,7 +73,7 @@ pub struct NvmlChannels {
     pub ended: oneshot::Receiver<()>,
 }
 
-/// Starts the threads. They end soon after `stop`, but for those with a call that does not return.
+/// Starts the threads. They end soon after `stop`, except those with a call that does not return.
 ///
 /// # Errors
 /// When the machine has no thread left.

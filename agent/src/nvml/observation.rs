@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct Observation {
     /// Whether NVML answers.
     pub driver: Driver,
-    /// In NVML's order. Empty unless the driver is up.
+    /// The cards, each followed by its slices, in NVML's order. Empty unless the driver is up.
     pub devices: Vec<Device>,
 }
 
@@ -24,12 +24,12 @@ pub enum Driver {
         /// `570.172.08`.
         version: String,
     },
-    /// It did a moment ago, and the library is being loaded again: what was seen last holds, and the
-    /// observation has no devices.
+    /// NVML answered a moment ago, and the library is being loaded again. The last observation
+    /// stays in use, and this one has no devices.
     Late {
-        /// Of the driver that answered last.
+        /// The version of the driver that answered last.
         version: String,
-        /// One line.
+        /// Why NVML does not answer, in one line.
         reason: String,
     },
     /// It does not; the owner tries again.
@@ -40,7 +40,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// Of the driver that answers, or did a moment ago.
+    /// Returns the version of the driver that answers, or that answered a moment ago.
     pub fn version(&self) -> Option<&str> {
         match self {
             Self::Up { version } | Self::Late { version, .. } => Some(version),
@@ -66,8 +66,8 @@ pub struct Watched {
     pub closely: bool,
 }
 
-/// One look at the processes of some of the cards that are watched. Each card is asked on its own, so
-/// that one that is slow delays no other's.
+/// A look at the processes of some of the watched cards. Each card is sampled on its own, so that a
+/// slow card does not delay the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// In the order in which they were asked.
@@ -124,7 +124,7 @@ pub struct UnreadableCard {
     pub reason: String,
     /// The driver has lost it; else it may well answer at the next look.
     pub lost: bool,
-    /// A call about it has not returned. That says nothing of the programs that run on it.
+    /// True if a call about it has not returned. The programs that run on it may be unaffected.
     pub hangs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The thread that owns NVML and makes no call of it: what is asked when, and what is published.
+//! This thread owns NVML and makes no call of it: it decides what is read when, and publishes it.
 
 use super::card::{Answer, Card, CardContext, CardJob, HANGS_AFTER};
 use super::driver::DriverJob;
@@ -18,33 +18,34 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// A wait is cut into pieces of this length, so that a stop is noticed.
+/// Each wait is cut into pieces of this length, so that the thread notices a stop.
 const SLICE: Duration = Duration::from_millis(100);
-/// And of this one while cards are watched, so that a suspicion is.
+/// Each wait is this long at most while cards are watched, so that the thread notices a suspicion.
 const WATCHING: Duration = Duration::from_millis(20);
-/// First and longest pause before the library is loaded again.
+/// The first and the longest pause before the library is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// After this many full readings without an answer from any card, the library is loaded again.
 const SILENT_LOOKS: u32 = 3;
 /// While a card is lost, the library is loaded again this often: a card that came back
 /// after a reset answers to new handles only.
 const LOST_RELOAD: Duration = Duration::from_secs(30);
-/// A driver that answered before is late before it is gone: so many sessions of the library must
-/// fail one after the other, ...
+/// A driver that answered before becomes late first. It is gone when this number of sessions of the
+/// library have failed in a row.
 const FAILED_SESSIONS: u32 = 2;
-/// ... or this time must pass. What a driver that is gone costs is lost for good: the kubelet rejects
-/// every pod that needs a token that was withdrawn.
+/// A driver that answered before is also gone when this time has passed. A driver that is gone
+/// costs pods: its tokens are withdrawn, and the kubelet rejects each pod that needs one,
+/// permanently.
 const GONE_AFTER: Duration = Duration::from_secs(5);
-/// So many counts must fail one after the other before the library is loaded again, which costs the
-/// events of that moment.
+/// When this number of counts have failed in a row, the library is loaded again. Events that occur
+/// meanwhile are lost.
 const FAILED_COUNTS: u32 = 2;
-/// For the threads of a session to end, unless a call of theirs hangs.
+/// The owner waits this long for the threads of a session to end, unless a call of theirs hangs.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// What is said of a card whose XIDs are not heard.
+/// The text for a card whose XIDs are not heard.
 const DEAF: &str = "the driver's call that waits for the card's events does not return";
 
-/// Where everything goes.
+/// The channels to which the owner publishes.
 pub(super) struct Outputs {
     pub observations: watch::Sender<Arc<Observation>>,
     pub samples: UnboundedSender<Arc<Sample>>,
@@ -52,67 +53,67 @@ pub(super) struct Outputs {
     pub layouts: UnboundedSender<LayoutResult>,
 }
 
-/// The thread's state.
+/// The state of the owner's thread.
 pub(super) struct Owner {
     pub settings: Arc<Settings>,
     pub watched: watch::Receiver<Watched>,
     pub out: Outputs,
     pub orders: Receiver<LayoutOrder>,
     pub stop: CancellationToken,
-    /// To the thread for calls about the driver.
+    /// The channel to the thread that makes the calls about the driver.
     pub driver: Sender<DriverJob>,
-    /// From all threads.
+    /// The channel on which the reports of all threads arrive.
     pub inbox: Receiver<Report>,
-    /// For the threads of cards.
+    /// The sender that the threads of cards get for their reports.
     pub reports: Sender<Report>,
     pub state: OwnerState,
 }
 
-/// What outlives a session.
+/// The state that outlives a session.
 #[derive(Default)]
 pub(super) struct OwnerState {
-    /// Number of the last session.
+    /// The number of the last session.
     sessions: u64,
-    /// Cards of ended sessions with a call that has not returned, by index. Such a card has no
+    /// The cards of ended sessions with a call that has not returned, by index. Such a card gets no
     /// other threads until these have ended.
     lingering: BTreeMap<u32, Card>,
-    /// What the card of each index was, with its slices, when it was identified last.
+    /// The card of each index and its slices, as they were identified last.
     identities: BTreeMap<u32, Vec<Identity>>,
-    /// Links of each card, as they were read last.
+    /// The links of each card, as they were read last.
     links: BTreeMap<GpuUuid, Vec<String>>,
-    /// Layouts that wait for their card's thread.
+    /// The layouts that wait for the thread of their card.
     ordered: Vec<LayoutOrder>,
-    /// Since the driver answered last.
+    /// Says since when the driver has not answered; `None` if it answered last.
     trouble: Option<Trouble>,
 }
 
-/// The driver has not answered since its last answer.
+/// A time in which the driver has not answered.
 struct Trouble {
     since: Instant,
-    /// Sessions that have failed.
+    /// The number of sessions that have failed in this time.
     sessions: u32,
 }
 
-/// Why one loaded library was left.
+/// Why a session of the library ended.
 enum End {
     Stopped,
     Lost(String),
     Reload,
 }
 
-/// One loaded library.
+/// A session: the library from one load to the next.
 struct Session {
     context: CardContext,
     version: String,
     counted: u32,
-    /// By index.
+    /// The cards by index.
     cards: BTreeMap<u32, Card>,
-    /// A count has no answer yet.
+    /// True if the driver thread has not reported the last count yet.
     counting: bool,
     failed_counts: u32,
     silent: u32,
     lost_since: Option<Instant>,
-    /// The cards have been asked for a look, and not all have answered.
+    /// True if the cards have been asked for a look, and not all have answered.
     in_round: bool,
 }
 
@@ -144,7 +145,7 @@ impl Owner {
             pause = (pause * 2).min(RETRY.1);
         }
         if let Some(nvml) = old {
-            // Giving it back is a call, too.
+            // Unloading the library is a call of NVML too, so the driver thread does it.
             let _ = self.driver.send(DriverJob::End(nvml));
         }
     }
@@ -160,10 +161,10 @@ impl Owner {
         }
     }
 
-    /// Loads the library; `None`: stopped before.
+    /// Loads the library; returns `None` if the owner is stopped first.
     fn load(&mut self, old: Option<Arc<Nvml>>) -> Option<Result<Loaded, NvmlError>> {
         let asked = Instant::now();
-        // The thread lives as long as this one.
+        // The driver thread lives as long as this one.
         let _ = self.driver.send(DriverJob::Load(old));
         while !self.stop.is_cancelled() {
             match self.inbox.recv_timeout(SLICE) {
@@ -179,7 +180,8 @@ impl Owner {
         None
     }
 
-    /// The driver has not answered since then, for this reason: it is late, and then it is gone.
+    /// Publishes that the driver has not answered since then, for this reason: it is late, then
+    /// gone.
     fn late(&mut self, reason: &str, since: Instant, sessions: u32) {
         let trouble = self
             .state
@@ -205,7 +207,8 @@ impl Owner {
         }
     }
 
-    /// From load to loss; answers the library too, which is another thread's to give back.
+    /// Runs one session. Returns how it ended, and the library, which the driver thread has to
+    /// unload.
     fn session(&mut self, loaded: Loaded) -> (End, Arc<Nvml>) {
         self.state.sessions += 1;
         let nvml = Arc::clone(&loaded.nvml);
@@ -241,7 +244,7 @@ impl Owner {
     fn serve(&mut self, session: &mut Session) -> End {
         let mut next_look = Instant::now();
         let mut next_sample = next_look;
-        // Something has happened that the next look shows.
+        // True if an event or a new layout makes the next look due at once.
         let mut soon = false;
         loop {
             if self.stop.is_cancelled() {
@@ -259,7 +262,7 @@ impl Owner {
                     return end;
                 }
                 next_look = now + self.settings.interval;
-                // The look was a sample too.
+                // The look counts as a sample too.
                 next_sample = now + self.settings.sample_interval;
             }
             if watched.closely {
@@ -268,8 +271,8 @@ impl Owner {
             let watches = !watched.cards.is_empty();
             if watches && now >= next_sample {
                 session.sample(&watched.cards, now);
-                // From the last one's due time, so that the pace does not slip; a late
-                // one is not made up for.
+                // The next time follows from the last due time, so that the pace does not slip; a
+                // missed sample is not made up for.
                 next_sample = (next_sample + self.settings.sample_interval).max(now);
             }
             let mut wait = SLICE;
@@ -290,7 +293,7 @@ impl Owner {
         }
     }
 
-    /// Asks all cards, and the driver for their number. Cards without threads get them.
+    /// Asks all cards for a look, and the driver for their number; starts threads for new cards.
     fn begin_round(&mut self, session: &mut Session, watched: &BTreeSet<GpuUuid>, now: Instant) {
         session.in_round = true;
         if !session.counting {
@@ -305,7 +308,7 @@ impl Owner {
             }
             match Card::start(index, &session.context) {
                 Ok(card) => drop(session.cards.insert(index, card)),
-                // It is tried again at the next round.
+                // The next round tries again.
                 Err(error) => tracing::warn!(index, %error, "a card has no thread"),
             }
         }
@@ -317,7 +320,7 @@ impl Owner {
         }
     }
 
-    /// Publishes what the cards have answered. An answer is the end of the session.
+    /// Publishes what the cards have answered. Returns how the session ends, if it does.
     fn finish_round(&mut self, session: &mut Session, now: Instant) -> Option<End> {
         session.in_round = false;
         let mut devices: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
@@ -325,7 +328,7 @@ impl Owner {
             devices.insert(*index, card.unanswered());
         }
         let mut hanging = !devices.is_empty();
-        // A card, or a slice, that should be there and has no reading.
+        // True if a card or a slice that should be there has no reading.
         let mut missing = false;
         let mut driver_gone = false;
         for (index, card) in &mut session.cards {
@@ -345,7 +348,7 @@ impl Owner {
                 }
                 Answer::Looked(look) => {
                     let known = card.known.as_ref();
-                    // A card that does not list its MIG devices has what it had.
+                    // A card that cannot list its MIG devices counts as unchanged.
                     if look.listed.is_some() && known.is_some_and(|k| k.layout != look.listed) {
                         tracing::info!("the MIG instances of a card have changed");
                         return Some(End::Reload);
@@ -370,7 +373,7 @@ impl Owner {
             devices.insert(*index, found);
         }
         let mut devices: Vec<Device> = devices.into_values().flatten().collect();
-        // A card that has another index now is not also what it was.
+        // A card that was read at another index is dropped where its old index has no reading.
         let read = devices.iter().filter(|device| device.reading.is_ok());
         let read: BTreeSet<GpuUuid> = read.map(|d| d.identity.uuid.clone()).collect();
         devices.retain(|d| d.reading.is_ok() || !read.contains(&d.identity.uuid));
@@ -391,7 +394,7 @@ impl Owner {
             return Some(End::Lost("no card answers".to_owned()));
         }
         if hanging || !missing {
-            // While a call hangs the library is in use: loading it again changes nothing.
+            // While a call hangs the library is in use, so loading it again would change nothing.
             session.lost_since = None;
         } else if session.lost_since.get_or_insert(now).elapsed() > LOST_RELOAD {
             return Some(End::Reload);
@@ -400,8 +403,8 @@ impl Owner {
         None
     }
 
-    /// What comes after the first full reading, which is published before any slow call: the links of
-    /// cards, and their events.
+    /// Reads the links of cards and listens to their events. Both may be slow, so they come after
+    /// the first full reading has been published.
     fn listen(&mut self, session: &mut Session, now: Instant) {
         let lingering = self.state.lingering.values();
         let known = session.cards.values().chain(lingering);
@@ -423,8 +426,7 @@ impl Owner {
         }
     }
 
-    /// Takes a report; answers whether the cards should be read now. An error is the end of the
-    /// session.
+    /// Takes a report. Returns whether the cards should be read now, or how the session ends.
     fn take(
         &mut self,
         session: &mut Session,
@@ -476,7 +478,7 @@ impl Owner {
         Ok(happened)
     }
 
-    /// Has the layouts made that were ordered.
+    /// Passes the ordered layouts on to the threads of their cards.
     fn make_layouts(&mut self, session: &mut Session) {
         self.state.ordered.extend(self.orders.try_iter());
         let now = Instant::now();
@@ -484,13 +486,13 @@ impl Owner {
             let is_its = |card: &&mut Card| card.uuids().next() == Some(&order.card);
             match session.cards.values_mut().find(is_its) {
                 Some(card) if card.is_idle() => card.ask(CardJob::Make(order), now),
-                // Its thread is busy, or the cards are still being identified.
+                // The card's thread is busy, or the cards are still being identified.
                 _ => self.state.ordered.push(order),
             }
         }
     }
 
-    /// Ends a session's threads; those with a call that does not return stay, and are remembered.
+    /// Ends the threads of a session; cards with a call that does not return are kept as lingering.
     fn leave(&mut self, session: Session) {
         session.context.over.cancel();
         let mut cards = session.cards;
@@ -512,13 +514,13 @@ impl Owner {
 }
 
 impl Session {
-    /// Whether all cards have answered in this round, or hang.
+    /// Returns whether all cards have answered in this round, or hang.
     fn has_answered(&self, now: Instant) -> bool {
         let mut cards = self.cards.values();
         cards.all(|card| !matches!(card.answer, Answer::Awaited) || card.hangs(now))
     }
 
-    /// Asks the watched cards for a sample, as far as they are not at work.
+    /// Asks the idle ones of the watched cards for a sample.
     fn sample(&mut self, watched: &BTreeSet<GpuUuid>, now: Instant) {
         for card in self.cards.values_mut().filter(|card| card.is_idle()) {
             let uuids: Vec<GpuUuid> = card
@@ -532,7 +534,7 @@ impl Session {
         }
     }
 
-    /// The driver has counted its cards. An answer is the end of the session.
+    /// Takes the driver's count of its cards. Returns how the session ends, if it does.
     fn counted(&mut self, counted: Result<u32, NvmlError>) -> Option<End> {
         self.counting = false;
         match counted {

@@ -37,22 +37,22 @@ fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// What a card is, for as long as its layout stays.
+/// The identity of a card and its slices, which is valid as long as its layout stays.
 #[derive(Clone, Debug)]
 pub(super) struct Identified {
-    /// The card, and then its slices where it is in MIG mode. Its links take a call each, and are
-    /// read later.
+    /// The card, and then its slices if it is in MIG mode. The links are missing, because they take
+    /// a call each and are read later.
     pub cards: Vec<Identity>,
-    /// UUIDs of the MIG devices that were found; `None`: they cannot be listed.
+    /// The UUIDs of the MIG devices that were found; `None` if they cannot be listed.
     pub layout: Option<BTreeSet<String>>,
-    /// Why a MIG device of it cannot be identified, where there is such a one.
+    /// Why a MIG device of the card cannot be identified; `None` if all can.
     pub incomplete: Option<String>,
 }
 
 /// Identifies the card of an index and, with `slices`, its slices.
 ///
 /// # Errors
-/// The card itself cannot be identified.
+/// Returns an error if the card itself cannot be identified.
 pub(super) fn identify(nvml: &Nvml, index: u32, slices: bool) -> Result<Identified, NvmlError> {
     let card = identity(nvml, index)?;
     let mut found = Identified {
@@ -84,7 +84,7 @@ impl Identified {
         };
         self.layout = match list() {
             Ok(uuids) => Some(uuids),
-            // The first list that can be read is a change.
+            // Without a list here, the first list that can be read counts as a change.
             Err(error) => {
                 tracing::warn!(gpu = %card.uuid, %error, "the card's MIG devices cannot be listed");
                 None
@@ -162,7 +162,7 @@ fn slice(
     })
 }
 
-/// UUIDs of the MIG devices of a card as they are now; `None`: it does not list them.
+/// Returns the UUIDs of a card's current MIG devices, or `None` if they cannot be listed.
 pub(super) fn layout(nvml: &Nvml, card: &Identity) -> Option<BTreeSet<String>> {
     let list = || -> Result<BTreeSet<String>, NvmlError> {
         let device = nvml.device_by_uuid(card.uuid.as_str())?;
@@ -172,8 +172,8 @@ pub(super) fn layout(nvml: &Nvml, card: &Identity) -> Option<BTreeSet<String>> {
     list().ok()
 }
 
-/// Which cards a card is linked with; `None`: that cannot be read. `by_bus`: the cards that are
-/// known, by bus id.
+/// Returns the cards that a card is linked with, or `None` if they cannot be read. `by_bus` has the
+/// known cards by bus id.
 pub(super) fn links(
     nvml: &Nvml,
     card: &Identity,
@@ -209,8 +209,8 @@ pub(super) fn links(
         .ok()
 }
 
-/// One look at one card, or at one slice, and whether the driver as a whole does not answer. With
-/// `slices`, the processes of a card in MIG mode are left to its slices.
+/// Takes one look at a card or at a slice, and returns also whether the driver as a whole does not
+/// answer. With `slices`, the processes of a card in MIG mode are left to its slices.
 pub(super) fn device(
     nvml: &Nvml,
     identity: &Identity,
@@ -231,7 +231,7 @@ pub(super) fn device(
     }
 }
 
-/// A card that answers with an error.
+/// Returns the device without a reading, for a card that answers with an error.
 pub(super) fn unreadable(identity: &Identity, error: &NvmlError) -> Device {
     Device {
         identity: identity.clone(),

@@ -1,4 +1,4 @@
-//! What the threads that call NVML tell the one that owns it.
+//! Reports go from the threads that call NVML to the thread that owns it.
 
 use super::observation::Device;
 use super::read::Identified;
@@ -7,50 +7,51 @@ use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A library that was loaded.
+/// The library after it was loaded.
 pub(super) struct Loaded {
     pub nvml: Arc<Nvml>,
-    /// Of the driver.
+    /// The version of the driver.
     pub version: String,
-    /// How many cards the driver counts.
+    /// The number of cards that the driver counts.
     pub counted: u32,
 }
 
 /// One look at a card and its slices.
 pub(super) struct Look {
     pub devices: Vec<Device>,
-    /// UUIDs of its MIG devices now; `None`: it does not list them.
+    /// The UUIDs of the card's current MIG devices; `None` if they cannot be listed.
     pub listed: Option<BTreeSet<String>>,
-    /// A call was answered with an error of the driver as a whole.
+    /// True if a call was answered with an error of the driver as a whole.
     pub driver_gone: bool,
 }
 
-/// What a card's threads tell.
+/// A report of one of a card's threads.
 pub(super) enum CardReport {
     /// The answer to `CardJob::Identify`.
     Identified(Result<Identified, NvmlError>),
-    /// The answer to `Look`.
+    /// The answer to `CardJob::Look`.
     Looked(Look),
-    /// The answer to `Links`; `None`: they cannot be read.
+    /// The answer to `CardJob::Links`; `None` if the links cannot be read.
     Linked(Option<Vec<String>>),
     /// A sample was taken and given out.
     Sampled,
-    /// A layout was made, or not.
+    /// A layout was made, or could not be.
     Made,
-    /// The driver reported an event: the next look should come soon.
+    /// The driver reported an event, so the next look should come soon.
     Event,
 }
 
-/// What a thread tells.
+/// A report of any thread.
 pub(super) enum Report {
-    /// The answer to a load.
+    /// The answer to `DriverJob::Load`.
     Loaded(Result<Loaded, NvmlError>),
-    /// The answer to a count.
+    /// The answer to `DriverJob::Count`.
     Counted(Result<u32, NvmlError>),
-    /// Of a card, by its index.
+    /// A report about the card of this index.
     Card {
         index: u32,
-        /// The session that it belongs to: a call may return when that has long ended.
+        /// The number of the session that it belongs to: a call may return long after its session
+        /// has ended.
         session: u64,
         what: CardReport,
     },

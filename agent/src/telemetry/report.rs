@@ -33,7 +33,9 @@ pub fn node_state(state: &State) -> NodeState {
         not_offering: state.not_offering.clone().unwrap_or_default(),
         driver_version: state.inventory.driver_version.clone(),
         driver_limits: state.inventory.driver_limits,
-        ungranted: state.ungranted.iter().map(ungranted).collect(),
+        ungranted: (state.ungranted.iter())
+            .map(|one| ungranted(state, one))
+            .collect(),
         topology_manager: topology_manager(state),
     }
 }
@@ -54,7 +56,9 @@ fn topology_manager(state: &State) -> Option<TopologyManager> {
         cpu_manager: numa.is_none_or(|numa| numa.cpu_manager),
         memory_manager: numa.is_none_or(|numa| numa.memory_manager),
         zones: zones.map(|(id, zone)| numa_zone(*id, *zone)).collect(),
-        used: used.flat_map(|(pod, used)| numa_uses(pod, used)).collect(),
+        used: used
+            .flat_map(|(pod, used)| numa_uses(state.api_uid(pod), used))
+            .collect(),
     })
 }
 
@@ -93,9 +97,9 @@ fn gpus(state: &State, which: impl Fn(&Card) -> bool) -> Vec<Gpu> {
     cards.map(|card| gpu(state, card)).collect()
 }
 
-fn ungranted(ungranted: &node::Ungranted) -> UngrantedPod {
+fn ungranted(state: &State, ungranted: &node::Ungranted) -> UngrantedPod {
     UngrantedPod {
-        pod_uid: ungranted.pod.uid.clone(),
+        pod_uid: state.api_uid(&ungranted.pod.uid).to_owned(),
         container: ungranted.container.clone(),
         resource: ungranted.resource.clone(),
         devices: u32::try_from(ungranted.devices).unwrap_or(u32::MAX),
@@ -144,10 +148,10 @@ pub fn mps_phase(state: &State, card: &GpuUuid) -> ServerPhase {
         .unwrap_or(ServerPhase::Absent)
 }
 
-/// Whether a container with a grant on this card can be started: an idle card is switched
-/// to its grant's mode by the start itself, one in use must have what its mode needs. A server that
-/// starts counts, and so does one that is about to: `PreStartContainer` waits for it, and shares
-/// that come together would otherwise take a card each.
+/// Returns whether a container with a grant on this card can be started. The start itself switches
+/// an idle card to its grant's mode; a card in use must have what its mode needs. A server that is
+/// starting, or about to, is enough: `PreStartContainer` waits for it, and otherwise each of
+/// several shares that come together would take another card.
 pub fn is_ready(state: &State, card: &Card) -> bool {
     if !health(state, card).is_healthy() || state.not_offering.is_some() {
         return false;
@@ -170,7 +174,8 @@ pub fn is_ready(state: &State, card: &Card) -> bool {
     }
 }
 
-/// Its own, but that of a slice that goes, and of a card whose shares are not guarded.
+/// Returns the card's health. A healthy card is shown as unhealthy while its slice is being removed
+/// or while its shares cannot be held to their limits.
 pub fn health(state: &State, card: &Card) -> Health {
     let unguarded = state.unguarded.get(&card.uuid).map(String::as_str);
     match state.layouts.closes(card).or(unguarded) {
@@ -236,7 +241,7 @@ fn gpu(state: &State, card: &Card) -> Gpu {
 fn share(state: &State, share: &Share) -> ProtoShare {
     let complaint = state.complaints.get(&share.key());
     ProtoShare {
-        pod_uid: share.pod.uid.clone(),
+        pod_uid: state.api_uid(&share.pod.uid).to_owned(),
         pod_namespace: share.pod.namespace.clone(),
         pod_name: share.pod.name.clone(),
         container: share.container.clone(),
@@ -272,7 +277,9 @@ fn strangers<'a>(state: &'a State, card: &'a Card) -> impl Iterator<Item = Stran
         command: stranger.command.clone(),
         container_id: stranger.container_id.clone().unwrap_or_default(),
         memory_mib: stranger.memory.0,
-        pod_uid: stranger.pod_uid.clone().unwrap_or_default(),
+        pod_uid: (stranger.pod_uid.as_deref())
+            .map(|uid| state.api_uid(uid).to_owned())
+            .unwrap_or_default(),
         evict: state
             .evicted_strangers
             .contains(&(card.uuid.clone(), stranger.pid)),

@@ -146,7 +146,7 @@ fn grant(state: &State, share: &Share) -> GrantStatus {
     let complaint = state.complaints.get(&share.key());
     GrantStatus {
         pod: share.pod.to_string(),
-        pod_uid: share.pod.uid.clone(),
+        pod_uid: state.api_uid(&share.pod.uid).to_owned(),
         container: share.container.clone(),
         memory_mib: share.memory,
         request_mib: (share.kept < share.memory).then_some(share.kept),

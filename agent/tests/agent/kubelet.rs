@@ -50,7 +50,7 @@ impl Entry {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// IDs that were Unhealthy in a list, by their order of coming.
+    /// The IDs that were Unhealthy in a list, in the order of the lists.
     withdrawn: Vec<String>,
     entries: Vec<Entry>,
     /// By resource: the plugin's channel and its last list.
@@ -171,7 +171,7 @@ impl Kubelet {
         )
     }
 
-    /// IDs that were Unhealthy in some list since this was asked last.
+    /// Returns the IDs that were Unhealthy in any list since the last call of this function.
     pub fn withdrawn(&self) -> BTreeSet<String> {
         let mut shared = self.shared.lock().unwrap();
         std::mem::take(&mut shared.withdrawn).into_iter().collect()

@@ -1,4 +1,4 @@
-//! Calls of NVML that fail or do not return, each of those that the agent makes.
+//! Each call of NVML that the agent makes fails or does not return.
 
 use crate::machine::{Machine, SHARE, WHOLE, until};
 use agent::inventory::health::HealthHistory;
@@ -12,16 +12,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
-/// Two cards with a link between them, and one whose slices come and go.
+/// Two cards have a link between them, and the instances of the third are created and destroyed.
 const CARDS: &str = r#"{"cards":[{"preset":"A100-40"},{"preset":"A100-40"},
     {"preset":"A100-40","mig":true,"mig_instances":["3g.20gb","1g.5gb"]}]}"#;
-/// Time between two samples of the watched cards.
+/// The time between two samples of the watched cards.
 const SAMPLES: Duration = Duration::from_millis(20);
-/// A call fails with any of these: unknown, not supported, time-out, no permission, an error of the
-/// operating system, a driver that is not loaded.
+/// The return codes of a failing call: unknown, not supported, time-out, no permission, an error of
+/// the operating system, driver not loaded.
 const CODES: [u32; 6] = [999, 3, 10, 4, 17, 9];
 
-/// A fault of a call. `card`: of that card alone. `does`: a return code, `hang` or `answer`.
+/// Returns the request for a fault of a call. `card` restricts it to that card; `does` is a return
+/// code, `hang`, `answer` or `ask`.
 fn fault(card: Option<usize>, call: &str, does: &str, times: Option<u32>) -> Message {
     let request = Message::new("ctl-call")
         .with_some("index", card)
@@ -29,22 +30,22 @@ fn fault(card: Option<usize>, call: &str, does: &str, times: Option<u32>) -> Mes
     request.with("call", call).with("does", does)
 }
 
-/// NVML as the agent has it, and what a node makes of it.
+/// NVML as the agent uses it, and the health that a node derives from it.
 struct Watch {
     nvml: NvmlChannels,
     health: HealthHistory,
-    /// The first two cards.
+    /// The first two cards, which are watched.
     cards: [GpuUuid; 2],
-    /// When a sample of each card was taken last.
+    /// The time of the last sample of each card.
     sampled: BTreeMap<GpuUuid, Instant>,
-    /// The longest time between two samples of each.
+    /// The longest time between two samples of each card.
     gaps: BTreeMap<GpuUuid, Duration>,
     xids: Vec<u64>,
     looks: u32,
     late: u32,
-    /// How many cards and slices the last look had.
+    /// The number of cards and slices in the last look.
     devices: usize,
-    /// The third card is in MIG mode.
+    /// True if the third card is in MIG mode.
     mig: bool,
     _watched: watch::Sender<Watched>,
     _orders: std::sync::mpsc::Sender<nvml::LayoutOrder>,
@@ -87,7 +88,8 @@ impl Watch {
         this
     }
 
-    /// Takes what comes until that is so, and checks that nothing is lost for good meanwhile.
+    /// Receives the outputs until `done` returns true, and checks that no card is lost for good
+    /// meanwhile.
     async fn follow(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !done(self) {
@@ -137,8 +139,9 @@ impl Watch {
             .is_healthy()
     }
 
-    /// The instances of the third card come or go: the library is loaded again. Until the driver's
-    /// events are heard again, which takes a second where that could not be begun.
+    /// Creates or destroys the instances of the third card, so that the library is loaded again.
+    /// Waits until the driver's events are heard again, which takes a second where listening has
+    /// failed.
     async fn loads_again(&mut self, machine: &Machine, what: &str) {
         self.mig = !self.mig;
         load_again(machine, self.mig);
@@ -151,13 +154,13 @@ impl Watch {
         }
     }
 
-    /// Some looks at all cards.
+    /// Waits for this number of further looks at all cards.
     async fn looks(&mut self, what: &str, count: u32) {
         let until = self.looks + count;
         self.follow(what, |this| this.looks >= until).await;
     }
 
-    /// A fault that the driver reports now is heard.
+    /// Reports a fault by the driver, and waits until it is heard.
     async fn hears(&mut self, machine: &Machine, what: &str) {
         let number = 900 + u64::try_from(self.xids.len()).unwrap();
         machine.ctl(&Message::new("ctl-xid").with("index", 0).with("xid", number));
@@ -165,7 +168,7 @@ impl Watch {
     }
 }
 
-/// The instances of the third card come or go, so that the library is loaded again.
+/// Creates or destroys the instances of the third card, so that the library is loaded again.
 fn load_again(machine: &Machine, mig: bool) {
     let set = Message::new("ctl-set").with("index", 2).with("key", "mig");
     machine.ctl(&set.with("value", u8::from(mig)));
@@ -175,7 +178,7 @@ async fn machine() -> Machine {
     Machine::on(Hardware::parse(CARDS).unwrap()).await
 }
 
-/// The calls that an agent makes in its life.
+/// Returns the calls that an agent makes in its life.
 async fn calls(machine: &Machine, watch: &mut Watch) -> Vec<String> {
     for _ in 0..2 {
         watch
@@ -209,10 +212,10 @@ async fn a_call_that_fails_once_costs_no_card_and_no_fault_that_the_driver_repor
         watch.looks(what, 3).await;
         let asked = machine.ctl(&fault(None, call, "ask", None));
         if asked.parsed::<u32>("left").unwrap() > 0 {
-            // A call that is made when the library is loaded.
+            // The fault concerns a call that is made when the library is loaded.
             watch.loads_again(&machine, what).await;
         }
-        // Another fault would be a second one.
+        // The fault is lifted, because a call that fails again would be a second fault.
         machine.ctl(&fault(None, call, "answer", None));
         watch.looks(what, 3).await;
         watch.hears(&machine, what).await;
@@ -231,7 +234,7 @@ async fn a_call_that_hangs_once_costs_its_own_card_alone_and_that_only_for_as_lo
         watch.mig = !watch.mig;
         load_again(&machine, watch.mig);
         let begun = Instant::now();
-        // Less than a hang is, so that the test has its time.
+        // The call hangs for less than `HANGS_AFTER`, which keeps the test short.
         watch
             .follow(what, |_| begun.elapsed() > Duration::from_millis(300))
             .await;
@@ -258,7 +261,7 @@ async fn a_card_whose_calls_hang_leaves_the_others_their_looks_samples_and_fault
         let named = health.reason().contains(watch.cards[0].as_str());
         assert!(named || call == "nvmlEventSetWait_v2", "{health:?}");
         assert!(watch.is_healthy(1));
-        // The library is loaded again, several times: the card stays what it is, and has no other
+        // The library is loaded again several times; the card keeps its identity and gets no other
         // thread.
         for _ in 0..3 {
             watch.loads_again(&machine, call).await;
@@ -273,8 +276,8 @@ async fn a_card_whose_calls_hang_leaves_the_others_their_looks_samples_and_fault
         let number = 77;
         machine.ctl(&Message::new("ctl-xid").with("index", 1).with("xid", number));
         watch.follow(call, |this| this.xids.contains(&number)).await;
-        // Less than it takes for a sample to be too old, and much less than for a card to be
-        // unguarded; loading the library again has its part in it.
+        // The longest gap is much shorter than the time after which a card is unguarded. It
+        // includes the time for loading the library again.
         let gap = watch.gaps[&watch.cards[1]];
         assert!(gap < Duration::from_millis(1500), "{call}: {gap:?}");
         machine.ctl(&fault(Some(0), call, "answer", None));
@@ -293,7 +296,8 @@ async fn a_driver_that_counts_no_cards_once_withdraws_no_id() {
     let entry = machine.admit("p", &uid).await;
     machine.kubelet.pre_start(&entry).await.unwrap();
     machine.prove(&entry);
-    // The tokens of two cards, and the one that has no share whole.
+    // Of the IDs that must stay healthy: the tokens of the first two cards, and the second as a
+    // whole.
     let of_first = |ids: BTreeSet<String>| {
         let [first, second] = [0, 1].map(|card: usize| machine.cards[card].as_str());
         let mut ids = ids.into_iter();
@@ -329,7 +333,7 @@ async fn a_driver_that_counts_no_cards_once_withdraws_no_id() {
             assert!(machine.cdi(&entry).is_some());
         }
     }
-    // A driver that has gone takes all of them but those that are held.
+    // A driver that has gone makes all tokens unhealthy except those that are held.
     machine.stop_driver();
     until("no free token is healthy", || async {
         (machine.healthy(SHARE) == entry.ids).then_some(())

@@ -88,7 +88,8 @@ fn a_share_is_reported_with_what_is_really_active() {
 fn a_card_is_ready_when_a_container_on_it_could_start() {
     let ready =
         |state: &agent::node::State, index: usize| is_ready(state, &state.inventory.cards[index]);
-    // One that starts is joined: PreStartContainer waits for it. A broken one is not.
+    // A pod may join a server that is starting, because `PreStartContainer` waits for it; a broken
+    // server admits none.
     for (phase, joined) in [
         (ServerPhase::Absent, true),
         (ServerPhase::Starting, true),
@@ -99,7 +100,7 @@ fn a_card_is_ready_when_a_container_on_it_could_start() {
     ] {
         let mut state = sample::state();
         state.mps.seen.servers[0].set_phase(phase);
-        // The idle one is switched by the start itself.
+        // The start itself switches the idle card.
         assert_eq!((ready(&state, 0), ready(&state, 1)), (joined, true));
     }
     let mut state = sample::state();

@@ -126,6 +126,7 @@ pub(crate) fn state() -> State {
         layouts: agent::node::LayoutsView::default(),
         kubelet_pools: [(uuid(0), Pool::Shared), (uuid(1), Pool::Whole)].into(),
         restored: true,
+        mirrors: std::collections::BTreeMap::new(),
         ungranted: Vec::new(),
         unreadable: std::collections::BTreeSet::default(),
         doubted: std::collections::BTreeSet::default(),

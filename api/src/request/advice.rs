@@ -1,10 +1,10 @@
-//! What to write in place of a value that is refused, after KAI's sentence, which says neither the
-//! value nor the unit.
+//! A refusal ends with what to write in place of the value, because KAI's sentence names neither
+//! the value nor the unit.
 
 use crate::quantity;
 use crate::units::Mib;
 
-/// In place of a `gpu-memory`.
+/// Returns what to write in place of a refused `gpu-memory` value.
 pub(super) fn memory(text: &str) -> String {
     match mib(text) {
         Some(Mib(mib)) => format!("write \"{mib}\" for {mib} MiB"),
@@ -12,8 +12,8 @@ pub(super) fn memory(text: &str) -> String {
     }
 }
 
-/// The amount that was most likely meant: a quantity with a unit, or a number that has more than
-/// digits.
+/// Returns the amount that the text most likely stands for: it is a quantity with a unit, or a
+/// number that does not consist of digits alone.
 fn mib(text: &str) -> Option<Mib> {
     let text: String = text.split_whitespace().collect();
     let has_unit = text.ends_with(|c: char| c.is_ascii_alphabetic());
@@ -23,16 +23,16 @@ fn mib(text: &str) -> Option<Mib> {
         return quantity::mib_up(text).filter(|mib| bytes && *mib > Mib(0));
     }
     let number: f64 = text.parse().ok()?;
-    // Beyond that a number of this type is not exact, and no GPU has as much.
+    // Larger values of an `f64` may not be exact, and no GPU has as much memory.
     if !(number > 0.0 && number < 1e15) {
         return None;
     }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // By the check above.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The check above bounds it.
     let mib = number.ceil() as u64;
     Some(Mib(mib))
 }
 
-/// In place of a `gpu-fraction`, or another part of a GPU.
+/// Returns what to write in place of a refused `gpu-fraction`, or of another part of a GPU.
 pub(super) fn fraction(text: &str) -> String {
     match part(text) {
         Some(part) if part > 0.0 && part < 1.0 => format!("write \"{part}\""),
@@ -43,7 +43,7 @@ pub(super) fn fraction(text: &str) -> String {
     }
 }
 
-/// In place of a part of a GPU's compute, which may be all of it.
+/// Returns what to write in place of a refused part of a GPU's compute, which may be all of it.
 pub(super) fn compute(text: &str) -> String {
     match part(text) {
         Some(part) if part > 0.0 && part <= 1.0 => format!("write \"{part}\""),
@@ -113,7 +113,7 @@ mod tests {
         assert!(compute("150%").contains("0.25"));
     }
 
-    /// What is advised is taken.
+    /// The value that the advice names must be accepted itself.
     #[test]
     fn advice_for_memory_is_a_value_that_is_taken() {
         for text in ["2Gi", "2GB", "1e3", "17.2", "900M"] {

@@ -1,5 +1,5 @@
-//! Why a pod's wish is refused: one sentence. Where KAI has one it begins with KAI's, by which its
-//! users and their tools know it; the value and what to write follow.
+//! A refused pod gets one sentence that says why. Where KAI has a sentence, ours begins with it,
+//! because KAI's users and tools know it; the value and what to write follow.
 
 use super::advice;
 
@@ -54,9 +54,9 @@ pub enum RequestError {
         shown(.there)
     )]
     Container {
-        /// Of the annotation.
+        /// The name in the annotation.
         name: String,
-        /// The pod's containers.
+        /// The names of the pod's containers, separated by commas.
         there: String,
     },
     /// KAI's sentence (per-container form).

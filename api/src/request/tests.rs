@@ -71,7 +71,7 @@ fn refusals_are_kais_sentences() {
     }
 }
 
-/// KAI's users know its sentences, and what follows says what was read and what to write.
+/// A refusal begins with KAI's sentence, then shows the value that was read and what to write.
 #[test]
 fn a_refused_value_is_shown_with_what_to_write_after_kais_sentence() {
     for (annotations, sentence) in [
@@ -99,7 +99,7 @@ fn a_refused_value_is_shown_with_what_to_write_after_kais_sentence() {
         let refused = of(&pod(annotations)).unwrap_err();
         assert_eq!(refused.to_string(), sentence);
     }
-    // A tenant's text is one line of bounded length.
+    // The refusal shows a tenant's text in one line of bounded length.
     let long = of(&pod(json!({"gpu-memory": "x\n".repeat(100_000)}))).unwrap_err();
     let long = long.to_string();
     assert!(long.len() < 300 && long.lines().count() == 1, "{long}");

@@ -33,7 +33,7 @@ const STATUS_EVERY: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 /// Time between the request to stop and the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Longest time that an orderly end may take; it takes well under a second.
+/// The longest time that an orderly end may take; usually it takes well under a second.
 const LONGEST_END: Duration = Duration::from_secs(8);
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
@@ -172,8 +172,8 @@ impl Cluster {
         }
     }
 
-    /// Ends everything, each part before what it depends on. What has not ended by then is left to
-    /// the clean-up process, which ends whatever knows the demo's directory.
+    /// Ends all parts, each before those that it depends on. The clean-up process kills parts that
+    /// have not ended in time: it knows them by the demo's directory.
     pub(super) async fn shut_down(self) {
         if tokio::time::timeout(LONGEST_END, self.end()).await.is_err() {
             tracing::warn!("some parts did not end in time: they are killed");

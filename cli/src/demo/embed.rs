@@ -30,7 +30,8 @@ pub(super) async fn scheduler(group: &mut Group, client: &Client) -> anyhow::Res
         metrics: Some(any),
         page: Some(any),
         page_is_open: true,
-        // The demo's pods have no controllers, and its scenarios do not wait for a minute.
+        // The demo's pods have no controllers, and its scenarios do not wait a minute for a
+        // consolidation.
         consolidate_bare_pods: true,
         consolidation_min_age_s: 0,
         ..scheduler::Config::default()

@@ -207,7 +207,8 @@ async fn play(args: &Args, place: &Place, objects: Vec<Value>) -> anyhow::Result
     };
     tokio::select! {
         () = cluster.shut_down() => {}
-        // A second signal means that the user does not want to wait; the clean-up process ends the rest.
+        // After a second signal the user does not wait any more; the clean-up process ends the
+        // rest.
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }

@@ -40,11 +40,11 @@ pub(crate) struct Step {
     pub(crate) object: Value,
 }
 
-/// What an admin applies.
+/// The manifests that an admin applies to install the scheduler.
 const INSTALLED: &str = include_str!("../../../deploy/scheduler.yaml");
 
-/// Queues and priority classes that every install has, and so does every demo: what waits there by
-/// its quota waits here, too.
+/// Returns the queues and priority classes of an installation, which every demo gets too, so that a
+/// pod that its queue's quota keeps waiting there waits here as well.
 pub(crate) fn installed() -> anyhow::Result<Vec<Value>> {
     let mut objects = crate::manifest::parse(INSTALLED).map_err(anyhow::Error::msg)?;
     objects.retain(|object| object["kind"] == "Queue" || object["kind"] == "PriorityClass");

@@ -6,8 +6,8 @@
 use super::Finding;
 use std::path::{Path, PathBuf};
 
-/// The first branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and its likes, by which
-/// the agent reads who holds memory. Limits for MPS clients are older.
+/// The first driver branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and related
+/// calls, by which the agent reads which processes hold memory. Limits for MPS clients are older.
 const OLDEST_DRIVER: u32 = 510;
 
 /// Where to look.

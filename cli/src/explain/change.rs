@@ -2,10 +2,10 @@
 //! the core, cheapest first.
 //!
 //! A change is tried in two steps: first cheaply, whether the pod would fit by itself; then in
-//! full, whether the core's next decision places it and no other pod takes the room. What the pod
-//! names and is not there comes first, whether or not that alone would do. The order of the others is:
-//! changes without a cost, a smaller request, changes by an admin, losses of another pod, new
-//! hardware.
+//! full, whether the core's next decision places it and no other pod takes the room. A missing
+//! object that the pod names comes first, whether or not creating it is enough. The order of the
+//! others is: changes without a cost, a smaller request, changes by an admin, losses of another
+//! pod, new hardware.
 
 use super::state::State;
 use crate::shadow::Shadow;
@@ -31,7 +31,8 @@ pub(super) struct Change {
     pub(super) what: String,
     /// A command that does it, where there is one.
     pub(super) command: Option<String>,
-    /// It was tried, and the pod has a place by it alone. Otherwise nothing else helps without it.
+    /// True if the change was tried, and places the pod by itself. Otherwise nothing else helps
+    /// without it.
     pub(super) suffices: bool,
 }
 
@@ -107,7 +108,7 @@ pub(super) fn that_help<'a>(
     found
 }
 
-/// What has to be done before anything else helps: by the kind of the reason.
+/// Returns what has to be done before anything else helps, which depends on the kind of the reason.
 fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> {
     match kind? {
         ReasonKind::QueueDoesNotExist => queue_to_create(state, pod),
@@ -125,7 +126,7 @@ fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> 
     }
 }
 
-/// The pod's queue, or that of its group, if there is no such queue.
+/// Advises to create the queue of the pod, or of its group, if the queue does not exist.
 fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
     let names = || state.queues.iter().map(|queue| queue.name.as_str());
     let queue = pod.queue.as_str();
@@ -144,7 +145,7 @@ fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
     ))
 }
 
-/// Of each card it asks for more than any card has.
+/// Advises a smaller request if a container requests more of each card than any card can grant.
 fn beyond_every_card(state: &State, pod: &Pod) -> Option<String> {
     let cards = state.agents.values().flat_map(|agent| &agent.cards);
     let cards = cards.filter(|card| !card.mig && !card.slice);
@@ -161,13 +162,13 @@ fn beyond_every_card(state: &State, pod: &Pod) -> Option<String> {
     })
 }
 
-/// ` (did you mean team-a?)`: the most similar name, if one is similar at all.
+/// Returns ` (did you mean team-a?)` with the most similar name, or nothing if no name is similar.
 fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let nearest = known
         .map(|known| (strsim::osa_distance(name, known), known))
         .min();
     match nearest {
-        // A letter in three may be wrong, and of a short name one.
+        // One letter in three may be wrong, and one letter of a short name.
         Some((wrong, known)) if wrong <= (name.chars().count() / 3).max(1) => {
             format!(" (did you mean {known}?)")
         }

@@ -288,8 +288,8 @@ fn cards(state: &State, explanation: &Explanation) -> Table {
                 .iter()
                 .map(|(pod, mib)| format!("{pod} {}", mib.0))
                 .collect();
-            // A card without a reason fits by itself; its node may not. Of the slices of a card in
-            // MIG mode only their number is known, by profile and for the whole node.
+            // A card without a reason fits by itself, but its node may not fit. For a card in MIG
+            // mode only the number of its slices is known, by profile and for the whole node.
             let uncounted = held.card.mig && said.is_none() && node.fits;
             let why = match said {
                 Some(why) if node.reasons.len() > 1 => format!("{why}; {reasons}"),

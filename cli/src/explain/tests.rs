@@ -59,7 +59,7 @@ Also:
     );
 }
 
-/// Its queue is missing, and the node has room on its other card.
+/// The pod's queue is missing, and the node has room on another card.
 #[test]
 fn a_full_card_does_not_fit_on_a_node_that_has_room() {
     let cluster = "\
@@ -166,7 +166,7 @@ fn what_is_missing_is_named_first_and_so_is_a_request_that_no_card_can_grant() {
         let text = text(&explained(&more, "late"));
         assert!(text.contains(expected), "{text}");
     }
-    // What the reason is not about is not advised.
+    // A request that some card can grant, in a queue that exists, gets no such advice.
     let text = text(&explained(&fresh("late", 6000, ""), "late"));
     assert!(!text.contains("Before anything else"), "{text}");
 }

@@ -42,8 +42,9 @@ pub(super) fn state(card: &GpuStatus) -> (&'static str, Tone) {
     }
 }
 
-/// The memory in use, as exact as it is known: the agent publishes steps of a hundredth of the card,
-/// and leaves a value that is at most one step off as it is. The status page has exact values.
+/// Returns the memory in use, as precisely as it is known. The agent publishes steps of a hundredth
+/// of the card, and keeps a published value that is at most one step off. The status page has exact
+/// values.
 pub(super) fn used(card: &GpuStatus) -> String {
     let step = (card.total_mib.0 / 100).max(64);
     let shown = if step >= 100 { 100 } else { 10 };

@@ -62,7 +62,7 @@ pub(crate) fn shares(args: &ShareArgs) -> Outcome {
                 Some(namespace) => cluster.list_in::<Pod>(namespace).await,
                 None => cluster.list::<Pod>().await,
             };
-            // Who may read what agents say need not be allowed to read pods.
+            // A user who may read what agents publish may lack the right to read pods.
             let pods = pods.unwrap_or_default();
             Ok(Report::from(shares::table(
                 &nodes,
@@ -98,7 +98,7 @@ pub(crate) fn card_state(card: &GpuStatus) -> &'static str {
     cards::state(card).0
 }
 
-/// The memory in use on a card, as exact as it is known.
+/// Returns the memory in use on a card, as precisely as it is known.
 pub(crate) fn used(card: &GpuStatus) -> String {
     cards::used(card)
 }
@@ -275,7 +275,7 @@ n2      2  NVIDIA L4  -     unhealthy            0      <231          23000     
         assert!(shares.contains("team-a"), "{shares}");
     }
 
-    /// To its agent it has its share; `kubectl get pods` says that it crashes.
+    /// The agent still counts the share as held, although the container crashes.
     #[test]
     fn a_container_that_crashes_is_not_said_to_run() {
         let pod = serde_json::from_value(

@@ -24,8 +24,8 @@ const COLUMNS: &[Column] = &[
     Column::text("podUid", "POD UID").wide(),
 ];
 
-/// Why containers do not run, by their pod's UID and their name: to its agent a container that waits
-/// to be started again still has its share.
+/// Why containers do not run, by their pod's UID and their name. The agent does not know it: for
+/// the agent, a container that waits to be started again still has its share.
 #[derive(Debug, Default)]
 pub(super) struct Crashes(BTreeMap<(String, String), String>);
 

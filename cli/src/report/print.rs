@@ -87,8 +87,8 @@ fn document(report: &Report) -> Value {
     report.document.clone().unwrap_or_else(rows)
 }
 
-/// A JSON text in which each character that is not visible is written as its number. Beside line
-/// breaks there are such characters in strings only.
+/// Writes each invisible character of a JSON text as its number. Apart from line breaks, such
+/// characters occur only in strings.
 fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -189,12 +189,12 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
     text
 }
 
-/// In characters, as it is shown.
+/// Returns the width of a text, which is its number of visible characters.
 fn width(text: &str) -> usize {
     text.chars().filter(|c| is_visible(*c)).count()
 }
 
-/// Names and messages are untrusted: what is not visible is removed.
+/// Colours a text, and removes invisible characters, because names and messages are untrusted.
 pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     let text = visible(text);
     let code = match tone {
@@ -208,7 +208,7 @@ pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// As RFC 4180 has it, without what is not visible, line breaks aside.
+/// Writes a table as RFC 4180 defines CSV, without invisible characters except line breaks.
 fn csv(table: &Table, titles: bool) -> String {
     let mut writer = csv::WriterBuilder::new()
         .terminator(csv::Terminator::CRLF)
@@ -268,7 +268,7 @@ mod tests {
         output.render(&report(), false)
     }
 
-    /// A tenant names its pod's annotations and writes its conditions as it likes.
+    /// A tenant chooses the names of its pod's annotations and the texts of its conditions.
     #[test]
     fn what_a_terminal_would_obey_is_printed_in_no_format() {
         const SLY: &str = "a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}b\u{2066}\u{200b}\u{e0041}\r\u{2028}c";

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 /// Largest number of pods of a workload.
 const MOST_PODS: u64 = 10_000;
 
-/// The priority class of a Deployment that names none: it is serving, and not preempted, so that it
-/// waits above its queue's quota.
+/// The priority class of a Deployment that names none. Such a pod serves and is not preemptible, so
+/// it waits if it would exceed its queue's quota.
 const OF_DEPLOYMENTS: &str = "inference";
 
 /// The pods that were added.

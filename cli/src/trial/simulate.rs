@@ -258,7 +258,8 @@ metadata: {name: c}
         }
     }
 
-    /// As the scheduler's grouper has it: above the quota of its queue it waits, whatever is free.
+    /// The trial follows the scheduler's grouper: a Deployment above its queue's quota waits, even
+    /// if cards are free.
     #[test]
     fn a_deployment_is_serving_unless_it_says_otherwise() {
         let deployment = |labels: &str| {
@@ -290,7 +291,7 @@ metadata: {name: c}
         }
     }
 
-    /// A file may contain what its pods need.
+    /// A file may contain the objects that its pods need.
     #[test]
     fn a_config_map_of_the_manifests_is_there() {
         let text = pod("mine", "rich", "gpu-memory: \"2000\"", "").replace(

@@ -57,8 +57,8 @@ pub(super) fn life(state: &mut State, life: &Life) {
     }
 }
 
-/// A pod of the job is gone: one that had succeeded is remembered. With its last pod the job
-/// begins again, as a workload does that its controller starts anew.
+/// Notes that a pod of the job is gone. A succeeded one is counted as such. Once its last pod is
+/// gone, the job begins again, as a workload does that its controller restarts.
 pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
     let Some(row) = state.jobs.get_mut(key) else {
         return;
@@ -117,8 +117,8 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         if said > row.last_evicted() {
             row.past_mut().last_evicted = said;
         }
-        // A group that is known already is not told what was written of it: a pod that went since
-        // then is not in it.
+        // The object's counts are taken only when the group first appears. Later the core's counts
+        // are newer: the object may lack pods that have gone since it was written.
         if row.group.is_none() {
             for (set, said) in group.iter().flat_map(|group| &group.succeeded) {
                 let known = row.past_mut().succeeded.entry(set.clone()).or_default();

@@ -64,6 +64,7 @@ pub(super) fn gone(
     row.topology_manager = None;
     state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     state.reach_volumes(key);
+    touch_namesakes(state, key);
     forget_cards(state, key, &BTreeSet::new());
     state.refresh_product(key);
     revalue(state, config, key);
@@ -80,6 +81,7 @@ pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<
     if let Some(row) = state.nodes.get_mut(key) {
         row.agent = None;
     }
+    touch_namesakes(state, key);
     // The cards' facts stay: their holders are still right.
     state.touch_node(key);
     state.wake();
@@ -126,12 +128,7 @@ pub(super) fn cards(
             card.reserved = card.reserved.min(card.total);
             card.grantable = card.grantable.min(card.total.less(card.reserved));
         }
-        let elsewhere = state
-            .card_names
-            .get(&uuid)
-            .and_then(|key| state.cards.get(*key))
-            .is_some_and(|row| row.node != key);
-        if elsewhere || !seen.insert(uuid.clone()) {
+        if !seen.insert(uuid.clone()) {
             problems.push(Problem::DuplicateCard {
                 node: said.node.clone(),
                 card: uuid,
@@ -143,6 +140,7 @@ pub(super) fn cards(
             row.card = Some(card);
         }
     }
+    touch_namesakes(state, key);
     forget_cards(state, key, &seen);
     state.sort_cards(key);
     state.refresh_product(key);
@@ -157,6 +155,13 @@ pub(super) fn cards(
             continue;
         };
         let used = state.card_use.get(card).copied().unwrap_or_default();
+        if let Some(owner) = fit::elsewhere(state, row) {
+            problems.push(Problem::CardElsewhere {
+                node: said.node.clone(),
+                card: row.uuid.clone(),
+                owner: owner.clone(),
+            });
+        }
         if row.card.is_none() {
             report_unknown(state, row, key, problems);
         } else if used.held.modes[0] == 0 && used.held.limits > u128::from(fit::memory(row).cap.0) {
@@ -203,6 +208,14 @@ fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Ve
         pod,
         card: row.uuid.clone(),
     }));
+}
+
+/// See [`State::touch_namesakes`].
+fn touch_namesakes(state: &mut State, node: NodeKey) {
+    let cards = state.nodes.get(node).map(|row| row.cards.clone());
+    for card in cards.unwrap_or_default() {
+        state.touch_namesakes(card);
+    }
 }
 
 /// Cards of the node that are not named lose their facts, and cards without a holder also their

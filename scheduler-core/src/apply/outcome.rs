@@ -468,7 +468,8 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
 
 /// From a snapshot: a card's pause.
 pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec<Problem>) {
-    let Some(card) = state.card_names.get(&pause.card).copied() else {
+    let node = state.node_names.get(&pause.node).copied();
+    let Some(card) = node.and_then(|node| state.card_names.on(&pause.card, node)) else {
         problems.push(Problem::Unknown {
             what: "card",
             name: pause.card.shared(),

@@ -159,7 +159,8 @@ impl Cycle<'_> {
         self.make_room(job, &Consolidation { barred })
     }
 
-    /// One of the job's pods would be lost: nothing creates it again.
+    /// Returns whether moving the job would lose one of its pods, because no controller creates it
+    /// again.
     fn is_immovable(&self, job: JobKey) -> bool {
         let tasks = self.state.jobs.get(job).map(|row| row.tasks.iter());
         let mut rows = tasks
@@ -169,7 +170,8 @@ impl Cycle<'_> {
         rows.any(|row| row.facts.immovable)
     }
 
-    /// The job, and its youngest pod, have run for as long as a job must that is moved.
+    /// Returns whether the job and its youngest pod have run for the minimum age of a job that is
+    /// moved.
     fn is_settled(&mut self, job: JobKey) -> bool {
         let min_age = self.config.consolidation_min_age;
         if min_age == Duration(0) {

@@ -387,7 +387,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// No pod is evicted for the job, or none yet.
+    /// Returns whether no pod may be evicted for the job, either ever or until its delay is over.
     fn within_delay(&mut self, job: JobKey) -> bool {
         let Some(row) = self.state.jobs.get(job) else {
             return false;

@@ -20,8 +20,8 @@ pub(super) enum RuntimeRule {
 }
 
 impl Cycle<'_> {
-    /// Names groups whose pod had started before it came into them, and those whose members have
-    /// succeeded and are gone.
+    /// Reports groups whose only placed pod had started before it joined them, and groups whose
+    /// members have succeeded and are gone.
     pub(super) fn report_lives(&mut self) {
         let mut unreported = std::mem::take(&mut self.state.unreported);
         unreported.retain(|name| {

@@ -156,7 +156,8 @@ impl Cycle<'_> {
         })
     }
 
-    /// When the youngest of these jobs, or the youngest of their pods, started.
+    /// Returns the latest time at which one of these jobs started or one of their placed pods was
+    /// created.
     pub(super) fn youngest_start(&self, jobs: impl IntoIterator<Item = JobKey>) -> Time {
         let jobs = jobs.into_iter();
         let rows = jobs.filter_map(|job| self.state.jobs.get(job));

@@ -101,7 +101,7 @@ impl Cycle<'_> {
         jobs
     }
 
-    /// A member has, whether or not its pod is still there.
+    /// Returns whether a member of the job has succeeded, whether or not its pod still exists.
     fn has_succeeded(&self, job: JobKey) -> bool {
         self.state.jobs.get(job).is_some_and(|row| {
             !row.succeeded().is_empty()

@@ -216,8 +216,8 @@ enum Seat {
     None,
 }
 
-/// The job as if these pods, and those that stand, were all it had and all were needed. Where a
-/// topology is required, those that stand say in which domain.
+/// Returns the gang as if it had only these pods and those that are placed, and needed all of them.
+/// If a topology is required, the placed pods determine the domain.
 fn as_alone(gang: &Gang, tasks: &[TaskKey]) -> Gang {
     let mut alone = gang.with(&|task, status| status.is_allocated() || tasks.contains(&task));
     for set in &mut alone.sets {

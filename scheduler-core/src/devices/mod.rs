@@ -85,7 +85,7 @@ impl<'a> OnNode<'a> {
                     front: device
                         .card
                         .as_ref()
-                        .and_then(|card| other_front(state, card, free, by_annotation)),
+                        .and_then(|card| other_front(state, key, card, free, by_annotation)),
                     id,
                     pool,
                     device,
@@ -137,6 +137,7 @@ pub(crate) fn counters_suffice<'a>(
 /// claims.
 fn other_front(
     state: &State,
+    node: NodeKey,
     card: &GpuUuid,
     free: Free,
     by_annotation: bool,
@@ -144,8 +145,8 @@ fn other_front(
     if by_annotation {
         return Some(DeviceReason::OtherFront);
     }
-    let key = state.card_names.get(card);
-    let used = key.and_then(|key| state.card_use.get(*key));
+    let key = state.card_names.on(card, node);
+    let used = key.and_then(|key| state.card_use.get(key));
     let granted = used.is_some_and(|used| match free {
         Free::Now => used.holders() > 0,
         Free::Later => used.after().holds() > 0,
@@ -195,8 +196,8 @@ pub(crate) fn lines(
     on_node.candidates.into_iter().filter_map(no).collect()
 }
 
-/// For each card of the node that is a device, or part of one: whether a claim of the pod has it or
-/// could get it, alone and now. Empty if the pod claims none of the cards.
+/// Returns, for each card of the node that is a device or part of one, whether a claim of the pod
+/// has it or could get it, alone and now. The map is empty if the pod claims none of the cards.
 pub(crate) fn by_card(
     state: &State,
     key: NodeKey,

@@ -22,7 +22,7 @@ pub(crate) enum ClaimsReason {
     Unanswered(Arc<str>),
     /// There are more ways to put them together than are tried.
     CutShort(u32),
-    /// As many pods use the claim as can.
+    /// The number of pods that use the claim has reached its maximum.
     Full,
     /// The claim has devices that this node cannot use.
     Elsewhere,

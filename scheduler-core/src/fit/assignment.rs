@@ -219,11 +219,11 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
     lines
 }
 
-/// Why a card is not free as a whole GPU, with what is being released counted as free.
+/// Returns why a card is not free as a whole GPU. Resources that are being released count as free.
 pub(super) fn not_whole(state: &State, card: &CardRow, used: CardUse) -> Option<CardReason> {
     let taken = card::whole_taken(used);
     match card::whole_usable(state, card) {
-        // Its holders are a better reason than what follows from them.
+        // The pods on the card explain more than its pool, which results from them.
         Err(CardReason::PoolShared) => Some(taken.unwrap_or(CardReason::PoolShared)),
         Err(no) => Some(no),
         Ok(()) => taken,

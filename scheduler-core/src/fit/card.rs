@@ -1,12 +1,13 @@
 //! One card: can it be used whole, can a share be put on it, and what would the share get.
 
 use super::Bases;
+use crate::ids::NodeName;
 use crate::ledger::{self, CardMemory, Granted, Offer};
 use crate::model::{Amount, Fence, Mode, Pool, Share};
 use crate::reason::CardReason;
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
-use crate::state::rows::CardRow;
+use crate::state::rows::{CardKey, CardRow};
 use crate::units::{Mib, NanoGpu, Percent};
 use std::sync::Arc;
 
@@ -35,6 +36,9 @@ pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
     let Some(card) = &row.card else {
         return Err(CardReason::Unknown);
     };
+    if let Some(owner) = elsewhere(state, row) {
+        return Err(CardReason::Elsewhere(owner.clone()));
+    }
     if card.mig {
         return Err(CardReason::Mig);
     }
@@ -58,6 +62,29 @@ pub(crate) fn usable(state: &State, row: &CardRow) -> Result<(), CardReason> {
         });
     }
     Ok(())
+}
+
+/// The node that has the card, where that is another one than the row's. A machine that comes back
+/// under another name, or a card that was moved, is named by two nodes for a while. Of nodes whose
+/// agents are connected one has it, so that its memory is granted once: the one with holders, else
+/// the first by name.
+pub(crate) fn elsewhere<'a>(state: &'a State, row: &CardRow) -> Option<&'a NodeName> {
+    if !row.is_named_twice {
+        return None;
+    }
+    let claims = |key: CardKey| {
+        let row = state.cards.get(key).filter(|row| row.card.is_some())?;
+        let node = state.nodes.get(row.node)?;
+        node.agent.as_ref()?;
+        let idle = state
+            .card_use
+            .get(key)
+            .is_none_or(|used| used.holders() == 0);
+        Some((idle, &node.name, row.node))
+    };
+    let all = state.card_names.everywhere(&row.uuid);
+    let (_, owner, node) = all.filter_map(claims).min()?;
+    (node != row.node).then_some(owner)
 }
 
 /// Whether a card may be used whole at all, regardless of what runs on it.

@@ -1,8 +1,8 @@
-//! What each card of a node says by itself to a pod that the node takes as a whole.
+//! Each card of a node is checked by itself for a pod that fits on the node.
 //!
 //! A node that has room for a pod may have full cards beside the one that the pod would get. The
-//! search for a seat stops at the first that will do; explanations show every card, and only they
-//! ask this.
+//! assignment stops at the first card that will do. Explanations show every card, so they alone use
+//! this module.
 
 use super::{announced, assignment, card};
 use crate::devices::{self, DeviceReason};
@@ -12,8 +12,8 @@ use crate::state::State;
 use crate::state::cell::CardUse;
 use crate::state::rows::{CardRow, NodeKey, SpecRow};
 
-/// A line for each card that would do for nothing of what the pod asks for. `now`: the pod fits on
-/// the node now, so that a card must be free now; otherwise it may be one that is being released.
+/// Returns a line for each card that can serve no part of the pod's request. If `now`, the pod fits
+/// on the node now, so a card must be free now; otherwise it may be one that is being released.
 /// `front`: how the node would give the pod its whole GPUs.
 pub(crate) fn refusals(
     state: &State,
@@ -59,7 +59,7 @@ pub(crate) fn refusals(
     refused.collect()
 }
 
-/// Whether the card can be given whole.
+/// Checks whether the card can be given whole.
 fn for_whole(state: &State, card: &CardRow, used: CardUse, now: bool) -> Result<(), CardReason> {
     if let Some(no) = assignment::not_whole(state, card, used) {
         return Err(no);
@@ -74,7 +74,7 @@ fn for_whole(state: &State, card: &CardRow, used: CardUse, now: bool) -> Result<
     }
 }
 
-/// Whether the card takes the share in one of the modes in which the share may use it.
+/// Checks whether the card takes the share in one of the modes in which the share may use it.
 fn for_share(
     state: &State,
     card: &CardRow,

@@ -284,7 +284,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::core::Core;
-    use crate::ids::VolumeName;
+    use crate::ids::{GpuUuid, VolumeName};
     use crate::text;
 
     const CLUSTER: &str = "
@@ -343,7 +343,8 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
     }
 
     fn card(state: &mut State) -> &mut CardUse {
-        let key = state.card_names["GPU-1"];
+        let node = state.node_names["n1"];
+        let key = state.card_names.on(&GpuUuid::new("GPU-1"), node).unwrap();
         &mut state.card_use[key]
     }
 

@@ -23,7 +23,8 @@ pub struct DeviceClaim {
 }
 
 impl DeviceClaim {
-    /// Most pods that use a claim at the same time: Kubernetes' `ResourceClaimReservedForMaxSize`.
+    /// The maximum number of pods that use a claim at the same time: Kubernetes'
+    /// `ResourceClaimReservedForMaxSize`.
     pub const MOST_USERS: usize = 256;
 }
 

@@ -31,17 +31,17 @@ pub struct PodGroup {
     pub last_start: Option<Time>,
     /// When the group was first seen below its minimum with pods running.
     pub stale_since: Option<Time>,
-    /// Members that have succeeded and whose pods are gone, by pod set. They count towards the
-    /// minimum, as those do whose pods are still there.
+    /// The number of members, by pod set, that have succeeded and whose pods are gone. They count
+    /// towards the minimum, as do those whose pods still exist.
     pub succeeded: BTreeMap<SetName, u32>,
     /// Own grace before a stale gang is evicted; `None`: the configuration's.
     pub staleness_grace: Option<Grace>,
-    /// Time that it must be pending before it may evict others: since it was created, or since one
-    /// of its pods was last evicted.
+    /// The time that the group must be pending before pods may be evicted for it. It begins when
+    /// the group is created, and again when one of its pods is evicted.
     pub preemption_delay: Duration,
-    /// When a pod of it was last evicted, where it has a delay.
+    /// The time at which one of its pods was last evicted; only a group with a delay has it.
     pub last_evicted: Option<Time>,
-    /// Its priority class says `preemptionPolicy: Never`: no pod is evicted for it.
+    /// True if its priority class has `preemptionPolicy: Never`, so that no pod is evicted for it.
     pub never_preempts: bool,
 }
 

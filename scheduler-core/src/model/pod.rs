@@ -55,10 +55,10 @@ pub struct Pod {
     /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
     /// it does not say otherwise.
     pub safe_to_evict: bool,
-    /// Its `preemptionPolicy` is `Never`: no pod is evicted for it. A group's own counts for the
-    /// pods of the group.
+    /// True if its `preemptionPolicy` is `Never`, so that no pod is evicted for it. For the pods of
+    /// a group, the group's policy counts.
     pub never_preempts: bool,
-    /// A consolidation may not move it: no controller would make it again.
+    /// True if a consolidation may not move it, because no controller would create it again.
     pub immovable: bool,
     /// `metadata.creationTimestamp`.
     pub created: Time,

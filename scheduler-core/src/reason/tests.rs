@@ -122,6 +122,7 @@ fn cards() -> Vec<CardReason> {
         PoolWhole,
         PoolNone,
         Claimed,
+        Elsewhere(NodeName::new("old")),
         NotMig,
         Device(DeviceReason::InUse),
     ];
@@ -148,7 +149,8 @@ fn cards() -> Vec<CardReason> {
             | NotMig
             | Device(_)
             | PoolNone
-            | Claimed => {}
+            | Claimed
+            | Elsewhere(_) => {}
         }
     }
     all

@@ -332,6 +332,7 @@ impl State {
                 }
                 if let Some(node) = self.cards.get(key).map(|row| row.node) {
                     self.move_part(node);
+                    self.touch_namesakes(key);
                 }
                 Cell::Card(key, value)
             }

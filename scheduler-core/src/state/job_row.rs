@@ -21,7 +21,7 @@ pub(crate) struct GroupRow {
     pub uid: Uid,
     pub created: Time,
     pub last_start: MaybeTime,
-    /// `None`: none of them is set.
+    /// `None` if the group has none of the rare facts.
     rare: Option<Box<RareFacts>>,
 }
 
@@ -133,7 +133,7 @@ impl GroupRow {
         self.rare.as_ref()?.last_evicted
     }
 
-    /// What the group's object says of members that have succeeded and are gone.
+    /// Returns what the group's object says of members that have succeeded and are gone.
     pub(crate) fn succeeded(&self) -> &BTreeMap<SetName, u32> {
         let rare = self.rare.as_ref();
         rare.map_or(&NO_MEMBERS, |rare| &rare.succeeded)
@@ -174,12 +174,12 @@ impl GroupRow {
 
 static NO_MEMBERS: BTreeMap<SetName, u32> = BTreeMap::new();
 
-/// What few jobs have behind them.
+/// The history of a job; few jobs have one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct JobPast {
-    /// When a pod of it was last evicted, where it has a preemption delay.
+    /// The time at which a pod of it was last evicted; only a job with a preemption delay has it.
     pub last_evicted: Option<Time>,
-    /// Members that have succeeded and whose pods are gone.
+    /// The number of members, by pod set, that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
 }
 
@@ -201,7 +201,7 @@ pub(crate) struct JobRow {
     pub last_start: MaybeTime,
     /// Since when it runs below its minimum.
     pub stale_since: MaybeTime,
-    /// `None`: it has none of that.
+    /// `None` if the job has no history.
     past: Option<Box<JobPast>>,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
@@ -230,14 +230,14 @@ impl JobRow {
         self.past.get_or_insert_default()
     }
 
-    /// As many members of that set have succeeded and are gone.
+    /// Returns the number of members of that set that have succeeded and are gone.
     pub(crate) fn gone_of(&self, set: &str) -> u32 {
         let mut gone = self.succeeded().iter();
         let gone = gone.find(|(name, _)| name.as_str() == set);
         gone.map_or(0, |(_, count)| *count)
     }
 
-    /// The group's object does not say of succeeded members what is known.
+    /// Returns whether the group's object does not show the known number of succeeded members.
     pub(crate) fn owes_succeeded(&self) -> bool {
         let group = self.group.as_ref();
         group.is_some_and(|group| group.succeeded() != self.succeeded())

@@ -22,6 +22,7 @@
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
+mod card_names;
 mod card_use;
 pub(crate) mod cell;
 mod changed_groups;
@@ -100,7 +101,7 @@ pub(crate) struct State {
     pub specs: SlotMap<SpecKey, SpecRow>,
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
-    pub card_names: BTreeMap<GpuUuid, CardKey>,
+    pub card_names: card_names::CardNames,
     pub task_names: Names<TaskKey>,
     pub job_names: Names<JobKey>,
     /// In order of their names. To be walked: a name is found by its hash, with fewer rows read.
@@ -187,8 +188,9 @@ pub(crate) struct State {
     pub evicted: BTreeMap<GroupName, Evicted>,
     /// Searches for victims that were cut short, by whose and what for.
     pub search_backoffs: BTreeMap<(GroupName, EvictCause), Rest>,
-    /// Groups whose only pod had started before it joined them: the shell has not been told
-    /// shell when.
+    /// Groups of which the next decision still has to tell the shell something: their start, if
+    /// their only placed pod had started before it joined them, or how many of their members have
+    /// succeeded and are gone. A group stays here while its object is missing.
     pub unreported: BTreeSet<GroupName>,
     /// Groups that may have fallen below their minimum, or risen to it: of which a pod or
     /// the group itself has changed. Those that are below it stay here.
@@ -420,20 +422,21 @@ impl State {
         }
     }
 
-    /// The row of a card, made on `node` if it is not there. A card that is known on
-    /// another node stays there.
+    /// Returns the row of a card on `node`, and makes it if it is not there.
     pub(crate) fn card(&mut self, uuid: &GpuUuid, node: NodeKey) -> CardKey {
-        if let Some(key) = self.card_names.get(uuid) {
-            return *key;
+        if let Some(key) = self.card_names.on(uuid, node) {
+            return key;
         }
         let key = self.cards.insert(CardRow {
             uuid: uuid.clone(),
             node,
+            is_named_twice: false,
             card: None,
             pause: None,
         });
         self.card_use.insert(key, CardUse::default());
-        self.card_names.insert(uuid.clone(), key);
+        self.card_names.insert(uuid, node, key);
+        self.count_names(uuid);
         if let Some(row) = self.nodes.get_mut(node) {
             row.cards.push(key);
         }
@@ -449,12 +452,40 @@ impl State {
             .is_none_or(|used| used.holders() == 0)
             && self.cards.get(key).is_some_and(|row| row.card.is_none());
         if unused && let Some(row) = self.cards.remove(key) {
-            self.card_names.remove(&row.uuid);
+            self.card_names.remove(&row.uuid, row.node);
+            self.count_names(&row.uuid);
             self.card_use.remove(key);
             if let Some(node) = self.nodes.get_mut(row.node) {
                 node.cards.retain(|card| *card != key);
             }
             self.release_node(row.node);
+        }
+    }
+
+    /// Notes on each row of the card whether it has another one.
+    fn count_names(&mut self, uuid: &GpuUuid) {
+        let rows: Vec<CardKey> = self.card_names.everywhere(uuid).collect();
+        for key in &rows {
+            if let Some(row) = self.cards.get_mut(*key) {
+                row.is_named_twice = rows.len() > 1;
+            }
+        }
+    }
+
+    /// Which node has a card that several name depends on all of them: a change of one of its rows
+    /// is a change of the other nodes, too.
+    pub(crate) fn touch_namesakes(&mut self, key: CardKey) {
+        let Some(row) = self.cards.get(key).filter(|row| row.is_named_twice) else {
+            return;
+        };
+        let (uuid, here) = (row.uuid.clone(), row.node);
+        let rows = self.card_names.everywhere(&uuid);
+        let nodes: Vec<NodeKey> = rows
+            .filter_map(|key| Some(self.cards.get(key)?.node))
+            .filter(|node| *node != here)
+            .collect();
+        for node in nodes {
+            self.touch_node(node);
         }
     }
 

@@ -149,6 +149,8 @@ pub(crate) struct AgentStatus {
 pub(crate) struct CardRow {
     pub uuid: GpuUuid,
     pub node: NodeKey,
+    /// Another node has a row of the same card. See [`crate::fit::card::elsewhere`].
+    pub is_named_twice: bool,
     /// `None`: a pod holds it, no agent has spoken of it.
     pub card: Option<Card>,
     /// After a refused grant: not before then, how often in a row, and why.

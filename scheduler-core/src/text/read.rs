@@ -248,7 +248,7 @@ fn group(line: &Line) -> Read<PodGroup> {
     })
 }
 
-/// `set:count,set:count`.
+/// Reads the counts of a line, which have the form `set:count,set:count`.
 fn succeeded(line: &Line) -> Read<BTreeMap<SetName, u32>> {
     let mut all = BTreeMap::new();
     for pair in line.all("succeeded") {

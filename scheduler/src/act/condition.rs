@@ -67,7 +67,7 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),
     };
-    // Who reads why a pod waits looks for its group next.
+    // A user who reads why a pod waits looks for its group next, so the patch names it too.
     let membership = context.grouping.memberships.of(reason.pod.as_str());
     let patch = match membership {
         Some(membership) => membership.patch(reason.pod.as_str()),
@@ -198,7 +198,7 @@ async fn write(context: &WriteContext, condition: Condition<'_>) -> bool {
 }
 
 /// Adds the condition to a patch of the pod's metadata, which the API server takes with the status.
-/// Answers whether the write is over: it was taken, or the pod is gone.
+/// Returns whether the write is over, because it was taken or the pod is gone.
 async fn write_with(context: &WriteContext, condition: Condition<'_>, mut patch: Value) -> bool {
     let (namespace, name) = (condition.namespace, condition.name);
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);

@@ -1,4 +1,4 @@
-//! KAI's events of pod groups that are stale or lose pods.
+//! This module writes KAI's events of pod groups that are stale or lose pods.
 
 use super::WriteContext;
 use super::event::{Annotations, KubeEvent};
@@ -11,7 +11,7 @@ use scheduler_core::Evict;
 use scheduler_core::ids::GroupName;
 use scheduler_core::units::Time;
 
-/// The group is below its minimum since then.
+/// Records the event that the group has been below its minimum since then.
 pub(super) fn stale(context: &WriteContext, group: &GroupName, since: Time) {
     let since = rfc3339(since).unwrap_or_default();
     let note = format!("Job is stale since {since}: fewer of its pods are active than must be");

@@ -31,6 +31,7 @@ use crate::group::Stamps;
 use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
+use answer::Answer;
 use event::EventRecorder;
 use eviction_batch::EvictionBatch;
 use futures::FutureExt as _;
@@ -72,7 +73,7 @@ pub enum Work {
     Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>),
-    /// What is written to a group.
+    /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),
     /// What fences a share.
     Isolation(OwedIsolation),
@@ -192,10 +193,13 @@ pub async fn run(
 /// Servers before 1.35 drop a Binding's labels
 /// (KEP-4742's change to `assignPod`; its annotations have been copied since 1.0).
 async fn labels_apart(client: &Client) -> bool {
-    let version = match client.apiserver_version().await {
-        Ok(version) => version,
-        Err(error) => {
-            tracing::warn!(%error, "the API server's version is not known; labels are written apart");
+    let version = match answer::of(client.apiserver_version()).await {
+        Answer::Done(version) => version,
+        Answer::Refused(_, why) | Answer::Busy(why) | Answer::Unknown(why) => {
+            tracing::warn!(
+                why,
+                "the API server's version is not known; labels are written apart"
+            );
             return true;
         }
     };
@@ -244,7 +248,7 @@ struct Actor {
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
     under_way: HashMap<Id, (Arc<Task>, Instant)>,
-    /// Writes without an outcome.
+    /// Writes that have no outcome for the core.
     background: JoinSet<Written>,
     /// Such writes, but for reasons, that wait for a permit.
     waiting: VecDeque<BackgroundWrite>,
@@ -252,11 +256,11 @@ struct Actor {
     stamps: StampSchedule,
 }
 
-/// A write without an outcome, and whether it was taken.
+/// A finished write that has no outcome for the core, and whether the API server took it.
 enum Written {
     Reason(PodUid, bool),
     Stamps(GroupName, Stamps, bool),
-    /// Its own task repeats it, or nothing does.
+    /// The write is repeated by its own task, or not at all.
     Other,
 }
 
@@ -362,7 +366,7 @@ impl Actor {
                 if let GroupStamp::Stale(Some(since)) = stamp {
                     group::stale(&self.context, &group, since);
                 }
-                // A pod that is a group of its own has no object.
+                // A lone pod that is its own group has no group object.
                 if group.as_str().contains('/') {
                     self.stamps.owe(group, &stamp, Instant::now());
                 }

@@ -1,7 +1,7 @@
-//! Annotations that pod groups are owed: each is written until the API server has taken it. What a
-//! later leader knows of a group is what they say.
+//! Pod groups are owed annotations: each is written until the API server has taken it. They are all
+//! that a later leader knows of a group's past.
 //!
-//! Pure: time comes in with each call.
+//! Pure: the caller passes the time with each call.
 
 use crate::group::Stamps;
 use jiff::Timestamp;
@@ -12,21 +12,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// After a write that was not taken; doubled with each further one.
+/// The pause after a write that was not taken; it doubles with each further one.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A policy may refuse an annotation for as long as the group exists.
+/// The longest pause, because a policy may refuse an annotation for as long as the group exists.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// Something that is written to a group.
+/// A fact that is written to a group as an annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupStamp {
-    /// It went from nothing to something.
+    /// The time at which the group went from no placed pod to some.
     Started(Time),
-    /// It is below its minimum since then, or no longer.
+    /// The time since which the group is below its minimum; `None` if it is no longer.
     Stale(Option<Time>),
-    /// A pod of it was evicted then.
+    /// The time at which a pod of the group was evicted.
     Evicted(Time),
-    /// So many of its members have succeeded and are gone, by pod set.
+    /// The number of members, by pod set, that have succeeded and are gone.
     Succeeded(BTreeMap<SetName, u32>),
 }
 
@@ -53,7 +53,7 @@ impl GroupStamp {
     }
 }
 
-/// As KAI writes times.
+/// Formats a time as KAI writes it.
 pub(super) fn rfc3339(at: Time) -> Option<String> {
     let millis = i64::try_from(at.0).ok()?;
     Some(Timestamp::from_millisecond(millis).ok()?.to_string())
@@ -62,13 +62,13 @@ pub(super) fn rfc3339(at: Time) -> Option<String> {
 #[derive(Debug, Default)]
 struct Owed {
     stamps: Stamps,
-    /// To be written then. `None`: a write is under way.
+    /// The time of the next write; `None` while a write is under way.
     next: Option<Instant>,
-    /// Writes in a row that were not taken.
+    /// The number of writes in a row that were not taken.
     failed: u32,
 }
 
-/// What is owed to each group.
+/// The annotations that are owed to each group.
 #[derive(Debug, Default)]
 pub(super) struct StampSchedule {
     groups: BTreeMap<GroupName, Owed>,
@@ -76,7 +76,7 @@ pub(super) struct StampSchedule {
 }
 
 impl StampSchedule {
-    /// The newest value of a key is the one that is written.
+    /// Owes a stamp to the group. A newer value of the same key replaces the older one.
     pub(super) fn owe(&mut self, group: GroupName, stamp: &GroupStamp, now: Instant) {
         let is_new = !self.groups.contains_key(&group);
         let owed = self.groups.entry(group.clone()).or_default();
@@ -87,7 +87,7 @@ impl StampSchedule {
         }
     }
 
-    /// What is to be written by now, so many groups at most.
+    /// Returns the annotations that are due by now, of this number of groups at most.
     pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<(GroupName, Stamps)> {
         let mut due = Vec::new();
         while due.len() < most
@@ -103,12 +103,13 @@ impl StampSchedule {
         due
     }
 
-    /// When to ask for what is due again.
+    /// Returns when the next annotations are due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.agenda.first().map(|(at, _)| *at)
     }
 
-    /// The write is over. What was not taken, or has changed since, is written again.
+    /// Notes that a write is over. Annotations that were not taken, or that have changed since, are
+    /// written again.
     pub(super) fn written(&mut self, group: GroupName, sent: &Stamps, taken: bool, now: Instant) {
         let Some(owed) = self.groups.get_mut(&group) else {
             return;
@@ -154,7 +155,7 @@ mod tests {
             first[kai::LAST_START].as_deref(),
             Some("1970-01-01T00:00:01Z")
         );
-        // Another value comes while the first is being written, and that write fails.
+        // A newer value comes while the first is being written, and that write fails.
         schedule.owe(group.clone(), &GroupStamp::Started(Time(2000)), begin);
         schedule.owe(group.clone(), &GroupStamp::Stale(None), begin);
         assert_eq!(schedule.next(), None, "one write at a time");
@@ -175,7 +176,7 @@ mod tests {
         let [(_, sent)] = &schedule.due(now, 8)[..] else {
             panic!("not due")
         };
-        // What changes during the write is written after it, at once.
+        // A change during a write is written right after it.
         let gone = BTreeMap::from([(SetName::new("default"), 2)]);
         schedule.owe(group.clone(), &GroupStamp::Succeeded(gone), now);
         schedule.written(group.clone(), sent, true, now);

@@ -4,8 +4,8 @@
 //! the kubelet calls the agent, and the opaque amount, for what Kubernetes itself shows
 //! of a node. An annotation keeps the cluster autoscaler from its node.
 //!
-//! Admission may look at a pod several times, after other webhooks have added containers: the
-//! container of the first look is written down, and keeps the share.
+//! Admission may look at a pod several times, after other webhooks have added containers. The first
+//! look writes the container's name down, so that the same one keeps the share.
 
 use api::quantity;
 use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};
@@ -125,8 +125,8 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     })
 }
 
-/// Names the container of the pod's form of a request, which is the first where none is named: a
-/// service mesh may put its proxy in front of it before the next look.
+/// Writes the name of the container that gets the share, which is the first one unless the request
+/// names another. A service mesh may put its proxy in front of it before the next look.
 fn keep_container(annotations: &mut Value, request: &PodRequest) {
     let has = |key: &str| annotations.get(key).is_some();
     if has(key::CONTAINER) || !(has(key::MEMORY) || has(key::FRACTION)) {
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(got["spec"]["containers"][0], json!({"name": "c"}));
     }
 
-    /// A webhook that is called after this one prepends a container, and this one is called again.
+    /// A later webhook prepends a container, and this one is called again.
     #[test]
     fn the_container_of_the_first_look_keeps_the_share() {
         let share = |container: &Value| container["resources"]["limits"][resource::SHARE].clone();

@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 
 /// Value of a workload's priority where no class says one: KAI's `train`.
 const DEFAULT_PRIORITY: i32 = 50;
-/// The `preemptionPolicy` of a class, or of a pod, for which no pod is evicted.
+/// The `preemptionPolicy` of a priority class or of a pod for which no other pod is evicted.
 pub(super) const NEVER: &str = "Never";
 
-/// What a priority class says.
+/// The values of a priority class that the scheduler uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) value: i32,
-    /// Its `preemptionPolicy` is `Never`.
+    /// True if the class has `preemptionPolicy: Never`.
     pub(super) never_preempts: bool,
 }
 
-/// Priority classes, as far as they are known.
+/// The priority classes that are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Classes {
     /// By name.
@@ -29,7 +29,7 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// The first of these classes that exists, else the cluster's default, else KAI's.
+    /// Returns the first of these classes that exists, else the cluster's default, else KAI's.
     pub(super) fn first<'a>(
         &'a self,
         names: impl IntoIterator<Item = Option<&'a String>>,

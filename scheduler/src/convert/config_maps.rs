@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct ConfigMapUsers {
     /// By namespace and name.
     pub there: ListedObjects,
-    /// None of them is told: all count as there.
+    /// True if config maps are not listed, so that each one that a pod names counts as present.
     pub unread: bool,
     /// Pods of ours that wait and need some, by UID.
     waiting: BTreeMap<String, Waiting>,

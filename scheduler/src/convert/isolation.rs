@@ -334,7 +334,7 @@ mod tests {
         }
         all.show("u", &shows(false, "NotReadBack", "a line"));
         assert_eq!((all.due(), all.owed(Time(u64::MAX))), (None, vec![]));
-        // Another writer changed it, or an earlier leader wrote it.
+        // Another writer, or an earlier leader, has changed the condition.
         all.show("u", &shows(true, isolation::READ_BACK, "a line"));
         assert_eq!(all.owed(Time(0)).len(), 1);
         all.show("u", &shows(false, "NotReadBack", "a line"));

@@ -79,7 +79,7 @@ pub struct World {
     observing: bool,
     /// Pods without an owner wait for their group, too.
     alone_wait: bool,
-    /// Consolidation moves pods that no controller would make again.
+    /// True if a consolidation also moves pods that no controller would create again.
     moves_bare: bool,
     /// Shares get their limit, where the pod names one above its request.
     bursts: Bursts,
@@ -414,7 +414,18 @@ impl World {
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
         self.leaving.remove(uid);
-        self.wishes.retain(|(pod, _), _| pod != uid);
+        let first = (uid.to_owned(), NodeName::new(""));
+        let mut of_pod = Vec::new();
+        for (key, _) in self
+            .wishes
+            .range(first..)
+            .take_while(|((pod, _), _)| pod == uid)
+        {
+            of_pod.push(key.clone());
+        }
+        for key in of_pod {
+            self.wishes.remove(&key);
+        }
         self.storage.forget(uid);
         self.config_maps.forget(uid);
         let mut events = vec![Event::PodGone(PodUid::new(uid))];

@@ -9,6 +9,7 @@ use super::hindrance::Hindrance;
 use super::queue::{created, group_name, preemptible};
 use super::{aligned, pod_rules, resources, rules};
 use crate::bursts::Bursts;
+use crate::queue_label::queue_of;
 use api::grant::{Asked, Grant};
 use api::quantity;
 use api::request::{Amount as AskedAmount, GpuRequest};
@@ -23,8 +24,7 @@ use scheduler_core::model::{
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
-/// What is said of a share that admission has not seen.
-/// See [`given_up_at`].
+/// KAI's `stuck-in-releasing-threshold`. See [`given_up_at`].
 const PATIENCE_MS: u64 = 120_000;
 
 /// Whether the scheduler of that name places this pod.
@@ -64,18 +64,7 @@ pub(super) fn of(
     out.uid = uid.into();
     out.namespace = Arc::from(pod.namespace().unwrap_or_default());
     out.ours = ours;
-    out.queue = QueueName::new(
-        [
-            queue_label,
-            kai::QUEUE_LABEL,
-            kai::QUEUE_LABEL_OLD,
-            kai::PROJECT_LABEL,
-        ]
-        .into_iter()
-        .filter_map(label)
-        .find(|name| !name.is_empty())
-        .map_or(kai::DEFAULT_QUEUE, String::as_str),
-    );
+    out.queue = QueueName::new(queue_of(pod.labels(), queue_label));
     out.group = pod
         .annotations()
         .get(kai::POD_GROUP)
@@ -360,15 +349,13 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
     }
 }
 
-/// When the end of a pod that is being deleted is no longer counted on (KAI's
-/// `stuck-in-releasing-threshold`: two minutes after the time by which it was to be gone).
-/// `None`: it is not being deleted, or does not run.
+/// Returns the time from which the end of a pod that is being deleted is no longer counted on: two
+/// minutes after the time by which it was to be gone. Returns `None` if the pod is not being deleted.
+///
+/// KAI gives up pods that run alone. A pod whose containers were being created when its node died
+/// stays in Terminating as well, and a promise on what it holds would never come true.
 pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {
-    let status = pod.status.as_ref()?;
     let deletion = pod.metadata.deletion_timestamp.as_ref()?;
-    if status.phase.as_deref() != Some("Running") {
-        return None;
-    }
     let due = u64::try_from(deletion.0.as_millisecond()).unwrap_or(0);
     Some(Time(due.saturating_add(PATIENCE_MS)))
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Ends the sentence about a group that is not tried again.
 const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in this node pool until the condition UnschedulableOnNodePool is deleted)";
-/// Queue priority where none is set.
+/// The priority of a queue that does not set one.
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
@@ -203,7 +203,7 @@ pub(super) fn group(group: &kai::PodGroup, class: Class, limits: &Limits, pool: 
     }
 }
 
-/// What cannot be read says nothing.
+/// Reads the counts of succeeded members; an annotation that cannot be parsed counts as absent.
 fn succeeded(text: Option<&str>) -> BTreeMap<SetName, u32> {
     let counts = text.and_then(|text| serde_json::from_str::<BTreeMap<&str, u32>>(text).ok());
     let counts = counts.unwrap_or_default().into_iter();

@@ -25,7 +25,7 @@ pub(super) fn is_safe_to_evict(pod: &KubePod) -> bool {
         && !is_true(said, names::DO_NOT_DISRUPT)
 }
 
-/// A controller creates the pod again when it is deleted.
+/// Returns whether a controller creates the pod again when it is deleted.
 pub(super) fn has_controller(pod: &KubePod) -> bool {
     let mut owners = pod.owner_references().iter();
     owners.any(|owner| owner.controller == Some(true))

@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// A world where consolidation moves pods without a controller, if `moves`.
+    /// Returns a world in which a consolidation moves pods without a controller if `moves` is true.
     #[must_use]
     pub fn with_bare_pods_moved(self, moves: bool) -> Self {
         Self {
@@ -83,8 +83,9 @@ impl World {
         Self { bursts, ..self }
     }
 
-    /// A world that is told nothing of these kinds, by their plural names: what a pod names of them
-    /// counts as there, because a reason that no one looked up would be false.
+    /// Returns a world without listings of these kinds, given by their plural names. Each object
+    /// that a pod names of them counts as present, because a reason that was not verified could be
+    /// false.
     #[must_use]
     pub fn with_unread<'a>(mut self, kinds: impl IntoIterator<Item = &'a str>) -> Self {
         for kind in kinds {

@@ -61,7 +61,7 @@ pub(super) struct StorageObjects {
     claims: ListedObjects,
     volumes: ListedObjects,
     classes: ListedObjects,
-    /// Some of this is not told: a pod's volumes keep it from no node.
+    /// True if some of these kinds are not listed, so that no pod's volumes keep it from a node.
     pub(super) unread: bool,
     /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound.
     users: Users,
@@ -113,7 +113,7 @@ impl StorageObjects {
         (self.say(pod) != say.as_found()).then_some(&**pod)
     }
 
-    /// What the volumes of a pod say.
+    /// Returns the terms that the volumes of a pod set.
     fn say(&self, pod: &KubePod) -> VolumeTerms {
         let mut say = self.storage.of(pod);
         if self.unread {

@@ -192,7 +192,7 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
     }
 }
 
-/// Clients of `/explain` need no token.
+/// Clients of `/explain` need no token, so their questions must not delay what was seen before.
 #[tokio::test(start_paused = true)]
 async fn questions_are_answered_after_what_was_seen_before_them() {
     let (seen, facts) = mpsc::unbounded_channel();

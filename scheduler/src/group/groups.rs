@@ -25,7 +25,7 @@ const TRIES: usize = 4;
 /// How many groups are remembered. One that is forgotten is read again.
 const KEPT: usize = 4096;
 
-/// Annotations of a group with their values; `None`: the annotation is removed.
+/// The annotations of a group with their values; `None` removes an annotation.
 pub(crate) type Stamps = BTreeMap<&'static str, Option<String>>;
 
 /// Why a group could not be written.
@@ -67,15 +67,15 @@ struct Slot {
     stamps: Mutex<Stamped>,
 }
 
-/// Annotations that go with the group's creation, at no request of their own.
+/// The annotations that the group's creation writes, so that they need no request of their own.
 #[derive(Debug, Default)]
 struct Stamped {
     /// UIDs of the pods for which the group is going to be created; empty once it exists.
     expected: BTreeSet<String>,
     /// The annotations that the creation will write.
     pairs: BTreeMap<String, String>,
-    /// The annotations that the creation has written, until [`Groups::stamp`] is asked for them
-    /// again.
+    /// The annotations that the creation has written; the next call of [`Groups::stamp`] takes
+    /// them.
     taken: BTreeMap<String, String>,
 }
 
@@ -233,9 +233,9 @@ impl Groups {
         Ok(())
     }
 
-    /// Sets or removes annotations of a group. Does nothing if the group does not exist. The answer
-    /// is false if they were not taken, or if the group is still to be created: the caller has to
-    /// ask again.
+    /// Sets or removes annotations of a group, and does nothing if the group does not exist.
+    /// Returns false if they were not taken, or if the group is still to be created; the caller
+    /// then has to call again.
     pub(crate) async fn stamp(&self, group: &GroupName, wanted: &Stamps) -> bool {
         let Some((namespace, name)) = group.as_str().split_once('/') else {
             return true;

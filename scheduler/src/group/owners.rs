@@ -12,14 +12,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::discovery::{self, Scope, pinned_kind};
 use kube::{Api, Client};
+use lru::LruCache;
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use tokio::time::Instant;
 
 /// A longer chain is taken for a cycle.
 const MOST_OWNERS: usize = 16;
-/// How many objects are kept; with more, all are forgotten.
-const KEPT: usize = 2048;
+/// The number of owners that are kept. Of more, the one that was used least recently is read again.
+const KEPT: NonZeroUsize = NonZeroUsize::new(2048).expect("it is not zero");
 
 /// Why the owners of a pod are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +60,7 @@ type Key = (String, Reference);
 pub(super) struct Owners {
     client: Client,
     kinds: Mutex<HashMap<(String, String), (ApiResource, Scope)>>,
-    kept: Mutex<HashMap<Key, (Instant, Object)>>,
+    kept: Mutex<LruCache<Key, (Instant, Object)>>,
 }
 
 impl Owners {
@@ -66,7 +68,7 @@ impl Owners {
         Self {
             client,
             kinds: Mutex::default(),
-            kept: Mutex::default(),
+            kept: Mutex::new(LruCache::new(KEPT)),
         }
     }
 
@@ -176,11 +178,7 @@ impl Owners {
                 Found::Missing
             }
             Found::There(object) => {
-                let mut kept = locked(&self.kept);
-                if kept.len() >= KEPT {
-                    kept.clear();
-                }
-                kept.insert(key, (begun, object.clone()));
+                locked(&self.kept).put(key, (begun, object.clone()));
                 Found::There(object)
             }
             other => other,
@@ -200,7 +198,9 @@ impl Owners {
             Scope::Namespaced => Api::namespaced_with(self.client.clone(), namespace, &resource),
         };
         match answer::of(api.get_opt(&reference.name)).await {
-            Answer::Done(Some(object)) => {
+            Answer::Done(Some(mut object)) => {
+                // No rule reads them, and they are half of what an owner is in memory.
+                object.metadata.managed_fields = None;
                 let mut value =
                     serde_json::to_value(&object).map_err(|error| unread(error.to_string()))?;
                 value["apiVersion"] = reference.api_version.clone().into();

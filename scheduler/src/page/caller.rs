@@ -4,9 +4,9 @@
 //! result is cached for half a minute. An account that may not list all pods is checked by
 //! namespace.
 //!
-//! A client that reaches the port can send tokens without end. An address whose tokens are refused
-//! again and again waits before another one is reviewed. A token that was accepted is not affected
-//! by what others at its address send.
+//! A client that reaches the port can send any number of tokens. An address whose tokens are
+//! refused again and again has to wait before another one is reviewed. A token that was accepted
+//! before is not affected by the others of its address.
 
 use super::answer::{Pods, Rights};
 use crate::lock::locked;
@@ -26,12 +26,12 @@ use tokio::sync::Semaphore;
 
 /// How long a result is cached: an account that loses a right keeps it for this time.
 const HOLDS: Duration = Duration::from_secs(30);
-/// Readers that are remembered, and as many tokens that were refused.
+/// The maximum number of readers that are remembered, and that of refused tokens.
 const REMEMBERED: usize = 1000;
 /// Questions to the API server at once, over all readers.
 const AT_ONCE: usize = 8;
-/// Of these, for tokens that nothing is known of. So many may be refused before the first of them
-/// counts for its address.
+/// The maximum number of these questions for tokens that are not known. This number of tokens may
+/// be refused before the first of them counts for its address.
 const STRANGERS: usize = 2;
 /// Largest number of namespaces that are checked for one account.
 const NAMESPACES: usize = 100;
@@ -47,7 +47,7 @@ pub(super) enum CallerError {
     /// The API server did not answer.
     #[error("the API server did not review your token: {0}")]
     Unavailable(String),
-    /// This token is not reviewed now.
+    /// The address of this token has to wait before another token is reviewed.
     #[error("too many tokens from this address were refused: wait 10 s")]
     TooMany,
 }
@@ -55,11 +55,11 @@ pub(super) enum CallerError {
 /// SHA-256 of a token: tokens themselves are not kept.
 type Digest = [u8; 32];
 
-/// Whose token it is, or why it is not accepted.
+/// The reader to whom a token belongs, or why it is not accepted.
 type Verdict = Result<Reader, String>;
 
-/// Verdicts by token, each with the time until which it holds. Refused tokens, of which anybody can
-/// make any number, take no room from readers.
+/// The verdicts by token, each with the time until which it holds. Refused tokens have a map of
+/// their own: anyone can make any number of them, and they must not displace readers.
 #[derive(Debug, Default)]
 struct Verdicts {
     readers: HashMap<Digest, (Instant, Reader)>,
@@ -75,7 +75,7 @@ impl Verdicts {
             .or_else(|| refused.map(|(_, why)| Err(why.clone())))
     }
 
-    /// Also after the verdict's time.
+    /// Returns whether the token was accepted before, even if the verdict has expired.
     fn was_accepted(&self, digest: &Digest) -> bool {
         self.readers.contains_key(digest)
     }
@@ -98,7 +98,7 @@ impl Verdicts {
     }
 }
 
-/// Forgets first those whose time is over, then the one whose time ends first.
+/// Adds an entry. If the map is full, expired entries go first, then the one that expires first.
 fn remember<T>(map: &mut HashMap<Digest, (Instant, T)>, digest: Digest, value: T, now: Instant) {
     if map.len() >= REMEMBERED && !map.contains_key(&digest) {
         map.retain(|_, (until, _)| *until > now);
@@ -157,11 +157,13 @@ impl Callers {
         }
     }
 
-    /// Whose token it is, and what he may see of cards and queues; of pods nothing but
-    /// whether he may see all, see [`Callers::namespaces`]. The address of the client is not known
-    /// where there is no network between.
+    /// Returns the account of the token and its rights to cards and queues; of its right to pods,
+    /// only whether it may see all (see [`Callers::namespaces`]). `peer` is `None` for a client
+    /// that does not connect through a network.
     ///
-    /// # Errors The token is not accepted or not reviewed now, or the API server did not answer.
+    /// # Errors
+    /// Returns an error if the token is not accepted or not reviewed now, or if the API server does
+    /// not answer.
     pub(super) async fn rights(
         &self,
         token: &str,
@@ -250,7 +252,7 @@ impl Callers {
         Ok(may)
     }
 
-    /// The verdict on a token that was not accepted before.
+    /// Returns the verdict on a token that was not accepted before.
     async fn first_reviewed(
         &self,
         digest: Digest,
@@ -258,11 +260,13 @@ impl Callers {
         peer: Option<IpAddr>,
     ) -> Result<Verdict, CallerError> {
         let _turn = self.strangers.acquire().await;
-        // A page sends several requests at once with a token that is new.
+        // A page sends several requests at once with a new token, so the verdict may be known by
+        // now.
         if let Some(verdict) = self.recall(&digest) {
             return Ok(verdict);
         }
-        // Looked at after the wait, in which others from there may have been refused.
+        // The time is taken after the wait, in which other tokens of the address may have been
+        // refused.
         let now = tokio::time::Instant::now();
         if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
             return Err(CallerError::TooMany);
@@ -407,7 +411,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// An API server that knows the tokens that begin with `good`; and how many it reviewed.
+    /// Returns the callers of an API server that accepts tokens that begin with `good`, and the
+    /// number of its reviews.
     fn callers() -> (Arc<Callers>, Arc<AtomicUsize>) {
         let reviews = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&reviews);
@@ -434,7 +439,7 @@ mod tests {
         (Arc::new(Callers::new(client)), reviews)
     }
 
-    /// As if half a minute had passed.
+    /// Lets all verdicts on readers expire.
     fn expire(callers: &Callers) {
         let mut known = locked(&callers.known);
         for (until, _) in known.readers.values_mut() {
@@ -462,15 +467,16 @@ mod tests {
                 .iter()
                 .all(|answer| unknown(answer) || matches!(answer, Err(CallerError::TooMany)))
         );
-        // Once for the page's audience, once for the API server's.
+        // Each token was reviewed once for the page's audience and once for the API server's.
         assert_eq!(reviews.swap(0, Ordering::Relaxed), 2 * refused);
-        // Who reads the page goes on reading it, and is reviewed again in time.
+        // A current reader goes on reading the page, and is reviewed again when the verdict
+        // expires.
         assert!(callers.rights("good", Some(proxy)).await.is_ok());
         assert_eq!(reviews.load(Ordering::Relaxed), 0);
         expire(&callers);
         assert!(callers.rights("good", Some(proxy)).await.is_ok());
         assert_eq!(reviews.load(Ordering::Relaxed), 1);
-        // From elsewhere a new reader is accepted at once.
+        // A new reader at another address is accepted at once.
         let other: IpAddr = [10, 0, 0, 2].into();
         assert!(callers.rights("good too", Some(other)).await.is_ok());
     }
@@ -492,7 +498,7 @@ mod tests {
         reviews.store(0, Ordering::Relaxed);
         assert!(callers.rights("good", Some(peer(0))).await.is_ok());
         assert_eq!(reviews.load(Ordering::Relaxed), 0);
-        // Many readers forget the one whose verdict ends first, not all.
+        // When too many readers come, only the one whose verdict expires first is forgotten.
         for number in 0..REMEMBERED {
             let token = format!("good {number}");
             assert!(callers.rights(&token, None).await.is_ok());

@@ -58,6 +58,8 @@ pub struct Sources {
     pub status: watch::Receiver<Status>,
     /// To the cycle.
     pub questions: mpsc::Sender<Question>,
+    /// The key of the label by which the admin has queues named (`--queue-label-key`).
+    pub queue_label: String,
     /// URL of Prometheus, for what this process does not remember.
     pub prometheus: Option<String>,
     /// The time.
@@ -136,7 +138,7 @@ pub fn start(
 ) -> (Flows, Vec<(&'static str, Part)>) {
     let begun = sources.wall.now().as_millisecond();
     let begun = Time(u64::try_from(begun).unwrap_or_default());
-    let (relay, onward, notes) = FactRelay::new(scheduler, flows, begun);
+    let (relay, onward, notes) = FactRelay::new(scheduler, &sources.queue_label, flows, begun);
     let keeping = rows::run(rows::RowSources {
         notes,
         asked: pending.0,

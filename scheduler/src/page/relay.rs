@@ -7,7 +7,7 @@ use crate::crash;
 use crate::history::{Mark, MarkKind, Tenant};
 use crate::telemetry::{self, AgentEvent, AgentEventSender};
 use crate::watch::{Fact, Seen};
-use api::{GpuNode, Topology};
+use api::{GpuNode, PodGroup, Topology};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
@@ -24,11 +24,13 @@ pub(super) enum RowEvent {
     Pod(Change<PodRow>),
     /// Nodes with an agent, by name.
     Node(Change<Box<GpuNode>>),
+    /// The queues of pod groups, by namespace and name, as in [`PodRow::group`].
+    Group(Change<String>),
     /// Values of priority classes, by name.
     Class(Change<Rank>),
     /// The holders of a pod's grant.
     Tenant(Change<Tenant, Uid>),
-    /// Containers that do not run of a pod with a grant, by name, and why.
+    /// The names of the containers that do not run, of a pod with a grant, each with the reason.
     Crash(Change<Vec<(String, String)>, Uid>),
     /// Labels of nodes, by name.
     Labels(Change<Vec<(String, String)>>),
@@ -55,6 +57,8 @@ pub(super) struct Rank {
 #[derive(Debug)]
 pub(super) struct FactRelay {
     scheduler: String,
+    /// The key of the label by which the admin has queues named.
+    queue_label: String,
     flows: Flows,
     facts: mpsc::UnboundedSender<Fact>,
     heard: AgentEventSender,
@@ -63,7 +67,7 @@ pub(super) struct FactRelay {
     known: HashSet<String>,
     /// Pods that were granted something.
     tenants: HashSet<Uid>,
-    /// Those of them with containers that do not run.
+    /// The pods with a grant of which some containers do not run.
     crashed: HashSet<Uid>,
     /// Pods whose eviction is noted.
     evicted: HashSet<Uid>,
@@ -75,6 +79,7 @@ impl FactRelay {
     /// Flows come in here and go out at the second.
     pub(super) fn new(
         scheduler: &str,
+        queue_label: &str,
         flows: Flows,
         begun: Time,
     ) -> (Self, Flows, mpsc::UnboundedReceiver<RowEvent>) {
@@ -83,6 +88,7 @@ impl FactRelay {
         let (notes, told) = mpsc::unbounded_channel();
         let relay = Self {
             scheduler: scheduler.to_owned(),
+            queue_label: queue_label.to_owned(),
             flows,
             facts,
             heard,
@@ -136,6 +142,20 @@ impl FactRelay {
                 Box::new(node)
             }))),
             Fact::Node(seen) => self.say(RowEvent::Labels(change(seen, row::labels))),
+            Fact::Group(seen) => {
+                let key = |group: &PodGroup| {
+                    let namespace = group.namespace().unwrap_or_default();
+                    format!("{namespace}/{}", group.name_any())
+                };
+                self.say(RowEvent::Group(match seen {
+                    Seen::Listing => Change::Begin,
+                    Seen::There(group) => {
+                        Change::Put(key(group), group.spec.queue.clone().unwrap_or_default())
+                    }
+                    Seen::Gone(group) => Change::Drop(key(group)),
+                    Seen::Listed => Change::End,
+                }));
+            }
             Fact::Topology(seen) => {
                 let keys = |topology: &Topology| {
                     let levels = topology.spec.levels.iter();
@@ -213,7 +233,7 @@ impl FactRelay {
         match seen {
             Seen::Listing => Some(Change::Begin),
             Seen::Listed => Some(Change::End),
-            Seen::There(pod) => match row::pod(pod, &self.scheduler) {
+            Seen::There(pod) => match row::pod(pod, &self.scheduler, &self.queue_label) {
                 Some(row) => {
                     self.known.insert(row.uid.clone());
                     Some(Change::Put(row.uid.clone(), row))

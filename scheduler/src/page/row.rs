@@ -1,6 +1,7 @@
 //! An object of the API server or an agent → its row.
 
 use crate::history::Tenant;
+use crate::queue_label::queue_of;
 use api::request::{Amount, GpuRequest};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -33,7 +34,10 @@ pub(super) struct PodRow {
 }
 
 /// The state of a pod of this scheduler that does not run yet; `None`: nothing.
-pub(super) fn pod(pod: &Pod, scheduler: &str) -> Option<PodRow> {
+///
+/// Its queue is the one that its labels name, where `queue_label` comes first. Once its group is
+/// there, the group's counts: see [`super::rows::Rows::queue`].
+pub(super) fn pod(pod: &Pod, scheduler: &str, queue_label: &str) -> Option<PodRow> {
     let spec = pod.spec.as_ref()?;
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
@@ -46,10 +50,7 @@ pub(super) fn pod(pod: &Pod, scheduler: &str) -> Option<PodRow> {
     }
     let uid = pod.uid()?;
     let label = |key: &str| pod.labels().get(key).filter(|value| !value.is_empty());
-    let queue = [kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD, kai::PROJECT_LABEL]
-        .into_iter()
-        .find_map(label)
-        .map_or(kai::DEFAULT_QUEUE, String::as_str);
+    let queue = queue_of(pod.labels(), queue_label);
     let namespace = pod.namespace().unwrap_or_default();
     let group = pod
         .annotations()
@@ -321,7 +322,7 @@ mod tests {
             "status": {"phase": "Pending"},
         });
         json_patch::merge(&mut object, &patch);
-        pod(&serde_json::from_value(object).unwrap(), "us")
+        pod(&serde_json::from_value(object).unwrap(), "us", "squad")
     }
 
     #[test]

@@ -51,10 +51,12 @@ pub(super) struct Rows {
     pub(super) labels: RowStore<Vec<(Arc<str>, Arc<str>)>>,
     pub(super) topologies: RowStore<Vec<String>>,
     tenants: RowStore<Tenant, Uid>,
-    /// Containers that do not run, and why.
+    /// The containers that do not run, each with the reason, by the UID of their pod.
     crashes: RowStore<Vec<(String, String)>, Uid>,
     words: BTreeSet<Arc<str>>,
     classes: RowStore<Rank>,
+    /// The queues of pod groups.
+    groups: RowStore<String>,
     /// Position of each pending pod in its queue, by UID, from 1; `None`: must be counted again.
     places: Option<HashMap<String, u32>>,
     /// The latest of the cycle.
@@ -80,6 +82,7 @@ impl Rows {
             crashes: RowStore::default(),
             words: BTreeSet::new(),
             classes: RowStore::default(),
+            groups: RowStore::default(),
             places: None,
             queues: Vec::new(),
             status: Status::default(),
@@ -137,6 +140,10 @@ impl Rows {
                     Change::End => self.changes.all(),
                 }
                 self.nodes.change(change);
+            }
+            RowEvent::Group(change) => {
+                self.groups.change(change);
+                self.places = None;
             }
             RowEvent::Class(change) => {
                 self.classes.change(change);
@@ -225,7 +232,7 @@ impl Rows {
             .map_or("", |tenant| &tenant.queue)
     }
 
-    /// Why a container of a pod with a grant does not run, if it does not.
+    /// Returns why a container of a pod with a grant does not run; `None` if it runs.
     pub(super) fn crash(&self, uid: &str, container: &str) -> Option<&str> {
         let crashes = self.crashes.get(&Uid::of(uid))?;
         let crash = crashes.iter().find(|(name, _)| name == container)?;
@@ -294,6 +301,16 @@ impl Rows {
         history.sample(*now, &sample);
     }
 
+    /// Returns the queue in which a pod waits: its group's, as the scheduler has it, else the one that
+    /// the pod's labels name.
+    pub(super) fn queue<'a>(&'a self, pod: &'a PodRow) -> &'a str {
+        let of_group = self
+            .groups
+            .get(&pod.group)
+            .filter(|queue| !queue.is_empty());
+        of_group.map_or(&pod.queue, String::as_str)
+    }
+
     /// The value of a pod's class.
     pub(super) fn priority(&self, pod: &PodRow) -> i32 {
         let default = || self.classes.iter().find(|(_, rank)| rank.default);
@@ -322,7 +339,7 @@ impl Rows {
         let waiting = || self.pods.iter().filter(|(_, pod)| pod.node.is_none());
         for (_, pod) in waiting() {
             let rank = (Reverse(self.priority(pod)), pod.created);
-            let groups = queues.entry(&pod.queue).or_default();
+            let groups = queues.entry(self.queue(pod)).or_default();
             let best = groups.entry(&pod.group).or_insert(rank);
             *best = rank.min(*best);
         }
@@ -335,7 +352,7 @@ impl Rows {
             }
         }
         let of = |(uid, pod): (&String, &PodRow)| {
-            let at = place.get(&(pod.queue.as_str(), pod.group.as_str()));
+            let at = place.get(&(self.queue(pod), pod.group.as_str()));
             (uid.clone(), at.copied().unwrap_or(0))
         };
         self.places = Some(waiting().map(of).collect());

@@ -69,9 +69,9 @@ pub(super) fn tell(known: &PodFacts<'_>) -> Value {
     for event in events {
         steps.extend(of_event(event));
     }
-    // The present reason of a pod that waits, and since when it is that one: its condition keeps the
-    // time at which the pod began to wait, for whatever reason.
-    // Its event has the time at which it became that one.
+    // The condition of a waiting pod has the present reason, but the time since which the pod waits
+    // at all. If an event has the same reason, its time is used; otherwise the reason begins when
+    // the earlier reasons end.
     if let Some(mut present) = known.pod.and_then(waits_for) {
         let is_same = |old: &Step| old.kind == present.kind && old.words == present.words;
         if !steps.iter().any(is_same) {
@@ -188,7 +188,8 @@ fn conditions(pod: &Pod, steps: &mut Vec<Step>) {
     }
 }
 
-/// Why it waits now, at the time at which it began to wait.
+/// Returns the step with the present reason of a waiting pod, at the time at which it began to
+/// wait.
 fn waits_for(pod: &Pod) -> Option<Step> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let waits = conditions
@@ -364,7 +365,8 @@ mod tests {
         assert_eq!(told["allocations"], json!(["a1"]));
     }
 
-    /// The condition says why it waits now, with the time since which it waits at all.
+    /// The condition has the present reason of a waiting pod, but the time since which it waits at
+    /// all.
     #[test]
     fn the_present_reason_of_a_pod_comes_after_those_before_it() {
         let waits = |message: &str| {
@@ -397,7 +399,7 @@ mod tests {
                 .collect()
         };
         let missing = (1, "Queue 'product' does not exist".to_owned());
-        // Its event is not there yet, or there as well.
+        // The event of the present reason is missing, or it is there as well.
         let now = waits("no node has room");
         assert_eq!(
             words(&now, std::slice::from_ref(&queue)),

@@ -290,8 +290,9 @@ fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<Write> {
     let mut known = std::mem::take(&mut written.digests);
     let mut due = Vec::new();
     let mut since = std::mem::take(&mut written.since);
+    let children = patch::children(&views.queues);
     for view in &views.queues {
-        let mut status = patch::queue(view, &views.queues);
+        let mut status = patch::queue(view, &children);
         written.stamp(&mut since, &view.queue, &mut status, now);
         let (name, digest) = (view.queue.clone(), digest(&status.to_string()));
         if known.remove(&name) == Some(digest) {

@@ -2,16 +2,31 @@
 
 use super::amounts;
 use proto::names::queue::QUOTA_CONDITION;
+use scheduler_core::ids::QueueName;
 use scheduler_core::{GroupView, QueueView, ReasonKind};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
-/// `Queue.status`.
-pub(super) fn queue(view: &QueueView, all: &[QueueView]) -> Value {
-    let children: Vec<&str> = all
-        .iter()
-        .filter(|other| other.parent.as_ref() == Some(&view.queue))
-        .map(|other| other.queue.as_str())
-        .collect();
+/// The names of queues, by the queue above them.
+pub(super) type Children<'a> = BTreeMap<&'a QueueName, Vec<&'a str>>;
+
+/// Returns the children of every queue, in the order of the views.
+pub(super) fn children(views: &[QueueView]) -> Children<'_> {
+    let mut children = Children::new();
+    for view in views {
+        if let Some(parent) = &view.parent {
+            children
+                .entry(parent)
+                .or_default()
+                .push(view.queue.as_str());
+        }
+    }
+    children
+}
+
+/// Returns `Queue.status`.
+pub(super) fn queue(view: &QueueView, children: &Children<'_>) -> Value {
+    let children = children.get(&view.queue).map_or(&[][..], Vec::as_slice);
     let mut requested = view.held;
     for (sum, wanted) in requested.iter_mut().zip(view.wanted) {
         *sum = sum.saturating_add(wanted);

@@ -419,7 +419,7 @@ fn wants(wrong: Option<String>, ignored: &[Remark]) -> Vec<WantedCondition> {
             "available",
             "A scheduler reads this object.",
         ),
-        // There is nothing that it depends on; KAI's own tools wait for it.
+        // The scheduler depends on no other component, but KAI's own tools wait for this condition.
         want(
             "DependenciesFulfilled",
             true,

@@ -119,7 +119,7 @@ impl Callers {
 
     async fn ask(&self, token: &str, peer: Option<IpAddr>) -> Result<String, Status> {
         let _turn = self.turns.acquire().await;
-        // After the wait, in which others from there may have been refused.
+        // The check follows the wait, in which other tokens of the address may have been refused.
         let now = Instant::now();
         if peer.is_some_and(|peer| locked(&self.refusals).must_wait(peer, now)) {
             return Err(Status::resource_exhausted(

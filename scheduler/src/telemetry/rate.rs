@@ -1,5 +1,5 @@
-//! How often a client without an accepted token may make the scheduler ask the API server, here and
-//! at the status page.
+//! A client without an accepted token may make the scheduler ask the API server only so often, here
+//! and at the status page.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -11,8 +11,8 @@
 //! keys and authorities of former signers stay in the `ConfigMap` until an admin takes
 //! them out, so that grants of pods that run stay valid through a change of keys.
 //!
-//! To change the signing key, an admin empties the Secret and deletes the `ConfigMap`'s entry for the
-//! signing key (`aliquot keys rotate`); the first replica that sees that creates a new key.
+//! To change the signing key, an admin empties the Secret and deletes the `ConfigMap`'s entry for
+//! the signing key (`aliquot keys rotate`); the first replica that sees that creates a new key.
 
 mod certificate;
 mod objects;
@@ -151,15 +151,15 @@ pub enum TrustError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// Another client wrote it.
+    /// Another client has written the object, and its content is unusable.
     #[error("{object} cannot be used: {why}")]
     Content {
         /// "Secret x/y".
         object: String,
-        /// The error, and the fix where there is one.
+        /// The error, and the fix if there is one.
         why: String,
     },
-    /// It was deleted, and this account may not create it.
+    /// The object was deleted, and this account may not create it.
     #[error("there is no {0}: apply deploy/scheduler.yaml, which has an empty one")]
     Missing(String),
     /// A name that no certificate can carry, or no randomness.

@@ -1,8 +1,8 @@
-//! Secrets and the `ConfigMap`: read, and filled or made where they are empty or absent. Several
-//! replicas may start at once: the second one reads what the first one wrote.
+//! This module reads the Secrets and the `ConfigMap`, and fills or creates those that are empty or
+//! absent. Several replicas may start at once: the second one reads what the first one wrote.
 //!
-//! `deploy/` has both Secrets empty. A right to create them would have no name in it, and its holder
-//! could create the other program's Secret with a key of its own.
+//! `deploy/` contains both Secrets, empty. RBAC cannot restrict a right to create to one name, so
+//! its holder could create the other program's Secret with a key of its own.
 
 use super::TrustError;
 use super::certificate::{Authority, Freshness};
@@ -137,7 +137,7 @@ impl Objects {
             .map_err(|e| api_error(&format!("write {what}"), e))
     }
 
-    /// The Secret as it was found, or as it is filled or made now.
+    /// Returns the Secret as it was found, or as it has been filled or created now.
     async fn secret(
         &self,
         name: &str,
@@ -198,7 +198,7 @@ impl Objects {
     }
 }
 
-/// No entry, or none with a byte in it.
+/// Returns whether the Secret has no entry, or only entries without a byte.
 fn is_empty(secret: &Secret) -> bool {
     let entries = secret.data.iter().flatten();
     entries.into_iter().all(|(_, bytes)| bytes.0.is_empty())

@@ -42,7 +42,7 @@ async fn replicas_that_start_at_once_agree() {
     assert_eq!(a.signer().public_key(), again.signer().public_key());
 }
 
-/// As `deploy/` has them, the labels aside.
+/// Creates both Secrets empty, as `deploy/` does, but with another label.
 async fn make_empty(secrets: &Api<Secret>) {
     for name in [object::GRANT_KEY_SECRET, object::TLS_SECRET] {
         let empty = serde_json::from_value(json!({
@@ -75,7 +75,7 @@ async fn empty_secrets_are_filled_once_and_keep_the_rest() {
     assert_eq!(a.signer().public_key(), again.signer().public_key());
     let still = secrets.get(object::GRANT_KEY_SECRET).await.unwrap();
     assert_eq!(filled.data, still.data);
-    // An entry without a byte is no key.
+    // An entry without a byte counts as no key.
     let blank = Patch::Merge(json!({"data": {(object::GRANT_KEY_ENTRY): ""}}));
     secrets
         .patch(object::GRANT_KEY_SECRET, &PatchParams::default(), &blank)
@@ -85,7 +85,7 @@ async fn empty_secrets_are_filled_once_and_keep_the_rest() {
     assert_ne!(a.signer().key_id(), other.signer().key_id());
 }
 
-/// An API server that knows the namespace, and no right to create a Secret.
+/// The API server of this test has the namespace, and rejects the creation of a Secret.
 #[tokio::test]
 async fn a_secret_that_is_missing_and_may_not_be_created_is_named_with_the_fix() {
     let answer = |request: http::Request<kube::client::Body>| async move {

@@ -140,7 +140,7 @@ fn bytes(card: &Answer, key: &str) -> Result<u64, Return> {
     Ok(card.number::<u64>(key)? << 20)
 }
 
-/// `NVML_STRUCT_VERSION(Memory, 2)`: the size and the number.
+/// `NVML_STRUCT_VERSION(Memory, 2)` combines the size and the version number of the struct.
 const MEMORY_V2: c_uint = 0x0200_0028;
 
 /// Version 1 counts the driver's reserve as used.

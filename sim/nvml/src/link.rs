@@ -19,7 +19,8 @@ use std::time::Duration;
 use crate::abi::{DRIVER_NOT_LOADED, Return, UNINITIALIZED, UNKNOWN};
 
 const SOCKET: &str = "run/nvidia-persistenced/socket";
-/// What the driver says of a call that is made to hang: its answer comes when the fault is lifted.
+/// The driver answers with this line to a call that hangs; the final answer follows when the fault
+/// is lifted.
 const HANGS: &str = "hangs";
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -38,11 +39,11 @@ struct Connection {
 static LINK: Mutex<Option<Link>> = Mutex::new(None);
 
 thread_local! {
-    /// The call that this thread makes: the driver may have a fault for it.
+    /// The name of the call that this thread makes, for which the driver may have a fault.
     static CALL: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// A call of the library begins. What it asks the driver for from here on is asked in its name.
+/// Notes that a call of the library begins; all further requests of this thread carry its name.
 pub(crate) fn enters(call: &'static str) {
     CALL.set(call);
 }
@@ -117,7 +118,7 @@ pub(crate) fn open() -> Result<(), Return> {
 
 /// `nvmlShutdown`.
 pub(crate) fn close() -> Result<(), Return> {
-    // A driver that is gone is shut down as well.
+    // The answer does not matter: `nvmlShutdown` succeeds even if the driver is gone.
     let _ = ask("machine");
     let mut link = link();
     let open = link.as_mut().ok_or(UNINITIALIZED)?;

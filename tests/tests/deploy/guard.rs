@@ -126,7 +126,8 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
             assert!(text(policy).contains(&word), "{policy} lacks {word}");
         }
     }
-    // What the scheduler writes on a pod: in a Binding by name, later as a pattern.
+    // The policies for Bindings name each key that the scheduler writes on a pod; the policy for
+    // pods has it as a pattern.
     let written = [
         kai::POD_GROUP,
         kai::SUB_GROUP_LABEL,
@@ -144,7 +145,7 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
     let written = text("aliquot-scheduler-pods");
     assert!(names::condition::ISOLATION_VERIFIED.starts_with("aliquot.dev/"));
     assert!(written.contains("startsWith('aliquot.dev/')"));
-    // The networks that the label opens are those of the policies.
+    // The label opens exactly the networks of the policies.
     for network in of_kind("NetworkPolicy") {
         let text = network.to_string();
         let opened = text.matches("namespaceSelector").count();

@@ -480,7 +480,7 @@ fn the_scheduler_holds_no_privilege_and_tenants_outlive_the_agents_upgrade() {
     assert_eq!(mps["automountServiceAccountToken"], false);
 }
 
-/// Each of our own values has an effect, and the notes after an installation do not deny it.
+/// Each of our own values has an effect, and the notes after an installation list all of them.
 #[test]
 fn the_notes_of_the_chart_know_every_value() {
     let read = |name: &str| std::fs::read_to_string(deploy().join("chart").join(name)).unwrap();

@@ -80,7 +80,8 @@ fn no_right_is_a_wildcard_and_every_right_belongs_to_an_account_that_exists() {
     }
 }
 
-/// RBAC has no name in a right to create, so an account that may create one Secret may create each.
+/// RBAC cannot restrict a right to create to one name, so an account that may create one Secret may
+/// create each.
 #[test]
 fn nobody_creates_secrets_and_those_of_the_programs_are_there_and_empty() {
     for kind in ["ClusterRole", "Role"] {
@@ -101,7 +102,7 @@ fn nobody_creates_secrets_and_those_of_the_programs_are_there_and_empty() {
     for name in [object::GRANT_KEY_SECRET, object::TLS_SECRET] {
         let secret = one("Secret", name);
         assert_eq!(secret["metadata"]["namespace"], NAMESPACE);
-        // With a field for data, an apply would empty a Secret that is filled.
+        // If the manifest had a field for data, an apply would empty a Secret that is filled.
         assert!(secret["data"].is_null() && secret["stringData"].is_null());
         assert_eq!(secret["type"], "Opaque");
     }

@@ -165,6 +165,7 @@ mod tests {
                 namespace: "ns".into(),
                 name: "p".into(),
             },
+            mirror_uid: None,
             grant: None,
             admitted: true,
             finished: false,

@@ -187,6 +187,7 @@ impl World {
         });
         let pod = PodView {
             identity,
+            mirror_uid: None,
             grant: Some(grant),
             admitted: true,
             finished: false,

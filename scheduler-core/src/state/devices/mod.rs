@@ -214,8 +214,8 @@ impl State {
         (!ends).then_some(false)
     }
 
-    /// How many pods use the claim, and how many of them do not leave. The API server may show
-    /// reservations for pods that are not known here.
+    /// Returns the number of pods that use the claim, and the number of those that are not leaving.
+    /// The API server may show reservations for pods that are not known here.
     fn users_of(&self, claim: &ClaimUid) -> (usize, usize) {
         let hold = self.devices.holds.get(&Slot::now(claim));
         let users = hold.map_or(&[][..], |hold| &hold.users);

@@ -47,7 +47,7 @@ impl World<'_> {
             let tree = self.case.jobs[job].tree();
             let (had, has) = (self.sets(job, before), self.sets(job, after));
             let begun = binds.iter().any(|pod| self.of[*pod].0 == job);
-            // Members that have succeeded count.
+            // Members that have succeeded count towards the minimum.
             let counts = |uid: &PodUid| after(uid) || self.succeeded.contains(uid);
             let whole = is_whole(&tree, &self.sets(job, counts));
             let was_broken = !begun && !is_whole(&tree, &had);

@@ -55,7 +55,7 @@ struct World<'a> {
     answers: Vec<Outcome>,
     /// What the core was shown last.
     seen: BTreeMap<PodUid, Pod>,
-    /// Pods that the core was shown to have succeeded, gone or not.
+    /// The pods that the core was shown as succeeded, whether or not they are gone.
     succeeded: BTreeSet<PodUid>,
     /// Which set of which job a pod is of, gone or not.
     of: BTreeMap<PodUid, (usize, usize)>,

@@ -42,7 +42,7 @@ const READY_WITHIN: Duration = Duration::from_mins(10);
 /// Between two looks at what they say.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A lock for each claim that a task is about.
+/// The locks of the claims that tasks use at present; each claim has one.
 #[derive(Debug, Default)]
 struct ByClaim<L>(Mutex<BTreeMap<ClaimUid, Weak<L>>>);
 
@@ -59,13 +59,14 @@ impl<L: Default> ByClaim<L> {
     }
 }
 
-/// The claims that this process is about.
+/// The locks on claims that the tasks of this process share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Locks {
-    /// Claims that bindings are about, and claims that lose their devices: not both at once.
+    /// Bindings read-lock the claims that they use, and a task that takes devices from a claim
+    /// write-locks it, so that both never happen at once.
     uses: Arc<ByClaim<RwLock<()>>>,
-    /// Claims that are read and written. Of bindings that write one claim at the same time, one
-    /// would succeed and all others would begin again.
+    /// A task locks a claim while it reads and writes it. If several bindings wrote one claim at
+    /// the same time, one would succeed and all others would begin again.
     writes: Arc<ByClaim<tokio::sync::Mutex<()>>>,
 }
 
@@ -118,7 +119,7 @@ pub(super) async fn reserve(
     let api = claims(context, &bind.namespace);
     for (at, claim) in bind.devices.iter().enumerate() {
         let terms = terms.get(at).cloned().unwrap_or_default();
-        // A task that waits for another one's write keeps no permit from a third.
+        // A task that waits for another task's write must not hold a permit meanwhile.
         let _only = context.claims.write(&claim.uid).await;
         let mut permit = Permit::acquire(&context.permits).await;
         let reserve = || reserve_one(context, &api, bind, claim, &terms);

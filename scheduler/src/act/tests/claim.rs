@@ -209,7 +209,7 @@ async fn a_refused_binding_takes_back_what_came_before_it_and_nothing_of_others(
 
 #[tokio::test]
 async fn pods_that_are_bound_at_once_share_a_claim() {
-    // More than bindings that are sent at once.
+    // The number exceeds that of the bindings that are sent at once.
     const PODS: usize = 60;
     let mut site = Site::start().await;
     let claim = site.claim("c").await;
@@ -224,8 +224,8 @@ async fn pods_that_are_bound_at_once_share_a_claim() {
     for _ in 0..PODS {
         assert!(confirmed(&site.outcome().await));
     }
-    // One for each pod, and one for the claim's finalizer. Of bindings that write the claim at the same
-    // time all but one would be refused, pause and begin again.
+    // Each pod costs one PUT, and the claim's finalizer one. If bindings wrote the claim at the
+    // same time, all but one would be refused, pause and begin again.
     assert_eq!(site.puts.load(Ordering::Relaxed) - before, PODS + 1);
     assert_eq!(site.consumers("c").await, Some(PODS));
     site.nothing_more().await;

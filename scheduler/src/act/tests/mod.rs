@@ -71,7 +71,7 @@ struct Site {
     trust: Trust,
     grouping: crate::group::Shared,
     decisions: u64,
-    /// How many PUT requests were sent.
+    /// The number of PUT requests that were sent.
     puts: Arc<AtomicUsize>,
     stop: CancellationToken,
 }

@@ -74,7 +74,7 @@ struct User {
 /// Of dynamic resource allocation.
 #[derive(Debug, Default)]
 pub(super) struct DeviceObjects {
-    /// Some of this is not told: a pod's claims keep it from no node.
+    /// True if some of these kinds are not listed, so that no pod's claims keep it from a node.
     pub(super) unread: bool,
     slices: ListedObjects,
     claim_names: ListedObjects,

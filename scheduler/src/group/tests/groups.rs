@@ -64,15 +64,15 @@ async fn a_stamp_waits_for_the_group_while_one_pod_is_left_for_which_it_is_made(
         group.annotations().get(kai::LAST_START).cloned()
     };
     assert_eq!(stamped().await.as_deref(), Some("first"));
-    // The creation has written it, so that no other request is sent for it. The other pod's
-    // expectation holds up nothing any more.
+    // The creation has written the annotation, so no other request is sent for it. The other pod's
+    // expectation does not delay the group any more.
     let refused = Fault::TooManyRequests;
     site.server.plan("PATCH", "/podgroups/g", refused);
     assert!(stamp("first").await);
     assert!(!stamp("second").await);
     assert!(stamp("second").await);
     assert_eq!(stamped().await.as_deref(), Some("second"));
-    // A group that is there already is annotated although no pod needs it any more.
+    // An existing group is annotated even if no pod needs it any more.
     groups.expect(NS, "g", "c");
     assert!(!stamp("third").await);
     groups.unexpect(NS, "g", "c");
@@ -99,7 +99,7 @@ async fn stamps_that_are_not_taken_are_written_again() {
     }
     assert!(stamp("g", "taken").await);
     assert_eq!(stamped("g").await.as_deref(), Some("taken"));
-    // A stamp that comes while the group is being created is not in the creation.
+    // The creation does not include a stamp that comes while it is under way.
     groups.expect(NS, "late", "a");
     let wanted = group("late", 1);
     let mut making = Box::pin(groups.ensure(&wanted));

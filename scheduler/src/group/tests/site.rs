@@ -227,7 +227,7 @@ impl Site {
             .unwrap();
     }
 
-    /// Whether the annotation was taken.
+    /// Returns whether the annotation was taken.
     pub(super) async fn groups_stamp(&self, group: &str, value: &str) -> bool {
         let key = proto::names::kai::LAST_START;
         let wanted = Stamps::from([(key, Some(value.to_owned()))]);

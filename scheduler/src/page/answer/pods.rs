@@ -11,7 +11,7 @@ pub(super) fn one(pod: &PodRow, rows: &Rows, whole: bool) -> Value {
         pod.why.lines().next().unwrap_or_default()
     };
     json!({
-        "uid": pod.uid, "namespace": pod.namespace, "name": pod.name, "queue": pod.queue,
+        "uid": pod.uid, "namespace": pod.namespace, "name": pod.name, "queue": rows.queue(pod),
         "asks": pod.asks, "class": pod.class, "priority": rows.priority(pod),
         "created": pod.created, "place": rows.place(&pod.uid), "node": pod.node, "why": why,
     })
@@ -28,11 +28,11 @@ pub(super) fn many(span: &Span, rights: &Rights, rows: &Rows) -> Value {
         let text = |text: &str| text.to_lowercase().contains(&needle);
         state
             && rights.sees(&pod.namespace)
-            && (span.queue.is_empty() || span.queue == pod.queue)
+            && (span.queue.is_empty() || span.queue == rows.queue(pod))
             && (needle.is_empty()
                 || text(&pod.name)
                 || text(&pod.namespace)
-                || text(&pod.queue)
+                || text(rows.queue(pod))
                 || text(&pod.why))
     };
     let all = rows.pods.iter().map(|(_, pod)| pod);
@@ -45,7 +45,10 @@ pub(super) fn many(span: &Span, rights: &Rights, rows: &Rows) -> Value {
             // The older first would be the smaller stamp: age grows the other way.
             "age" => b.created.cmp(&a.created),
             "place" => place(a).cmp(&place(b)),
-            _ => a.queue.cmp(&b.queue).then_with(|| place(a).cmp(&place(b))),
+            _ => rows
+                .queue(a)
+                .cmp(rows.queue(b))
+                .then_with(|| place(a).cmp(&place(b))),
         };
         by.then_with(|| a.uid.cmp(&b.uid))
     });
@@ -69,7 +72,9 @@ pub(super) fn whereabouts(uid: &str, rights: &Rights, rows: &Rows) -> Answer {
     let mut grants = statuses
         .flat_map(|status| &status.gpus)
         .flat_map(|gpu| &gpu.grants);
-    let known = match rows.pods.get(uid) {
+    let pending = rows.pods.get(uid);
+    let queue = pending.map_or_else(|| rows.payer(uid), |row| rows.queue(row));
+    let known = match pending {
         Some(row) => Some((row.namespace.clone(), row.name.clone())),
         None => grants
             .find(|grant| grant.pod_uid == uid)
@@ -90,6 +95,6 @@ pub(super) fn whereabouts(uid: &str, rights: &Rights, rows: &Rows) -> Answer {
         })
         .collect();
     Answer::Json(json!({
-        "namespace": namespace, "name": name, "queue": rows.payer(uid), "shares": shares,
+        "namespace": namespace, "name": name, "queue": queue, "waits": pending.is_some(), "shares": shares,
     }))
 }

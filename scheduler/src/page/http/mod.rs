@@ -117,7 +117,8 @@ pub(super) fn routes(state: HttpState) -> Router {
         .layer(from_fn(guarded))
 }
 
-/// Reviews the token of a request before it is read further. The handlers find the verdict cached.
+/// Reviews the token of a request before the request is read further; handlers find the verdict
+/// cached.
 async fn judged(
     Extract(state): Extract<HttpState>,
     request: axum::extract::Request,

@@ -128,16 +128,12 @@ async fn timeline_of(
     value["name"] = json!(name);
     value["queue"] = live["queue"].clone();
     value["shares"] = live["shares"].clone();
-    value["waits"] = json!(false);
+    value["waits"] = live["waits"].as_bool().unwrap_or_default().into();
     if let Some(pod) = &found {
         value["node"] = json!(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()));
         let status = pod.status.as_ref();
         let phase = status.and_then(|status| status.phase.clone());
         value["phase"] = json!(crate::crash::of(pod).or(phase));
-        if let Some(row) = crate::page::row::pod(pod, &state.scheduler) {
-            value["queue"] = json!(row.queue);
-            value["waits"] = json!(true);
-        }
     }
     value["range"] = json!(state.prometheus.is_some());
     Ok(tagged(&headers, "application/json", value.to_string()))

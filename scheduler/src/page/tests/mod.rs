@@ -149,7 +149,7 @@ impl Site {
             let clock = clock.clone();
             Wall::reads(move || Timestamp::from_second(clock.load(Ordering::Relaxed)).unwrap())
         };
-        let (relay, onward, notes) = FactRelay::new("us", flows, Time(0));
+        let (relay, onward, notes) = FactRelay::new("us", "squad", flows, Time(0));
         tokio::spawn(relay.run());
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
@@ -322,6 +322,34 @@ async fn the_api_server_is_asked_once_for_many_looks() {
         asked + 2,
         "a wrong token is asked for once, for each audience"
     );
+}
+
+/// The page and the scheduler read a pod's queue in one way: the admin's label comes before KAI's, and
+/// the group's queue before both.
+#[tokio::test]
+async fn a_pod_is_shown_in_the_queue_of_its_group_and_by_the_label_of_the_admin() {
+    let group = |queue: &str| -> Fact {
+        let group = json!({"metadata": {"name": "g", "namespace": "a"}, "spec": {"queue": queue}});
+        Fact::Group(Seen::There(serde_json::from_value(group).unwrap()))
+    };
+    let grouped = json!({"metadata": {"annotations": {"pod-group-name": "g"}}});
+    let labelled = json!({"metadata": {"labels": {"squad": "blue"}}});
+    let facts = vec![
+        pod("a/labelled", 3, labelled),
+        pod("a/grouped", 2, grouped),
+        pod("a/plain", 1, json!({})),
+        group("red"),
+    ];
+    let site = Site::start(facts);
+    for (queue, name) in [("blue", "labelled"), ("red", "grouped"), ("team", "plain")] {
+        let rows = site
+            .rows(&format!("/api/pods?queue={queue}"), "admin", 1)
+            .await;
+        assert_eq!(rows[0]["name"], name);
+        assert_eq!(rows[0]["queue"], queue);
+    }
+    site.facts.send(group("green")).unwrap();
+    site.rows("/api/pods?queue=green", "admin", 1).await;
 }
 
 #[tokio::test]

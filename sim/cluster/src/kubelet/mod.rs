@@ -50,8 +50,8 @@ pub struct Config {
     pub heartbeat_every: Duration,
     /// Until a container that could not start is tried again; the real one takes 10 to 15 s.
     pub retry: Duration,
-    /// Environment of init containers that are no sidecars, before the pod's own: by it a workload
-    /// that stands for every image ends, where it would run on in an app container.
+    /// The environment of init containers that are not sidecars, before the pod's own. A workload
+    /// that stands for every image ends by it, where it would go on running in an app container.
     pub init_env: Vec<(String, String)>,
     /// How long a resource keeps its capacity without its plugin; the real one 5 minutes.
     pub endpoint_grace: Duration,

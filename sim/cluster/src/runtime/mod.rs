@@ -93,7 +93,7 @@ pub enum RuntimeError {
     /// There is no such container.
     #[error("container \"{0}\" not found")]
     Unknown(String),
-    /// Nothing is started any more.
+    /// The runtime does not start anything any more.
     #[error("the runtime is being shut down")]
     Closed,
     /// The disk, or the process table.
@@ -117,7 +117,8 @@ pub struct Runtime {
 #[derive(Debug, Default)]
 struct Containers {
     made: u64,
-    /// The runtime is being shut down: a kubelet that still runs starts nothing any more.
+    /// True if the runtime is being shut down, so that a kubelet that still runs starts nothing any
+    /// more.
     closed: bool,
     table: BTreeMap<ContainerId, Container>,
 }
@@ -263,7 +264,7 @@ impl Runtime {
             containers.closed
         };
         if closed {
-            // It was not among those that were ended.
+            // The process was started during the shutdown, which has not ended it.
             let _ = child.kill().await;
             self.forget(pid);
             let _ = ended.send(Some(Exit(128)));
@@ -390,8 +391,8 @@ impl Runtime {
         std::fs::read_to_string(path).ok()
     }
 
-    /// Ends every process, at once, and starts none any more: a kubelet that still runs would start
-    /// the first container again while the second is being ended.
+    /// Ends all processes at once, and starts none any more: otherwise a kubelet that still runs
+    /// would start the first container again while the second is being ended.
     pub async fn shut_down(&self) {
         self.containers().closed = true;
         for one in self.running() {

@@ -43,8 +43,8 @@ pub(super) fn handle(state: &mut State, request: &Message) -> Result<Message, Wi
     Ok(Message::ok().with("gpu", &state.cards[card].spec.uuid))
 }
 
-/// Sets or lifts what a call of NVML does in place of answering, of one card or of any, and answers
-/// how many calls have yet to meet it, and the names of all calls that were made.
+/// Sets or lifts the fault of a call of NVML, for one card or for any. Answers with the number of
+/// calls that have yet to meet the fault, and with the names of all calls that were made.
 fn call(state: &mut State, request: &Message) -> Result<Message, WireError> {
     let name = request.need("call")?;
     let card = find_card(state, request);
@@ -78,7 +78,7 @@ fn call(state: &mut State, request: &Message) -> Result<Message, WireError> {
         .with_rows("made", &made))
 }
 
-/// The calls that a key of `ctl-set` has a return code for.
+/// Returns the calls for which a key of `ctl-set` sets a return code.
 fn calls_of(key: &str) -> &'static [&'static str] {
     match key {
         "process-lists" => &[

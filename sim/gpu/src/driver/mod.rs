@@ -37,7 +37,7 @@ use requests::Caller;
 use socket::LineSocket;
 use state::{ConnId, State};
 
-/// A call that hangs looks this often whether the driver ends.
+/// The interval at which a call that hangs checks whether the driver ends.
 const HANG_CHECK: Duration = Duration::from_millis(100);
 
 /// What a driver is started with.
@@ -275,7 +275,7 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
                     let before = state.last_event;
                     state.now = shared.started.elapsed();
                     let answer = requests::handle(&mut state, &caller, &request);
-                    // A fault that is lifted lets calls go on.
+                    // Calls that hang go on when their fault is lifted.
                     if state.last_event != before || request.verb == "ctl-call" {
                         shared.changed.notify_all();
                     }
@@ -288,8 +288,8 @@ fn converse(stream: UnixStream, conn: ConnId, shared: &Shared) -> io::Result<boo
     Ok(false)
 }
 
-/// What a call of NVML is answered because of a fault that was set; one that hangs does so here.
-/// `None`: it is answered as usual.
+/// Returns the answer to a call of NVML for which a fault is set, and waits here if the fault makes
+/// it hang. Returns `None` if the call is answered as usual.
 fn refused_call(
     shared: &Shared,
     request: &Message,
@@ -302,7 +302,7 @@ fn refused_call(
         return Ok(None);
     };
     let mut state = lock(&shared.state);
-    // An event set is of the cards that it lists.
+    // A request about an event set concerns the cards that the set lists.
     let listed = request
         .rows("cards")
         .first()
@@ -317,7 +317,7 @@ fn refused_call(
         Some(CallFault::Hangs) => {}
     }
     drop(state);
-    // The library waits for longer than usual, as long as this takes.
+    // After this line the library waits without its usual time limit.
     lines.answer("hangs")?;
     let stopping = || shared.stopping.load(std::sync::atomic::Ordering::SeqCst);
     let mut state = lock(&shared.state);

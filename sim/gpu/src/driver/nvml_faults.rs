@@ -1,44 +1,44 @@
-//! Calls of NVML that fail or do not return, as a test sets them.
+//! A test can make calls of NVML fail or not return.
 //!
-//! Every request of the simulated NVML names the call that it is made for, so a fault is set by the
-//! name of the call alone, of one card or of any, and no answer has a place of its own for it.
+//! Every request of the simulated NVML names the call that it is made for. A fault is therefore set
+//! by the name of the call, for one card or for any, and no request needs code of its own for it.
 
 use super::state::CardId;
 use std::collections::BTreeSet;
 
-/// What NVML tells otherwise of one card, beside calls that fail.
+/// The answers of NVML about one card that a test has changed, apart from calls that fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NvmlFaults {
     /// Processes are listed without the memory that they hold (`NVML_VALUE_NOT_AVAILABLE`).
     pub memory_unavailable: bool,
-    /// Return code of `nvmlDeviceGetMigDeviceHandleByIndex` for the second device and later ones;
-    /// 0: the device.
+    /// The return code of `nvmlDeviceGetMigDeviceHandleByIndex` for the second device and later
+    /// ones; with 0 the call returns the device.
     pub mig_device: u32,
 }
 
-/// What a call does in place of answering.
+/// The effect of a fault on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
-    /// It answers this return code.
+    /// The call returns this code.
     Fails(u32),
-    /// It does not return before the fault is lifted, and answers then.
+    /// The call does not return before the fault is lifted; then it is answered.
     Hangs,
 }
 
-/// One fault that was set.
+/// A fault that was set.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// `None`: of any card, and of the calls that name none.
+    /// The card; `None` stands for any card, and for calls that name none.
     card: Option<CardId>,
-    /// The call's symbol, `nvmlDeviceGetCount_v2`; `*` is every call.
+    /// The symbol of the call, such as `nvmlDeviceGetCount_v2`; `*` stands for every call.
     call: String,
     fault: CallFault,
-    /// How many calls still meet it; `None`: all of them.
+    /// The number of calls that have yet to meet the fault; `None` if all of them meet it.
     left: Option<u32>,
 }
 
-/// The faults of calls that are set, and the names of the calls that were made: a test that tries
-/// all of them reads them here.
+/// The faults that are set, and the names of the calls that were made, from which a test learns
+/// which calls it can try.
 #[derive(Clone, Debug, Default)]
 pub struct CallFaults {
     set: Vec<Entry>,
@@ -46,8 +46,8 @@ pub struct CallFaults {
 }
 
 impl CallFaults {
-    /// Sets what the next `times` calls of that name do, all of them without a number. It replaces
-    /// the fault that was set for the same card and call.
+    /// Sets the fault for the next `times` calls of that name, or for all of them if `times` is
+    /// `None`. It replaces the fault that was set for the same card and call.
     pub fn set(&mut self, card: Option<CardId>, call: &str, fault: CallFault, times: Option<u32>) {
         self.lift(card, call);
         self.set.push(Entry {
@@ -58,13 +58,13 @@ impl CallFaults {
         });
     }
 
-    /// Lifts it; calls that hang by it go on.
+    /// Lifts the fault of this card and call; calls that it makes hang go on.
     pub fn lift(&mut self, card: Option<CardId>, call: &str) {
         self.set
             .retain(|entry| entry.card != card || entry.call != call);
     }
 
-    /// A call is made: what it does in place of answering, if anything.
+    /// Notes that a call is made, and returns the fault that it meets, if any.
     pub fn meet(&mut self, card: Option<CardId>, call: &str) -> Option<CallFault> {
         self.made.insert(call.to_owned());
         let entry = self.set.iter_mut().find(|entry| {
@@ -77,7 +77,8 @@ impl CallFaults {
         Some(entry.fault)
     }
 
-    /// Whether a call that hangs does so still. One that met its fault last keeps it set.
+    /// Returns whether a call that hangs has to go on hanging. A fault stays set after its last
+    /// call has met it.
     pub fn hangs(&self, card: Option<CardId>, call: &str) -> bool {
         self.set.iter().any(|entry| {
             let named = entry.call == call || entry.call == "*";
@@ -85,13 +86,13 @@ impl CallFaults {
         })
     }
 
-    /// The calls that were made.
+    /// Returns the names of the calls that were made.
     pub fn made(&self) -> &BTreeSet<String> {
         &self.made
     }
 
-    /// How many calls have yet to meet the fault of this card and call; `None`: it is not set, or
-    /// all of them do.
+    /// Returns the number of calls that have yet to meet the fault of this card and call, or `None`
+    /// if no fault is set or all calls meet it.
     pub fn left(&self, card: Option<CardId>, call: &str) -> Option<u32> {
         let mut entries = self.set.iter();
         entries

@@ -203,7 +203,7 @@ pub struct State {
     pub events: VecDeque<Event>,
     /// Sequence number of the last event.
     pub last_event: u64,
-    /// Calls of NVML that do not answer.
+    /// The faults that are set for calls of NVML.
     pub calls: CallFaults,
     /// What NVML waits for each answer, ms.
     pub answer_ms: u64,

@@ -108,13 +108,14 @@ pub(crate) async fn a_grant_is_written_by_the_scheduler_alone(cluster: &mut Clus
     others.holds().await
 }
 
-/// With the right to patch pods its account could give the image of a privileged pod another name.
+/// If the scheduler's account could patch all of a pod, it could replace the image of a privileged
+/// pod.
 pub(crate) async fn the_scheduler_writes_a_pods_group_and_its_own_conditions_alone(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let ns = guarded(cluster).await?;
     let policy = "aliquot-scheduler-pods";
-    // What a value says of another key is text.
+    // This value looks like another key, but must be treated as text.
     let sly = r#"x", "pod-group-name":"g"#;
     let one = json!({ (resource::GPU): "1" });
     let gpu = json!({ "name": "main", "image": "busybox",
@@ -127,7 +128,7 @@ pub(crate) async fn the_scheduler_writes_a_pods_group_and_its_own_conditions_alo
         }, "spec": { "containers": [gpu] } }),
     );
     cluster.apply_one(&there).await?;
-    // As many as the API server takes with the other policies.
+    // The pod has as many annotations as the API server takes with the other policies in force.
     let many: Map<String, Value> = (0..20_000)
         .map(|number| (format!("z{number:x}"), json!("")))
         .collect();
@@ -261,7 +262,7 @@ pub(crate) async fn the_scheduler_writes_a_pods_group_and_its_own_conditions_alo
     }
     table.by(client).holds().await?;
 
-    // Other accounts are not affected.
+    // The policy does not affect other accounts.
     let mut admin = Table::new(cluster, policy, &ns);
     admin.admitted_write(Write::patch(path("live"), annotation("note", json!("y"))));
     admin.admitted_write(Write::patch(

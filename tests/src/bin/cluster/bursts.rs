@@ -1,4 +1,5 @@
-//! Shares that are created moments apart, and what is moved for whole GPUs that come after them.
+//! Shares that are created moments apart join one card; a pod without a controller is not moved for
+//! a whole GPU that comes later.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::placement::card_of;
 
-/// As far apart as the replicas of a chart come, while an MPS server takes a second to start.
+/// The pauses between shares in milliseconds: the replicas of a chart come so close together, while
+/// an MPS server takes a second to start.
 const APART: [u64; 5] = [100, 150, 200, 300, 1500];
 
 fn whole(ns: &str, name: &str) -> Value {
@@ -42,7 +44,7 @@ pub(crate) async fn shares_that_come_moments_apart_join_the_card_that_is_startin
     cards.sort_unstable();
     cards.dedup();
     ensure!(cards.len() == 1, "six shares took the cards {cards:?}");
-    // The two others are there for those that want a whole one.
+    // The two other cards are free for pods that need a whole one.
     for name in ["whole-0", "whole-1"] {
         cluster.run_share(&whole(&ns, name)).await?;
     }
@@ -54,7 +56,7 @@ pub(crate) async fn a_pod_that_nothing_creates_again_is_not_moved_for_a_whole_gp
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 2)).await?;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
-    // The pod's age does not protect it.
+    // Without a minimum age, only the lack of a controller protects the pod.
     let changed = scheduler
         .daemon
         .restart_with(|command| command.flag("--consolidation-min-age-s", "0"));
@@ -67,7 +69,7 @@ pub(crate) async fn a_pod_that_nothing_creates_again_is_not_moved_for_a_whole_gp
 
 async fn bare_pod_stays(cluster: &mut Cluster) -> Result<()> {
     let ns = cluster.namespace().await?;
-    // 15,360 MiB a card: the second finds no room beside the first.
+    // A card has 15,360 MiB, so the second share finds no room beside the first.
     for (name, mib) in [("first", "9000"), ("second", "9000")] {
         let share = pod(&ns, name, &[("gpu-memory", mib)], "report hold");
         cluster.run_share(&share).await?;
@@ -82,7 +84,7 @@ async fn bare_pod_stays(cluster: &mut Cluster) -> Result<()> {
             alone = Some(name);
         }
     }
-    // `small` has a card of its own now, and room beside the other.
+    // After this, `small` has a card of its own, and it would fit beside the other share.
     if let Some(name) = alone {
         cluster.delete_pod(&ns, name).await?;
     }

@@ -1,5 +1,5 @@
-//! `aliquot explain` on a real cluster, whose pods have what admission plugins add: it reads the
-//! cluster by itself, and has to come to the scheduler's own reasons.
+//! `aliquot explain` reads a real cluster by itself, whose pods have what admission plugins add,
+//! and has to come to the scheduler's own reasons.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// What a verb answers, as JSON.
+/// Returns the JSON that a verb prints.
 async fn verb(cluster: &Cluster, words: &[&str]) -> Result<Value> {
     let output = tokio::process::Command::new(cluster.programs.ours.join("aliquot"))
         .env("KUBECONFIG", &cluster.kubectl.kubeconfig)
@@ -33,7 +33,7 @@ async fn verb(cluster: &Cluster, words: &[&str]) -> Result<Value> {
     serde_json::from_str(&said).with_context(|| format!("{words:?}: {said}"))
 }
 
-/// Whether the service account's volume is on the pod, which names a config map.
+/// Returns whether the pod has the service account's volume, which names a config map.
 fn has_token(pod: &Pod) -> bool {
     let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
     let mut sources = volumes
@@ -42,15 +42,16 @@ fn has_token(pod: &Pod) -> bool {
     sources.any(|source| source.config_map.is_some())
 }
 
-/// Up to what differs from card to card, which the verb shows as a table.
+/// Returns a reason without the part that differs from card to card, which the verb shows as a
+/// table.
 fn reason(line: &str) -> &str {
     let line = line.lines().next().unwrap_or_default();
     let line = line.split(". node ").next().unwrap_or(line);
     line.trim_end_matches('.')
 }
 
-/// One that no card can hold, one above its queue's quota, one that names no queue that is there, and
-/// one that lacks a config map; each has the volume of its service account.
+/// One pod is larger than any card, one exceeds its queue's quota, one names a missing queue, and
+/// one lacks a config map; each has the volume of its service account.
 pub(crate) async fn an_ordinary_pod_is_explained_as_its_condition_says(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -79,7 +80,8 @@ pub(crate) async fn an_ordinary_pod_is_explained_as_its_condition_says(
             let told = why_pending(&pod).unwrap_or_default();
             let said = verb(cluster, &["explain", &format!("{ns}/{name}")]).await?;
             let line = said["line"].as_str().unwrap_or_default().to_owned();
-            // The cluster may be read between two reasons.
+            // The verb may read the cluster between two reasons, so both are read again until they
+            // agree.
             let same = !told.is_empty() && reason(&told) == reason(&line);
             Ok(Seen::when(
                 same,
@@ -93,7 +95,8 @@ pub(crate) async fn an_ordinary_pod_is_explained_as_its_condition_says(
     for reason in &reasons[..3] {
         ensure!(!reason.contains("ConfigMap"), "{reasons:?}");
     }
-    // A pod that does not exist yet has no such volume, and is decided by the same picture.
+    // A pod that does not exist yet has no such volume, and is decided on the same picture of the
+    // cluster.
     let file = cluster.work.state().join("simulated.yaml");
     std::fs::write(&file, share("small", "2000").to_string())?;
     let file = file.to_string_lossy();

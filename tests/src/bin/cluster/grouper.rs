@@ -417,8 +417,8 @@ pub(crate) async fn pods_in_a_group_made_by_hand_start_together_and_the_group_is
     Ok(())
 }
 
-/// The object of a member that has succeeded is deleted, as `kubectl delete --field-selector`, a TTL
-/// or an operator's clean-up does.
+/// The pod of a succeeded member is deleted, as by `kubectl delete --field-selector`, a TTL or an
+/// operator's clean-up.
 pub(crate) async fn a_gang_goes_on_without_members_that_have_succeeded(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -461,7 +461,7 @@ pub(crate) async fn a_gang_goes_on_without_members_that_have_succeeded(
         },
     )
     .await?;
-    // Longer than the grace of a gang below its minimum.
+    // The pause is longer than the grace of a gang below its minimum.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let stays = cluster.pods(&ns).get("stays").await?;
     ensure!(
@@ -469,10 +469,10 @@ pub(crate) async fn a_gang_goes_on_without_members_that_have_succeeded(
         "{}",
         describe(&stays)
     );
-    // A scheduler that starts now knows of it from the group alone.
+    // A restarted scheduler knows of the succeeded member from the group alone.
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     scheduler.daemon.restart_with(|command| command).await?;
-    // There is no room for this one beside the other: then it is the only one that exists.
+    // The new member has no room beside the other, so it is the only one that exists when it runs.
     cluster
         .apply_one(&member("instead", "14000", "report hold"))
         .await?;
@@ -481,7 +481,7 @@ pub(crate) async fn a_gang_goes_on_without_members_that_have_succeeded(
     Ok(())
 }
 
-/// Who reads why a pod waits looks for its group next.
+/// A user who reads why a pod waits looks for its group next.
 pub(crate) async fn a_pod_that_waits_names_its_group_with_its_reason(
     cluster: &mut Cluster,
 ) -> Result<()> {

@@ -241,7 +241,7 @@ pub(crate) async fn devices_are_named_to_the_runtime_by_nobody(
         "cdi.k8s.io/thief",
     );
     table.admitted_write(Write::patch(&path, annotated("example.com/note", "x")));
-    // A write of the status may carry annotations, and those of a Binding become the pod's.
+    // A write of the status may carry annotations, and a Binding's annotations become the pod's.
     let bound = |key: &str| {
         json!({
             "apiVersion": "v1", "kind": "Binding",

@@ -12,7 +12,9 @@ use aliquot_tests::pod::{describe, phase_of};
 use aliquot_tests::share::{PROGRAM, grant_of, line, pod};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
+use api::gpu_node::GpuNode;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use nix::sys::signal::{Signal, kill};
@@ -404,6 +406,78 @@ fn lose_run_folders() -> Result<()> {
     for entry in fs::read_dir(CDI)?.flatten() {
         fs::remove_file(entry.path())?;
     }
+    Ok(())
+}
+
+/// A static pod comes from a file on the node, past every scheduler. The kubelet knows it by another UID
+/// than the API server does.
+pub(crate) async fn a_static_pod_gets_its_whole_gpu_and_no_share_joins_it(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster.aliquot(&Hardware::preset("T4", 2)).await?;
+    let ns = cluster.namespace().await?;
+    let mut manifest = pod(&ns, "static", &[], "report hold");
+    manifest["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": 1 } });
+    let file = Path::new(node::STATIC_PODS).join("static.json");
+    let agent = &mut gpus(cluster)?.agent;
+    let plain = agent
+        .restart_with(|command| command.arg("--allow-ungranted-whole=true"))
+        .await?;
+    // The kubelet refuses a static pod for good while the agent has not registered again.
+    let first = pod(&ns, "first", &[("gpu-memory", "1000")], "report hold");
+    cluster.run_share(&first).await?;
+    cluster.delete_pod(&ns, "first").await?;
+    // The kubelet reads what it sees in the folder at once.
+    let draft = Path::new(node::STATIC_PODS).join("../static.json");
+    fs::write(&draft, serde_json::to_vec(&manifest)?)?;
+    fs::rename(&draft, &file)?;
+    let outcome = beside_a_static_pod(cluster, &ns).await;
+    fs::remove_file(&file)?;
+    gpus(cluster)?.agent.restart_with(|_| plain).await?;
+    outcome?;
+    let pods = cluster.pods(&ns);
+    until(
+        "the static pod is gone",
+        Duration::from_secs(40),
+        || async {
+            let left = pods.get_opt(&format!("static-{}", node::NAME)).await?;
+            Ok(left.map_or(Seen::Done(()), |pod| Seen::NotYet(describe(&pod))))
+        },
+    )
+    .await
+}
+
+async fn beside_a_static_pod(cluster: &Cluster, ns: &str) -> Result<()> {
+    let name = format!("static-{}", node::NAME);
+    until("the mirror is there", Duration::from_secs(40), || async {
+        let mirror = cluster.pods(ns).get_opt(&name).await?;
+        Ok(Seen::when(mirror.is_some(), "no mirror".to_owned()))
+    })
+    .await?;
+    let mirror = cluster.pod_phase(ns, &name, "Running").await?;
+    let report = cluster.said(ns, &name, "main", "report").await?;
+    let card = report["devices"][0]["uuid"].clone();
+    // The scheduler and people know the pod by its UID at the API server.
+    let gpu_nodes: Api<GpuNode> = Api::all(cluster.client.clone());
+    until("its card names it", Duration::from_secs(40), || async {
+        let status = gpu_nodes.get(node::NAME).await?.status.unwrap_or_default();
+        let gpus = status.gpus.iter().filter(|gpu| card == *gpu.uuid);
+        let mut grants = gpus.flat_map(|gpu| &gpu.grants);
+        let own = grants.any(|grant| Some(&grant.pod_uid) == mirror.metadata.uid.as_ref());
+        Ok(Seen::when(own, format!("{:?}", status.gpus)))
+    })
+    .await?;
+    // A T4 has 15,360 MiB: each of the shares has room for itself alone on a card.
+    let share = |name: &str| pod(ns, name, &[("gpu-memory", "9000")], "report hold");
+    let running = cluster.run_share(&share("share")).await?;
+    let granted = grant_of(&running)?.containers[0].gpus[0].clone();
+    ensure!(
+        card != granted,
+        "the share is on {card}, which is held whole"
+    );
+    cluster.apply_one(&share("late")).await?;
+    let reason = cluster.reason(ns, "late").await?;
+    ensure!(reason.contains("held as a whole GPU"), "{reason}");
     Ok(())
 }
 

@@ -389,6 +389,7 @@ async fn test(
             kubelet::a_pod_that_the_kubelet_refuses_after_allocate_frees_its_card,
             kubelet::foreign_and_broken_files_beside_ours_change_nothing,
             kubelet::a_node_that_lost_all_that_a_reboot_loses_comes_back,
+            kubelet::a_static_pod_gets_its_whole_gpu_and_no_share_joins_it,
             kubelet::a_corrupt_checkpoint_takes_nothing_from_anybody,
             rollout::an_agent_started_beside_the_old_one_waits_and_takes_over_without_a_gap,
             rollout::a_share_starts_at_every_moment_of_a_rolling_update,

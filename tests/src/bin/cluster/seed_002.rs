@@ -122,7 +122,7 @@ pub(crate) async fn seed_002_with_a_node_kept_empty_jobs_are_moved_together(
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     let changed = scheduler.daemon.restart_with(|command| {
-        // The example's jobs are bare pods, and are moved at once, as by KAI.
+        // The example's jobs are bare pods that must be moved at once, as by KAI.
         command
             .flag("--keep-empty-nodes", "1")
             .flag("--consolidation-min-age-s", "0")

@@ -1,5 +1,5 @@
-//! What one namespace, or a client without a token, can do to all: nothing. Every program runs under
-//! the memory limit that `deploy/` gives it, takes the largest inputs that its port and its watches
+//! No namespace, and no client without a token, can harm the others. Every program runs under the
+//! memory limit that `deploy/` gives it, takes the largest inputs that its port and its watches
 //! take, and outlives them.
 #![expect(clippy::print_stdout, reason = "the log of a run has the peaks")]
 
@@ -222,7 +222,7 @@ pub(crate) async fn the_largest_pods_of_a_namespace_end_no_scheduler_that_starts
     a_share_runs(cluster, "beside").await?;
     let still = cluster.pods(&ns).get("fat-0").await?;
     ensure!(phase_of(&still) == "Pending", "it was placed");
-    // They are large: each list of pods in a later claim would read them.
+    // The pods are large, and each list of pods in a later claim would read them.
     let all = ListParams::default();
     cluster
         .pods(&ns)

@@ -214,7 +214,7 @@ fn config(value: &Value) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// `100s`, `10m` or `1h`: the recorded cases have no other form.
+/// Parses durations such as `100s`, `10m` or `1h`; the recorded cases have no other form.
 fn go_duration(text: &str) -> anyhow::Result<Duration> {
     let (number, unit) = text.split_at(text.len().saturating_sub(1));
     let seconds = match unit {

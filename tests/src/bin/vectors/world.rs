@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Between two rounds, in milliseconds: KAI's cycle, after which a pause between evictions for one
-/// job is over.
+/// The time between two rounds in milliseconds, as in KAI's cycle; after it, a pause between
+/// evictions for one job is over.
 const ROUND: u64 = 1000;
 
 /// How the core gets to a round.
@@ -130,7 +130,7 @@ fn restored(case: &Case, core: &Core) -> Core {
     core
 }
 
-/// Writes to the groups what the shell writes. The groups that have changed.
+/// Writes to the groups what the shell would write, and returns the groups that have changed.
 fn stamp(facts: &mut [Event], decision: &Decision) -> Vec<PodGroup> {
     let mut changed = Vec::new();
     for event in facts {

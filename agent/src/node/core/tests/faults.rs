@@ -90,7 +90,7 @@ fn a_card_whose_samples_all_come_too_late_starts_nothing_until_one_comes_in_time
         assert_eq!(closed, second >= 5, "{second}");
     }
     assert_eq!(core.state().stale_samples, 6);
-    // It is that card alone.
+    // Only this card is closed; the node goes on offering shares.
     assert_eq!(core.state().not_offering, None);
     assert_eq!(core.state().unguarded.len(), 1);
     let why = core.state().unguarded[&uuid(0)].clone();
@@ -167,7 +167,7 @@ fn a_driver_that_is_late_costs_no_id_and_no_share_and_what_was_bound_waits() {
     let look = Event::Observed(Arc::new(observation(&BTreeMap::new())));
     world.tell(&mut core, look);
     assert!(world.pre_start(&mut core, "u2").unwrap().is_ok());
-    // Once it is gone, nothing is offered.
+    // Once the driver is gone, no ID without a holder is healthy.
     let gone = Event::Observed(Arc::new(Observation::default()));
     world.tell(&mut core, gone);
     let mut free = core.offer().share.into_iter();

@@ -239,7 +239,8 @@ async fn a_namespace_is_exempted_by_an_admin_alone(cluster: &mut Cluster) -> Res
     let mut admin = Table::new(cluster, "aliquot-exempt-namespaces", &ns);
     admin.admitted_write(named("mine", labels));
     admin.admitted_write(Write::patch(&path, exempt(guard::EXEMPT)));
-    // Labels that open metrics and page, and claims for every card of a node.
+    // Only an admin may set labels that open the metrics and the page, or allow claims for every
+    // card of a node.
     for key in [
         "aliquot.dev/monitoring",
         "resource.kubernetes.io/admin-access",

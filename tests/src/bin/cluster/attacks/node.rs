@@ -157,7 +157,7 @@ async fn unreadable(cluster: &mut Cluster) -> Result<()> {
     // One that starts now knows no proof at all.
     gpus(cluster)?.agent.kill().await?;
     gpus(cluster)?.agent.start_again()?;
-    // The condition is the old agent's; the page is the new one's.
+    // The condition may still be the old agent's, but the page is the new agent's.
     marked_unreadable(cluster).await?;
     offers(cluster, false, "the hook's proofs cannot be read").await
 }

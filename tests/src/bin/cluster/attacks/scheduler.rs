@@ -63,8 +63,8 @@ async fn charged(cluster: &Cluster, names: [&str; 2]) -> Result<[String; 2]> {
     Ok(all)
 }
 
-/// The guard rejects these writes, so they are made while it only records them: the test is about
-/// what the scheduler believes, also after a restart.
+/// The guard would reject these writes, so it only records them in this test, which is about what
+/// the scheduler believes, even after a restart.
 pub(crate) async fn a_running_share_is_charged_as_it_was_granted_whatever_is_written_on_its_pod(
     cluster: &mut Cluster,
 ) -> Result<()> {
@@ -437,7 +437,7 @@ pub(crate) async fn a_new_signing_key_ends_no_share_and_a_revoked_one_starts_non
     )
     .await?;
 
-    // An upgrade applies the Secrets again as they are in `deploy/`, empty.
+    // An upgrade applies the Secrets of `deploy/` again, which are empty.
     let filled = secrets.get(object::GRANT_KEY_SECRET).await?.data;
     let manifests = scheduler::manifests(&cluster.programs.tree)?;
     for secret in manifests.iter().filter(|one| one["kind"] == "Secret") {

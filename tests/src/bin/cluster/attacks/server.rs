@@ -79,8 +79,9 @@ pub(crate) async fn root_in_a_container_changes_nothing_in_the_pipe_directory(
         entries.map(|entry| Ok(entry?.file_name())).collect()
     };
     let before = files()?;
-    // What would fill the node's `/run`, take other tenants' connections, or be in the way of a
-    // supervisor that starts. Each is tried where the server's pipe is, or the claim fails.
+    // These changes would fill the node's `/run`, take other tenants' connections, or obstruct a
+    // supervisor that starts. Each is tried only if the server's pipe is there; otherwise the test
+    // fails.
     for change in [
         "touch x",
         "mkdir x",
