@@ -114,7 +114,7 @@ fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> 
         ReasonKind::QueueDoesNotExist => queue_to_create(state, pod),
         ReasonKind::GroupDoesNotExist => {
             let group = pod.group.as_ref()?;
-            let there = state.groups.iter().map(GroupName::as_str);
+            let there = state.groups.keys().map(GroupName::as_str);
             Some(format!(
                 "create the PodGroup {group}{}, or remove the annotation {}",
                 did_you_mean(group.as_str(), there),
@@ -129,6 +129,16 @@ fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> 
 /// Advises to create the queue of the pod, or of its group, if the queue does not exist.
 fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
     let names = || state.queues.iter().map(|queue| queue.name.as_str());
+    let group = pod.group.as_ref();
+    let group = group.and_then(|name| state.groups.get_key_value(name));
+    if let Some((group, of_group)) = group.filter(|(_, queue)| **queue != pod.queue) {
+        let (namespace, name) = group.as_str().split_once('/').unwrap_or_default();
+        return Some(format!(
+            "name the pod's queue {} in its PodGroup, which names {of_group}: kubectl patch podgroup \
+             {name} -n {namespace} --type merge -p '{{\"spec\":{{\"queue\":\"{}\"}}}}'",
+            pod.queue, pod.queue
+        ));
+    }
     let queue = pod.queue.as_str();
     if names().any(|name| name == queue) {
         return None;

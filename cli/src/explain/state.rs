@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::shadow::Shadow;
-use scheduler_core::ids::{GroupName, NodeName, PodUid};
+use scheduler_core::ids::{GroupName, NodeName, PodUid, QueueName};
 use scheduler_core::model::{Card, ContainerGrant, Node, Phase, Placement, Pod, Queue};
 use scheduler_core::units::Mib;
 use scheduler_core::{Bind, Event};
@@ -33,7 +33,8 @@ pub(super) struct State {
     pub(super) pods: BTreeMap<PodUid, Pod>,
     pub(super) nodes: BTreeMap<NodeName, Node>,
     pub(super) queues: Vec<Queue>,
-    pub(super) groups: Vec<GroupName>,
+    /// The queues of pod groups.
+    pub(super) groups: BTreeMap<GroupName, QueueName>,
     pub(super) agents: BTreeMap<NodeName, scheduler_core::model::NodeCards>,
     assumed: BTreeMap<PodUid, Bind>,
 }
@@ -53,7 +54,9 @@ impl State {
                     state.agents.insert(cards.node.clone(), cards);
                 }
                 Event::Queue(queue) => state.queues.push(queue),
-                Event::Group(group) => state.groups.push(group.name),
+                Event::Group(group) => {
+                    state.groups.insert(group.name, group.queue);
+                }
                 Event::Assumed(bind) => {
                     state.assumed.insert(bind.pod.clone(), *bind);
                 }

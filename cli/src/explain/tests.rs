@@ -155,6 +155,13 @@ fn what_is_missing_is_named_first_and_so_is_a_request_that_no_card_can_grant() {
             "Before anything else helps: create the queue researc, or name another in the label kai.scheduler/queue (did you mean research?)",
         ),
         (
+            format!(
+                "queue research\ngroup team/old queue=researc min=1\n{}",
+                share("late", "group=team/old queue=research")
+            ),
+            "Before anything else helps: name the pod's queue research in its PodGroup, which names researc: kubectl patch podgroup old -n team --type merge -p '{\"spec\":{\"queue\":\"research\"}}'",
+        ),
+        (
             format!("{group}{}", share("late", "group=team/trian")),
             "Before anything else helps: create the PodGroup team/trian (did you mean team/train?), or remove the annotation pod-group-name",
         ),

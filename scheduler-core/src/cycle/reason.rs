@@ -85,16 +85,21 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<WaitReason>>
         Some(queue) => (!queue.chain.is_empty(), queue.children.is_empty()),
         None => (state.queue_exists(name), !state.has_children(name)),
     };
-    if !exists {
+    if !exists || !is_leaf {
+        let what = if exists {
+            "is not a leaf queue"
+        } else {
+            "does not exist"
+        };
+        // A group keeps its queue when the label of its pods is corrected, as KAI's does.
+        let of_group = if *name == row.facts.queue {
+            String::new()
+        } else {
+            format!(", and PodGroup {} names it in spec.queue", job.name)
+        };
         return said(
             ReasonKind::QueueDoesNotExist,
-            format!("Queue '{name}' does not exist"),
-        );
-    }
-    if !is_leaf {
-        return said(
-            ReasonKind::QueueDoesNotExist,
-            format!("Queue '{name}' is not a leaf queue"),
+            format!("Queue '{name}' {what}{of_group}"),
         );
     }
     if let Some(parked) = job.group.as_ref().and_then(GroupRow::parked) {
