@@ -32,6 +32,16 @@ fn mib(text: &str) -> Option<Mib> {
     Some(Mib(mib))
 }
 
+/// Returns the quantity that a text without its unit most likely stands for.
+pub(super) fn unit(text: &str) -> String {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number {
+        format!("{text}Mi")
+    } else {
+        "2Gi".to_owned()
+    }
+}
+
 /// Returns what to write in place of a refused `gpu-fraction`, or of another part of a GPU.
 pub(super) fn fraction(text: &str) -> String {
     match part(text) {

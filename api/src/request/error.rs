@@ -102,6 +102,14 @@ pub enum RequestError {
         value(.1)
     )]
     Quantity(String, String),
+    /// Ours: KAI takes less than that for 1 MiB.
+    #[error(
+        "{} annotation value is a Kubernetes memory quantity; \"{}\" is less than 1 MB: write an amount with a unit, such as \"{}\"",
+        shown(.0),
+        value(.1),
+        advice::unit(.1)
+    )]
+    BelowOneMb(String, String),
     /// KAI's sentence.
     #[error("invalid fraction request for container {}: request is greater than limit", shown(.0))]
     AboveLimit(String),

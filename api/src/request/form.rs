@@ -10,6 +10,7 @@ use super::{Amount, Annotations, RequestError, ShareRequest, number};
 use crate::quantity;
 use crate::units::{Mib, Mode};
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proto::names::request as key;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,8 +139,16 @@ fn own(annotations: &Annotations) -> Result<BTreeMap<&str, Own>, RequestError> {
         };
         let own = all.entry(container).or_default();
         let memory = || {
+            let wrong = || RequestError::Quantity(name.clone(), value.clone());
             let memory = quantity::mib_up(value).filter(|mib| *mib > Mib(0));
-            memory.ok_or_else(|| RequestError::Quantity(name.clone(), value.clone()))
+            // KAI takes 2000 bytes for a request of 1 MiB. Beside `gpu-memory: "2000"`, which is in
+            // MiB, a unit was forgotten.
+            match quantity::up(&Quantity(value.clone())) {
+                Some(bytes) if memory.is_some() && bytes < 1_000_000 => {
+                    Err(RequestError::BelowOneMb(name.clone(), value.clone()))
+                }
+                _ => memory.ok_or_else(wrong),
+            }
         };
         match what {
             What::Request => own.request = Some(memory()?),

@@ -92,6 +92,14 @@ fn a_refused_value_is_shown_with_what_to_write_after_kais_sentence() {
             "nvidia.com/container.main.gpu-memory.request annotation value must be a valid Kubernetes memory quantity greater than 0; it is \"2GB\": write an amount such as \"2Gi\"",
         ),
         (
+            json!({"nvidia.com/container.main.gpu-memory.request": "2000"}),
+            "nvidia.com/container.main.gpu-memory.request annotation value is a Kubernetes memory quantity; \"2000\" is less than 1 MB: write an amount with a unit, such as \"2000Mi\"",
+        ),
+        (
+            json!({"nvidia.com/container.main.gpu-memory.limit": "900Ki"}),
+            "nvidia.com/container.main.gpu-memory.limit annotation value is a Kubernetes memory quantity; \"900Ki\" is less than 1 MB: write an amount with a unit, such as \"2Gi\"",
+        ),
+        (
             json!({"gpu-memory": "5", "gpu-memory.limit": "4000"}),
             "gpu-memory.limit annotation value must be a positive Kubernetes memory quantity with a unit; it is \"4000\": write an amount such as \"4Gi\"",
         ),
