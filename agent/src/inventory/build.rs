@@ -82,6 +82,10 @@ impl InventoryBuilder {
         for device in &observation.devices {
             let uuid = &device.identity.uuid;
             let reading = match (&device.reading, self.seen.get(uuid)) {
+                // A card that has reported memory has memory, whatever one call says.
+                (Ok(reading), Some((_, last))) if reading.unified && last.total > Mib(0) => {
+                    last.clone()
+                }
                 (Ok(reading), _) => reading.clone(),
                 (Err(_), Some((_, last))) => last.clone(),
                 // Never read: nothing can be reported or granted.
@@ -303,12 +307,17 @@ impl InventoryBuilder {
                 .filter(|_| identity.slice.is_none()),
             switchable: match &identity.slice {
                 Some(_) => vec![Mode::Exclusive],
-                None => switchable(
-                    reading.mig,
-                    own.mode,
-                    policy.minimum_fence,
-                    self.driver_limits(),
-                ),
+                None => {
+                    let mut modes = switchable(
+                        reading.mig,
+                        own.mode,
+                        policy.minimum_fence,
+                        self.driver_limits(),
+                    );
+                    // No share of the machine's memory can be enforced.
+                    modes.retain(|mode| !reading.unified || *mode == Mode::Exclusive);
+                    modes
+                }
             },
             minimum_fence: policy.minimum_fence,
             compute_capability: identity.compute_capability.clone(),

@@ -352,7 +352,8 @@ impl Ledger {
             let unknown = gpus.iter().find(|uuid| inventory.card(uuid).is_none());
             return unknown.map_or(Ok(()), |uuid| Err(Refused::UnknownCard(uuid.clone())));
         }
-        if claim.kept == Mib(0) {
+        // A whole card whose memory is the machine's has none of its own.
+        if claim.kept == Mib(0) && claim.mode != Mode::Exclusive {
             return Err(Refused::Empty("no memory"));
         }
         for uuid in gpus {

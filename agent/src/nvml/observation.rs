@@ -131,6 +131,8 @@ pub struct UnreadableCard {
 /// What changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
+    /// The card has no memory of its own, so that NVML reports none. The other amounts are 0.
+    pub unified: bool,
     /// T.
     pub total: Mib,
     /// The driver's own, rounded up.

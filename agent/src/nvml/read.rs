@@ -11,6 +11,7 @@ use nvml_wrapper::enum_wrappers::device::{self as wire, EccCounter, MemoryError}
 use nvml_wrapper::enum_wrappers::nv_link::IntDeviceType;
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -251,7 +252,8 @@ fn reading(
     origins: &mut Origins,
 ) -> Result<Reading, NvmlError> {
     let device = nvml.device_by_uuid(identity.uuid.as_str())?;
-    let memory = device.memory_info()?;
+    // A card whose memory is the machine's (GB10, Jetson) has none to report.
+    let memory = optional(device.memory_info())?;
     let compute_mode = match optional(device.compute_mode())? {
         Some(wire::ComputeMode::ExclusiveProcess) => ComputeMode::ExclusiveProcess,
         Some(wire::ComputeMode::Prohibited) => ComputeMode::Prohibited,
@@ -271,10 +273,15 @@ fn reading(
         None => counters(&device)?,
     };
     let unshared = mig || identity.slice.is_some();
+    let mib = |part: fn(&MemoryInfo) -> u64| {
+        let bytes = memory.as_ref().map_or(0, part);
+        Mib(bytes.div_ceil(1 << 20))
+    };
     Ok(Reading {
-        total: Mib::floor_of_bytes(memory.total),
-        reserved: Mib(memory.reserved.div_ceil(1 << 20)),
-        used: Mib(memory.used.div_ceil(1 << 20)),
+        unified: memory.is_none(),
+        total: (memory.as_ref()).map_or(Mib(0), |memory| Mib::floor_of_bytes(memory.total)),
+        reserved: mib(|memory| memory.reserved),
+        used: mib(|memory| memory.used),
         compute_mode,
         mig,
         // The caller has the list of them.

@@ -1,5 +1,6 @@
 //! Each call of NVML that the agent makes fails or does not return.
 
+use crate::kubelet::Want;
 use crate::machine::{Machine, SHARE, WHOLE, until};
 use agent::inventory::health::HealthHistory;
 use agent::inventory::{GpuUuid, MigStrategy};
@@ -339,4 +340,39 @@ async fn a_driver_that_counts_no_cards_once_withdraws_no_id() {
         (machine.healthy(SHARE) == entry.ids).then_some(())
     })
     .await;
+}
+
+/// The memory of GB10 and Jetson is the machine's, and NVML reports none. Such a card is given whole,
+/// as NVIDIA's plugin gives it, and is not shared, since no limit on its memory could be enforced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_without_memory_of_its_own_is_given_whole_and_not_shared() {
+    let mut machine = machine().await;
+    for call in ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"] {
+        machine.ctl(&fault(Some(1), call, "3", None));
+    }
+    machine.start_agent();
+    machine.registered().await;
+    let card = machine.cards[1].clone();
+    until("the card is offered whole", || async {
+        machine.healthy(WHOLE).contains(&card).then_some(())
+    })
+    .await;
+    let shares = machine.healthy(SHARE);
+    assert!(!shares.is_empty() && !shares.iter().any(|id| id.starts_with(&card)));
+
+    let uid = machine.create("p", &[("main", false, WHOLE, 1)]).await;
+    let grant = machine.grant("p", &uid, &[("main", api::Mode::Exclusive, &[1], 0)]);
+    machine.bind("p", &uid, Some(&grant)).await;
+    let want = Want {
+        pod_uid: &uid,
+        pod: "p",
+        container: "main",
+        init: false,
+        resource: WHOLE,
+        count: 1,
+        ids: Some(&[&card]),
+    };
+    let entry = machine.kubelet.allocate(want).await.unwrap();
+    machine.kubelet.pre_start(&entry).await.unwrap();
+    assert!(machine.cdi(&entry).is_some());
 }

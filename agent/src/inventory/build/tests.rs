@@ -360,3 +360,31 @@ fn a_silent_card_keeps_its_last_figures_and_is_unhealthy() {
         "the card does not answer: GPU is lost"
     );
 }
+
+#[test]
+fn a_card_that_has_reported_memory_has_memory_whatever_one_call_says() {
+    let now = Instant::now();
+    let mut look = seen(&[], false);
+    let unified = |look: &mut Observation| {
+        for device in &mut look.devices {
+            device.reading = Ok(Reading {
+                unified: true,
+                ..Reading::default()
+            });
+        }
+    };
+    let cards = |builder: &InventoryBuilder| {
+        let inventory = builder.inventory(&GpuNodeSpec::default(), |_, _| true, now);
+        let of = |card: &Card| (card.total, card.switchable.len());
+        inventory.cards.iter().map(of).collect::<Vec<_>>()
+    };
+    let mut builder = InventoryBuilder::new(SETTINGS);
+    builder.observe(&look, now);
+    unified(&mut look);
+    builder.observe(&look, now);
+    assert_eq!(cards(&builder), [(Mib(15360), 4); 2]);
+
+    let mut builder = InventoryBuilder::new(SETTINGS);
+    builder.observe(&look, now);
+    assert_eq!(cards(&builder), [(Mib(0), 1); 2]);
+}
