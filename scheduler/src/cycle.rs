@@ -15,7 +15,7 @@ mod standstill;
 
 pub use question::Question;
 
-use crate::act::Work;
+use crate::act::{AwaitedClaims, Work};
 use crate::clock::{Clock, Wall};
 use crate::convert::World;
 use crate::mig_layout;
@@ -25,7 +25,7 @@ use crate::scale_up;
 use crate::status::{Meters, Status};
 use crate::telemetry::{AgentEvent, AgentEventReceiver};
 use crate::usage::{UsageClient, UsageResult};
-use crate::watch::Fact;
+use crate::watch::{Fact, Seen};
 use granted::Granted;
 use group_feed::GroupFeed;
 use scheduler_core::ids::QueueName;
@@ -82,6 +82,8 @@ pub struct CycleOutputs {
     pub relist: watch::Sender<u64>,
     /// Things to do.
     pub work: mpsc::UnboundedSender<Work>,
+    /// Claims on volumes that bindings wait for.
+    pub awaited: AwaitedClaims,
     /// For health.
     pub status: watch::Sender<Status>,
     /// Queues, for the tasks that report them.
@@ -280,6 +282,9 @@ impl Cycle {
     fn take(&mut self, fact: Fact) {
         if let Some(observer) = &mut self.observer {
             observer.hear(&fact, self.clock.now());
+        }
+        if let Fact::Claim(Seen::There(claim) | Seen::Gone(claim)) = &fact {
+            self.outputs.awaited.tell(claim);
         }
         let admins = matches!(fact, Fact::Shard(_) | Fact::Config(_));
         for event in self.world.take(fact) {

@@ -153,6 +153,7 @@ pub(crate) fn start(
         let outputs = CycleOutputs {
             relist: outputs.relist.clone(),
             work: outputs.work.clone(),
+            awaited: outputs.awaited.clone(),
             status: status_out,
             views: views_out,
             groups: outputs.groups.clone(),

@@ -390,6 +390,7 @@ async fn start(
     }
     let page::Flows { facts, heard } = flows;
     let busy = watch::Sender::new(false);
+    let awaited = act::AwaitedClaims::default();
     let settings = group::Settings {
         scheduler_name: config.scheduler_name.clone(),
         identity: identity.clone(),
@@ -443,6 +444,7 @@ async fn start(
                 identity,
                 at_once: config.writes_at_once,
                 volume_timeout: Duration::from_secs(config.volume_binding_timeout_s),
+                awaited: awaited.clone(),
                 respect_budgets: config.respect_disruption_budgets,
                 pools: plan
                     .shards
@@ -477,6 +479,7 @@ async fn start(
         pool: String::new(),
         relist,
         work: work_out,
+        awaited,
         status: show.status,
         views: views_out,
         groups: groups_out,

@@ -12,6 +12,7 @@
 //! its word: an action whose answer is lost has no outcome until one is had. Decides nothing.
 
 pub(crate) mod answer;
+mod awaited_claims;
 mod bind;
 mod claim;
 mod condition;
@@ -32,6 +33,7 @@ use crate::shard::Report;
 use crate::status::Meters;
 use crate::trust::Trust;
 use answer::Answer;
+pub use awaited_claims::AwaitedClaims;
 use event::EventRecorder;
 use eviction_batch::EvictionBatch;
 use futures::FutureExt as _;
@@ -92,6 +94,7 @@ struct WriteContext {
     meters: Arc<Meters>,
     wall: Wall,
     volume_timeout: Duration,
+    awaited: AwaitedClaims,
     budgets: bool,
     pools: Arc<BTreeMap<u64, String>>,
     grouping: crate::group::Shared,
@@ -126,6 +129,8 @@ pub struct Settings {
     pub at_once: usize,
     /// For volumes to be bound.
     pub volume_timeout: Duration,
+    /// The claims whose changes the cycle tells.
+    pub awaited: AwaitedClaims,
     /// Evictions ask for leave of disruption budgets.
     pub respect_budgets: bool,
     /// Node pools by the epoch in decisions' names.
@@ -164,6 +169,7 @@ pub async fn run(
         meters,
         wall: settings.wall.clone(),
         volume_timeout: settings.volume_timeout,
+        awaited: settings.awaited,
         budgets: settings.respect_budgets,
         pools: Arc::new(settings.pools),
         grouping: settings.grouping,

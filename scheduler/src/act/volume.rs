@@ -5,11 +5,11 @@
 //! written on the volume, if no other claim is there, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, LANDING, PATIENCE, refused};
+use super::permit::Permit;
 use super::{WriteContext, condition};
 use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};
-use kube::runtime::wait::{Condition, await_condition};
 use kube::{Api, Client, ResourceExt as _};
 use scheduler_core::ids::VolumeName;
 use scheduler_core::{Bind, ClaimBinding, OutcomeResult};
@@ -20,23 +20,29 @@ use tokio::time::{Instant, timeout_at};
 /// After a write that the server was too busy for.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Waits until the pod's claims are bound where it goes.
+/// Waits until the pod's claims are bound where it goes. Each request has a permit; the time between
+/// them has none.
 pub(super) async fn bound(context: &WriteContext, bind: &Bind) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(context.client.clone(), &bind.namespace);
     let deadline = Instant::now() + context.volume_timeout;
+    let mut permit = Permit::acquire(&context.permits).await;
     for claim in &bind.claims {
         match &claim.volume {
-            Some(volume) => give(context.client.clone(), bind, claim, volume, deadline).await?,
-            None => select(&api, bind, name(claim), deadline).await?,
+            Some(volume) => {
+                let client = context.client.clone();
+                give(client, bind, claim, volume, deadline, &mut permit).await?;
+            }
+            None => select(&api, bind, name(claim), deadline, &mut permit).await?,
         }
     }
     let names: Vec<&str> = bind.claims.iter().map(name).collect();
     condition::waiting_for_volume(context, bind, &names).await;
+    drop(permit);
     let node = bind.node.as_str();
     for claim in &bind.claims {
         let name = name(claim);
         let Some(volume) = &claim.volume else {
-            let found = wait(context, &api, bind, name, settled(node), deadline).await?;
+            let found = wait(context, &api, bind, claim, settled(node), deadline).await?;
             if volume_of(&found).is_none() {
                 return Err(refused(format!(
                     "persistentvolumeclaim \"{name}\" was not bound on node {node}: its provisioner gave the node up"
@@ -44,7 +50,8 @@ pub(super) async fn bound(context: &WriteContext, bind: &Bind) -> Result<(), Out
             }
             continue;
         };
-        let found = wait(context, &api, bind, name, has_volume(), deadline).await?;
+        let has_volume = |claim: &PersistentVolumeClaim| volume_of(claim).is_some();
+        let found = wait(context, &api, bind, claim, has_volume, deadline).await?;
         if volume_of(&found).as_deref() != Some(volume.as_str()) {
             return Err(refused(format!(
                 "persistentvolumeclaim \"{name}\" was not bound to persistentvolume \"{volume}\" but to another"
@@ -59,27 +66,39 @@ fn name(claim: &ClaimBinding) -> &str {
     claim.name.rsplit('/').next().unwrap_or_default()
 }
 
-/// The claim, once the condition holds.
+/// Reads the claim, and again after each of its changes, until it is as it should be.
 async fn wait(
     context: &WriteContext,
     api: &Api<PersistentVolumeClaim>,
     bind: &Bind,
-    claim: &str,
-    condition: impl Condition<PersistentVolumeClaim>,
+    claim: &ClaimBinding,
+    done: impl Fn(&PersistentVolumeClaim) -> bool,
     deadline: Instant,
 ) -> Result<PersistentVolumeClaim, OutcomeResult> {
-    let awaited = await_condition(api.clone(), claim, condition);
-    match timeout_at(deadline, awaited).await {
-        Ok(Ok(Some(found))) => Ok(found),
-        Ok(Ok(None)) => Err(refused(format!(
-            "persistentvolumeclaim \"{claim}\" is gone"
-        ))),
-        Ok(Err(error)) => Err(refused(answer::line(&error.to_string()))),
-        Err(_) => Err(refused(format!(
-            "persistentvolumeclaim \"{claim}\" was not bound on node {} within {} s",
-            bind.node,
-            context.volume_timeout.as_secs()
-        ))),
+    let mut awaited = context.awaited.await_changes(&claim.name);
+    let name = name(claim);
+    loop {
+        let mut permit = Permit::acquire(&context.permits).await;
+        match answer::of(api.get_opt(name)).await {
+            Answer::Done(Some(found)) if done(&found) => return Ok(found),
+            Answer::Done(Some(_)) => {}
+            Answer::Done(None) => {
+                return Err(refused(format!("persistentvolumeclaim \"{name}\" is gone")));
+            }
+            Answer::Refused(_, why) => return Err(refused(why)),
+            Answer::Busy(why) | Answer::Unknown(why) => {
+                again(why, deadline, &mut permit).await?;
+                continue;
+            }
+        }
+        drop(permit);
+        if timeout_at(deadline, awaited.changed()).await.is_err() {
+            return Err(refused(format!(
+                "persistentvolumeclaim \"{name}\" was not bound on node {} within {} s",
+                bind.node,
+                context.volume_timeout.as_secs()
+            )));
+        }
     }
 }
 
@@ -89,6 +108,7 @@ async fn select(
     bind: &Bind,
     claim: &str,
     mut deadline: Instant,
+    permit: &mut Permit,
 ) -> Result<(), OutcomeResult> {
     let patch =
         Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: bind.node.as_str()}}}));
@@ -98,11 +118,11 @@ async fn select(
         match answer::of(api.patch(claim, &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
             Answer::Refused(_, why) => return Err(refused(why)),
-            Answer::Busy(why) => again(why, deadline).await?,
+            Answer::Busy(why) => again(why, deadline, permit).await?,
             Answer::Unknown(why) => {
                 // No refusal while it may still be carried out.
                 deadline = deadline.max(Instant::now() + LANDING);
-                again(why, deadline).await?;
+                again(why, deadline, permit).await?;
             }
         }
     }
@@ -116,6 +136,7 @@ async fn give(
     claim: &ClaimBinding,
     volume: &VolumeName,
     mut deadline: Instant,
+    permit: &mut Permit,
 ) -> Result<(), OutcomeResult> {
     let api: Api<PersistentVolume> = Api::all(client);
     let params = PatchParams::default();
@@ -127,7 +148,7 @@ async fn give(
             }
             Answer::Refused(_, why) => return Err(refused(why)),
             Answer::Busy(why) | Answer::Unknown(why) => {
-                again(why, deadline).await?;
+                again(why, deadline, permit).await?;
                 continue;
             }
         };
@@ -156,22 +177,22 @@ async fn give(
         }));
         match answer::of(api.patch(volume.as_str(), &params, &patch)).await {
             Answer::Done(_) => return Ok(()),
-            Answer::Refused(409, why) | Answer::Busy(why) => again(why, deadline).await?,
+            Answer::Refused(409, why) | Answer::Busy(why) => again(why, deadline, permit).await?,
             Answer::Unknown(why) => {
                 deadline = deadline.max(Instant::now() + LANDING);
-                again(why, deadline).await?;
+                again(why, deadline, permit).await?;
             }
             Answer::Refused(_, why) => return Err(refused(why)),
         }
     }
 }
 
-/// A pause before the next try, if there is time for one.
-async fn again(why: String, deadline: Instant) -> Result<(), OutcomeResult> {
+/// Pauses without the permit before the next try, if there is time for one.
+async fn again(why: String, deadline: Instant, permit: &mut Permit) -> Result<(), OutcomeResult> {
     if Instant::now() + PATIENCE > deadline {
         return Err(refused(why));
     }
-    tokio::time::sleep(PAUSE).await;
+    permit.pause(PAUSE).await;
     Ok(())
 }
 
@@ -183,17 +204,8 @@ fn volume_of(claim: &PersistentVolumeClaim) -> Option<String> {
         .filter(|_| claim.annotations().contains_key(BIND_COMPLETED))
 }
 
-/// Bound, gone, or no longer to be bound on that node.
-fn settled(node: &str) -> impl Condition<PersistentVolumeClaim> {
+/// The claim is bound, or its provisioner has given the node up.
+fn settled(node: &str) -> impl Fn(&PersistentVolumeClaim) -> bool {
     let node = node.to_owned();
-    move |claim: Option<&PersistentVolumeClaim>| {
-        claim.is_none_or(|claim| {
-            volume_of(claim).is_some() || claim.annotations().get(SELECTED_NODE) != Some(&node)
-        })
-    }
-}
-
-/// Bound, or gone.
-fn has_volume() -> impl Condition<PersistentVolumeClaim> {
-    |claim: Option<&PersistentVolumeClaim>| claim.is_none_or(|claim| volume_of(claim).is_some())
+    move |claim| volume_of(claim).is_some() || claim.annotations().get(SELECTED_NODE) != Some(&node)
 }

@@ -13,6 +13,7 @@ fn outputs() -> CycleOutputs {
     CycleOutputs {
         relist: watch::Sender::new(0),
         work: mpsc::unbounded_channel().0,
+        awaited: crate::act::AwaitedClaims::default(),
         status: watch::Sender::new(Status::default()),
         views: watch::Sender::new(Views::default()),
         groups: mpsc::channel(1).0,
@@ -150,6 +151,47 @@ impl std::io::Write for Log {
     }
 }
 
+/// The ends of the inputs that a test keeps: an input that ends, ends the cycle.
+struct Ends {
+    facts: mpsc::UnboundedSender<Fact>,
+    questions: mpsc::Sender<Question>,
+    leading: watch::Sender<bool>,
+    _heard: crate::telemetry::AgentEventSender,
+    _outcomes: mpsc::UnboundedSender<Outcome>,
+}
+
+fn inputs(leads: bool) -> (Ends, CycleInputs) {
+    let (facts, facts_out) = mpsc::unbounded_channel();
+    let (heard, heard_out) = crate::telemetry::channel(None);
+    let (outcomes, outcomes_out) = mpsc::unbounded_channel();
+    let (questions, questions_out) = mpsc::channel(8);
+    let (leading, leading_out) = watch::channel(leads);
+    let ends = Ends {
+        facts,
+        questions,
+        leading,
+        _heard: heard,
+        _outcomes: outcomes,
+    };
+    let inputs = CycleInputs {
+        facts: facts_out,
+        heard: heard_out,
+        outcomes: outcomes_out,
+        questions: questions_out,
+        leading: leading_out,
+        usage: UsageClient::silent(),
+        scale_up: None,
+        layouts: None,
+        wall: Wall::machine(),
+    };
+    (ends, inputs)
+}
+
+const AT_ONCE: CoalesceWindow = CoalesceWindow {
+    quiet: Duration::ZERO,
+    patience: Duration::ZERO,
+};
+
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
     for (leads, lines) in [(true, 2), (false, 0)] {
@@ -157,31 +199,11 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
         let writer = log.clone();
         let logged = tracing_subscriber::fmt().with_writer(move || writer.clone());
         let logged = tracing::subscriber::set_default(logged.finish());
-        // Kept: an input that ends, ends the cycle.
-        let (_facts, facts) = mpsc::unbounded_channel();
-        let (_heard, heard) = crate::telemetry::channel(None);
-        let (_outcomes, outcomes) = mpsc::unbounded_channel();
-        let (_questions, questions) = mpsc::channel(1);
-        let (_leading, leading) = watch::channel(leads);
-        let inputs = CycleInputs {
-            facts,
-            heard,
-            outcomes,
-            questions,
-            leading,
-            usage: UsageClient::silent(),
-            scale_up: None,
-            layouts: None,
-            wall: Wall::machine(),
-        };
-        let pace = CoalesceWindow {
-            quiet: Duration::ZERO,
-            patience: Duration::ZERO,
-        };
+        let (_ends, inputs) = inputs(leads);
         let world = World::new("kai-scheduler");
         let core = Core::new(Config::default());
         let stop = CancellationToken::new();
-        let runs = Box::pin(run(core, world, None, pace, inputs, outputs(), stop));
+        let runs = Box::pin(run(core, world, None, AT_ONCE, inputs, outputs(), stop));
         // After 10 s, and again a minute later.
         let time = Duration::from_secs(75);
         assert!(tokio::time::timeout(time, runs).await.is_err(), "it ended");
@@ -195,40 +217,22 @@ async fn a_leader_that_decides_nothing_says_so_and_another_replica_does_not() {
 /// Clients of `/explain` need no token, so their questions must not delay what was seen before.
 #[tokio::test(start_paused = true)]
 async fn questions_are_answered_after_what_was_seen_before_them() {
-    let (seen, facts) = mpsc::unbounded_channel();
-    let (_heard, heard) = crate::telemetry::channel(None);
-    let (_outcomes, outcomes) = mpsc::unbounded_channel();
-    let (asked, questions) = mpsc::channel(8);
-    let (_leading, leading) = watch::channel(false);
-    let inputs = CycleInputs {
-        facts,
-        heard,
-        outcomes,
-        questions,
-        leading,
-        usage: UsageClient::silent(),
-        scale_up: None,
-        layouts: None,
-        wall: Wall::machine(),
-    };
-    let pace = CoalesceWindow {
-        quiet: Duration::ZERO,
-        patience: Duration::ZERO,
-    };
+    let (ends, inputs) = inputs(false);
     let mut answers = Vec::new();
     for _ in 0..8 {
         let (to, answer) = tokio::sync::oneshot::channel();
-        asked.try_send(Question::Fork(to)).unwrap();
+        ends.questions.try_send(Question::Fork(to)).unwrap();
         answers.push(answer);
     }
     let queue = serde_json::json!({
         "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "q"}, "spec": {},
     });
     let queue = serde_json::from_value(queue).unwrap();
-    seen.send(Fact::Queue(Seen::There(Box::new(queue))))
+    ends.facts
+        .send(Fact::Queue(Seen::There(Box::new(queue))))
         .unwrap();
     for fact in crate::convert::tests::listed() {
-        seen.send(fact).unwrap();
+        ends.facts.send(fact).unwrap();
     }
     let core = Core::new(Config::default());
     let world = World::new("kai-scheduler");
@@ -237,7 +241,7 @@ async fn questions_are_answered_after_what_was_seen_before_them() {
         core,
         world,
         None,
-        pace,
+        AT_ONCE,
         inputs,
         outputs(),
         stop.clone(),
@@ -259,26 +263,7 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
     for event in text::read("queue q\ngroup a/g queue=q\n").unwrap() {
         core.apply(event);
     }
-    let (facts, listed) = mpsc::unbounded_channel();
-    let (_heard, heard) = crate::telemetry::channel(None);
-    let (_outcomes, outcomes) = mpsc::unbounded_channel();
-    let (_questions, questions) = mpsc::channel(1);
-    let (leads, leading) = watch::channel(false);
-    let inputs = CycleInputs {
-        facts: listed,
-        heard,
-        outcomes,
-        questions,
-        leading,
-        usage: UsageClient::silent(),
-        scale_up: None,
-        layouts: None,
-        wall: Wall::machine(),
-    };
-    let pace = CoalesceWindow {
-        quiet: Duration::ZERO,
-        patience: Duration::ZERO,
-    };
+    let (ends, inputs) = inputs(false);
     let (groups, mut reports) = mpsc::channel(8);
     let outputs = CycleOutputs {
         groups,
@@ -286,7 +271,15 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
     };
     let world = World::new("kai-scheduler");
     let stop = CancellationToken::new();
-    tokio::spawn(run(core, world, None, pace, inputs, outputs, stop.clone()));
+    tokio::spawn(run(
+        core,
+        world,
+        None,
+        AT_ONCE,
+        inputs,
+        outputs,
+        stop.clone(),
+    ));
     let _stop = stop.drop_guard();
     let mut after = async |time: Duration| {
         tokio::time::sleep(time).await;
@@ -301,18 +294,18 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
         names.collect::<Vec<String>>()
     };
     let (soon, landed) = (REPORT * 2, crate::act::answer::LANDING);
-    leads.send_replace(true);
+    ends.leading.send_replace(true);
     assert!(after(soon).await.is_empty(), "not everything is listed");
     for fact in crate::convert::tests::listed() {
-        facts.send(fact).unwrap();
+        ends.facts.send(fact).unwrap();
     }
     assert_eq!(after(soon).await, ["all", "a/g"]);
     assert!(after(soon).await.is_empty(), "nothing has changed");
     assert_eq!(after(landed).await, ["all", "a/g"]);
-    leads.send_replace(false);
+    ends.leading.send_replace(false);
     assert!(after(landed * 2).await.is_empty());
-    leads.send_replace(true);
+    ends.leading.send_replace(true);
     assert_eq!(after(soon).await, ["all", "a/g"]);
-    leads.send_replace(false);
+    ends.leading.send_replace(false);
     assert!(after(landed * 2).await.is_empty(), "no longer its own");
 }

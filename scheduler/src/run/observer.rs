@@ -88,6 +88,7 @@ pub(super) fn observe(
         wall: wall.clone(),
     };
     let outputs = CycleOutputs {
+        awaited: crate::act::AwaitedClaims::default(),
         pool: String::new(),
         relist,
         work,

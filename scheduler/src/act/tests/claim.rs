@@ -86,10 +86,6 @@ impl Site {
     }
 }
 
-fn confirmed(outcome: &Outcome) -> bool {
-    outcome.result == OutcomeResult::Confirmed
-}
-
 fn why(outcome: &Outcome) -> &str {
     match &outcome.result {
         OutcomeResult::Refused { reason, .. } => reason,

@@ -5,10 +5,11 @@ mod evict;
 
 use super::*;
 use crate::config::LonePodGroups;
+use crate::convert::volume::name::{BIND_COMPLETED, SELECTED_NODE};
 use crate::trust;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use prometheus_client::registry::Registry;
 use proto::names::grant as key;
 use scheduler_core::ids::{ContainerName, GpuUuid, NodeName, NodeUid};
@@ -33,6 +34,10 @@ fn eviction(decision: DecisionId, pod: &Pod, cause: EvictCause) -> Evict {
         message: "room is needed".into(),
         in_favour_of: None,
     }
+}
+
+fn confirmed(outcome: &Outcome) -> bool {
+    outcome.result == OutcomeResult::Confirmed
 }
 
 fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
@@ -71,8 +76,12 @@ struct Site {
     trust: Trust,
     grouping: crate::group::Shared,
     decisions: u64,
+    /// The claims on volumes whose changes a test tells.
+    awaited: AwaitedClaims,
     /// The number of PUT requests that were sent.
     puts: Arc<AtomicUsize>,
+    /// The number of watches that were begun.
+    watches: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
@@ -87,12 +96,19 @@ impl Site {
         let mut config = handle.config();
         config.default_retry = false;
         let puts = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&puts);
+        let watches = Arc::new(AtomicUsize::new(0));
+        let counted = (Arc::clone(&puts), Arc::clone(&watches));
         let count = MapRequestLayer::new(move |request: http::Request<kube::client::Body>| {
             let is_put = request.method() == http::Method::PUT;
-            counted.fetch_add(usize::from(is_put), Ordering::Relaxed);
+            counted.0.fetch_add(usize::from(is_put), Ordering::Relaxed);
+            let query = request.uri().query().unwrap_or_default();
+            let is_watch = query.contains("watch=true");
+            counted
+                .1
+                .fetch_add(usize::from(is_watch), Ordering::Relaxed);
             request
         });
+        let awaited = AwaitedClaims::default();
         let client = kube::client::ClientBuilder::try_from(config).unwrap();
         let client = client.with_layer(&count).build();
         let stop = CancellationToken::new();
@@ -107,7 +123,8 @@ impl Site {
                 scheduler_name: "kai-scheduler".into(),
                 identity: "test".into(),
                 at_once: 8,
-                volume_timeout: Duration::from_secs(2),
+                volume_timeout: Duration::from_secs(20),
+                awaited: awaited.clone(),
                 respect_budgets: budgets,
                 pools: [(1, "pool-a".to_owned())].into(),
                 busy: watch::Sender::new(false),
@@ -130,7 +147,9 @@ impl Site {
             trust,
             grouping,
             decisions: 0,
+            awaited,
             puts,
+            watches,
             stop,
         }
     }
@@ -479,6 +498,57 @@ async fn a_volume_that_another_claim_took_first_is_left_to_it() {
         site.pods().get("p").await.unwrap().spec.unwrap().node_name,
         None
     );
+    site.nothing_more().await;
+}
+
+/// Bindings that wait for a volume hold no permit and have no watch of their own, and an API server that
+/// does not answer for a while refuses none of them.
+#[tokio::test]
+async fn bindings_that_wait_for_volumes_cost_no_watch_and_outlast_an_api_server_that_fails() {
+    const PODS: usize = 40;
+    let mut site = Site::start().await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(site.client.clone(), NS);
+    let names: Vec<String> = (0..PODS).map(|at| format!("data-{at:02}")).collect();
+    for name in &names {
+        let claim = json!({"metadata": {"name": name}, "spec": {}});
+        let claim = serde_json::from_value(claim).unwrap();
+        claims.create(&PostParams::default(), &claim).await.unwrap();
+        let pod = site.pod(&format!("of-{name}"), false).await;
+        let decision = site.decision();
+        let mut bind = binding(decision, &pod, "n1");
+        bind.claims = vec![ClaimBinding {
+            uid: name.as_str().into(),
+            name: format!("{NS}/{name}").into(),
+            volume: None,
+        }];
+        let work = Work::Bind(Box::new(bind), Vec::new());
+        site.work.send(work).unwrap();
+    }
+    // More wait than there are permits, and another binding passes them.
+    let plain = site.pod("plain", false).await;
+    site.bind(&plain, "n1");
+    assert!(confirmed(&site.outcome().await));
+    for name in &names {
+        let selected = async || {
+            let claim = claims.get(name).await.unwrap();
+            claim.annotations().contains_key(SELECTED_NODE)
+        };
+        while !selected().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        for fault in [Fault::InternalError, Fault::LoseAnswer] {
+            site.server.plan("GET", name, fault);
+        }
+        let bound = json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}},
+            "spec": {"volumeName": "pv"}});
+        let (params, bound) = (PatchParams::default(), Patch::Merge(bound));
+        let claim = claims.patch(name, &params, &bound).await.unwrap();
+        site.awaited.tell(&claim);
+    }
+    for _ in 0..PODS {
+        assert!(confirmed(&site.outcome().await));
+    }
+    assert_eq!(site.watches.load(Ordering::Relaxed), 0);
     site.nothing_more().await;
 }
 
