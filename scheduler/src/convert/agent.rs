@@ -3,6 +3,7 @@
 
 use super::{World, cards};
 use crate::telemetry::AgentEvent;
+use k8s_openapi::api::core::v1::Pod as KubePod;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{ContainerGrant, Mode, Phase, Placement};
@@ -10,6 +11,15 @@ use scheduler_core::units::{Mib, Percent};
 use scheduler_core::{Event, EvictRequest, Refusal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// A pod that holds whole cards.
+#[derive(Debug)]
+pub(super) struct WholePod {
+    /// The cards that the core knows of, sorted. Agents name the pod's cards in each of their messages,
+    /// and the pod is converted again only if these differ. `None` if the pod has no place.
+    pub(super) cards: Option<Vec<GpuUuid>>,
+    pub(super) pod: Box<KubePod>,
+}
 
 /// A pod that an agent wants gone.
 #[derive(Debug)]
@@ -164,33 +174,23 @@ impl World {
         }
         let mut events = Vec::new();
         for (uid, shares) in by_pod {
-            let Some(pod) = self.whole.get(uid).filter(|_| self.is_on(uid, &state.node)) else {
+            let Some(whole) = self.whole.get(uid).filter(|_| self.is_on(uid, &state.node)) else {
                 continue;
             };
             let grants: Vec<ContainerGrant> = shares.into_iter().map(held).collect();
-            let same = |known: &[ContainerGrant]| {
-                let cards = |grants: &[ContainerGrant]| -> Vec<GpuUuid> {
-                    let mut cards: Vec<_> = grants
-                        .iter()
-                        .flat_map(|grant| grant.cards.clone())
-                        .collect();
-                    cards.sort();
-                    cards.dedup();
-                    cards
-                };
-                cards(known) == cards(&grants)
-            };
-            let known = self.held.get(uid).map(Vec::as_slice);
-            let converted = self.read(pod, known);
-            let placed = converted.as_ref().and_then(placement);
-            if placed.is_none_or(|placed| same(&placed.grants)) {
+            let cards = cards_of(&grants);
+            if whole.cards.as_ref().is_none_or(|known| *known == cards) {
                 continue;
             }
+            let pod = whole.pod.clone();
             self.held.insert(uid.to_owned(), grants);
-            let (known, pod) = (self.held.get(uid).map(Vec::as_slice), pod.clone());
+            let known = self.held.get(uid).map(Vec::as_slice);
             let Some(mut corrected) = self.read(&pod, known) else {
                 continue;
             };
+            if let Some(whole) = self.whole.get_mut(uid) {
+                whole.cards = Some(cards);
+            }
             self.claim_devices(&pod, &mut corrected);
             events.push(Event::Pod(Box::new(corrected)));
         }
@@ -205,6 +205,17 @@ pub(super) fn placement(pod: &scheduler_core::model::Pod) -> Option<&Placement> 
         }
         _ => None,
     }
+}
+
+/// Returns the cards that grants name, sorted and each once.
+pub(super) fn cards_of(grants: &[ContainerGrant]) -> Vec<GpuUuid> {
+    let mut cards: Vec<_> = grants
+        .iter()
+        .flat_map(|grant| grant.cards.clone())
+        .collect();
+    cards.sort();
+    cards.dedup();
+    cards
 }
 
 fn held(share: &HeldShare) -> ContainerGrant {

@@ -121,7 +121,7 @@ pub struct World {
     told: BTreeMap<String, NodeCards>,
     strangers: BTreeMap<String, Strangers>,
     /// Bound pods with whole cards: the kubelet may pick another card than was granted.
-    whole: BTreeMap<String, Box<KubePod>>,
+    whole: BTreeMap<String, agent::WholePod>,
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: isolation::IsolationConditions,
@@ -379,7 +379,11 @@ impl World {
                 self.unread.insert(node);
             }
             if whole {
-                self.whole.insert(uid.clone(), Box::new(pod));
+                let placed = agent::placement(&converted);
+                let cards = placed.map(|placed| agent::cards_of(&placed.grants));
+                let pod = Box::new(pod);
+                self.whole
+                    .insert(uid.clone(), agent::WholePod { cards, pod });
             }
         }
         events.push(Event::Pod(Box::new(converted)));
