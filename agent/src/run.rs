@@ -7,7 +7,7 @@ use crate::Config;
 use crate::dra::service::Service;
 use crate::inventory::{MigStrategy, Profile, Settings};
 use crate::kubelet::pod_resources::{self, Lister};
-use crate::kubelet::prestart::PreStart;
+use crate::kubelet::prestart::{PreStart, Renames};
 use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::lists::Lists;
@@ -296,11 +296,16 @@ fn start(
             end.clone(),
         ),
     ));
+    let (renames, watching) = Renames::of(&config.cdi_dir);
+    let watching = end.clone().run_until_cancelled_owned(watching);
+    let watching = async move { watching.await.unwrap_or_default() };
+    tasks.spawn(named("the renames in the CDI directory", watching));
     let pre_start = PreStart {
         config: config.clone(),
         owner: owner.clone(),
         state: state.clone(),
         lists,
+        renames,
         notes: notes_out.clone(),
     };
     let session = Session {

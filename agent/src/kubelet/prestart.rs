@@ -4,12 +4,12 @@
 //! writes. Repeating it is harmless: the kubelet calls it at every start of a container and
 //! whenever it failed. Cancelling it anywhere is harmless too.
 //!
-//! - `readiness`: are the cards in the share's mode; `files`: the files; `rename_watch`: has the
+//! - `readiness`: are the cards in the share's mode; `files`: the files; `renames`: has the
 //!   kernel reported the rename.
 
 mod files;
 mod readiness;
-mod rename_watch;
+mod renames;
 
 use super::pod_resources::Lister;
 use crate::Config;
@@ -23,7 +23,7 @@ use cdi::dir::{OwnDir, Written};
 use files::{made, put_share_file};
 use proto::names;
 use readiness::readiness;
-use rename_watch::RenameWatch;
+pub use renames::Renames;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub struct PreStart {
     pub state: watch::Receiver<Arc<State>>,
     /// Which pods may have which share of a claim.
     pub lists: Lists,
+    /// The renames in the CDI directory.
+    pub renames: Renames,
     /// Where refusals go.
     pub notes: mpsc::UnboundedSender<Note>,
 }
@@ -325,7 +327,7 @@ impl PreStart {
         let state = self.state.borrow().clone();
         let (config, share) = (self.config.clone(), share.clone());
         let lists = self.lists.clone();
-        let mut rename_watch = RenameWatch::watch(&config.cdi_dir);
+        let mut rename_watch = self.renames.look();
         let work = tokio::task::spawn_blocking(move || -> Result<(Written, PathBuf), String> {
             let spec = made(&config, &state, &share, alloc).map_err(|e| e.to_string())?;
             let turn = lists.turn();
