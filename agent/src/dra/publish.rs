@@ -2,7 +2,7 @@
 //! once a second.
 //!
 //! The kubelet deletes the slices of a driver that is away for longer than 30 s, and all of
-//! its node's when it starts: one that is gone is written again.
+//! its node's when it starts: one that is gone, or that another client has changed, is written again.
 
 use super::slice;
 use crate::Config;
@@ -27,10 +27,25 @@ const PACE: Duration = Duration::from_secs(1);
 /// The known state of the object in the API server.
 #[derive(Debug, Default)]
 struct Written {
-    /// `None`: not ours, or missing.
+    /// `None`: not ours, missing, or changed by another client.
     spec: Option<ResourceSliceSpec>,
+    /// The same as the API server has it, which writes amounts in a form of its own.
+    stored: Option<ResourceSliceSpec>,
     /// Of the pool; each write has another. `None` until the first was read.
     generation: Option<i64>,
+}
+
+impl Written {
+    /// Takes in what the watch shows. An older generation than ours is of a write before the last.
+    fn compare(&mut self, shown: &ResourceSlice) {
+        let generation = shown.spec.pool.generation;
+        if self.generation.is_some_and(|ours| generation >= ours)
+            && self.stored.as_ref() != Some(&shown.spec)
+        {
+            self.spec = None;
+            self.generation = Some(generation);
+        }
+    }
 }
 
 /// Name of the node's slice.
@@ -64,10 +79,14 @@ pub async fn run(config: Arc<Config>, client: Client, mut state: watch::Receiver
             event = events.next() => match event {
                 None => return,
                 Some(Watched::Init) => listed = false,
-                Some(Watched::InitApply(_)) => listed = true,
+                Some(Watched::InitApply(slice)) => {
+                    listed = true;
+                    written.compare(&slice);
+                }
+                Some(Watched::Apply(slice)) => written.compare(&slice),
                 Some(Watched::InitDone) if !listed => written.spec = None,
                 Some(Watched::Delete(_)) => written.spec = None,
-                Some(_) => {}
+                Some(Watched::InitDone) => {}
             },
         }
     }
@@ -106,8 +125,9 @@ async fn write(
     object.spec.pool.generation = generation;
     written.generation = Some(generation);
     let params = PatchParams::apply(names::object::AGENT_ACCOUNT).force();
-    api.patch(name, &params, &Patch::Apply(&object)).await?;
+    let stored = api.patch(name, &params, &Patch::Apply(&object)).await?;
     tracing::info!(generation, "the node's ResourceSlice is written");
     written.spec = Some(spec);
+    written.stored = Some(stored.spec);
     Ok(())
 }

@@ -89,3 +89,84 @@ async fn a_slice_that_changes_all_the_time_is_written_once_a_second_and_as_it_is
     writer.abort();
     server.abort();
 }
+
+/// Another client changes the slice: the watch shows it, and the agent's own is written again. What the
+/// API server makes of a write, and an event of an earlier write, are no changes.
+#[tokio::test]
+async fn a_slice_that_another_client_has_changed_is_written_again() {
+    let seen = Seen::default();
+    let (shown, _) = tokio::sync::broadcast::channel::<String>(8);
+    let watched = shown.clone();
+    let list = move |Query(query): Query<BTreeMap<String, String>>| {
+        let mut events = watched.subscribe();
+        async move {
+            if query.contains_key("watch") {
+                // Each watch shows one event, and ends.
+                return format!("{}\n", events.recv().await.unwrap());
+            }
+            json!({"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1",
+                "metadata": {"resourceVersion": "1"}, "items": []})
+            .to_string()
+        }
+    };
+    let all = "/apis/resource.k8s.io/v1/resourceslices";
+    let router = Router::new()
+        .route(all, get(list))
+        .route(&format!("{all}/{{name}}"), get(absent).patch(write))
+        .with_state(seen.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+    let mut node = sample::state();
+    node.restored = true;
+    let (_state, receiver) = watch::channel(Arc::new(node));
+    let config = Arc::new(Config::for_node("n1"));
+    let writer = tokio::spawn(publish::run(config, client, receiver));
+    let written = |count: usize| {
+        let seen = seen.clone();
+        async move {
+            until("so many writes", async || {
+                let seen = seen.lock().unwrap();
+                (seen.len() >= count).then(|| seen[count - 1].1.clone())
+            })
+            .await
+        }
+    };
+    let show = |slice: &Value| {
+        let mut slice = slice.clone();
+        slice["metadata"]["resourceVersion"] = json!("2");
+        let event = json!({"type": "MODIFIED", "object": slice}).to_string();
+        let shown = shown.clone();
+        async move {
+            until("a watch", async || {
+                (shown.receiver_count() > 0).then_some(())
+            })
+            .await;
+            shown.send(event).unwrap();
+        }
+    };
+    // The first list has nothing, so that the slice is written once more where it was written before.
+    until("a watch", async || {
+        (shown.receiver_count() > 0).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let writes = seen.lock().unwrap().len();
+    let own = written(writes).await;
+    show(&own).await;
+    let mut earlier = own.clone();
+    earlier["spec"]["pool"]["generation"] = json!(0);
+    earlier["spec"]["devices"] = json!([]);
+    show(&earlier).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(seen.lock().unwrap().len(), writes, "nothing was changed");
+
+    let mut changed = own.clone();
+    changed["spec"]["devices"] = json!([]);
+    show(&changed).await;
+    let again = written(writes + 1).await;
+    assert_eq!(again["spec"]["devices"], own["spec"]["devices"]);
+    writer.abort();
+    server.abort();
+}

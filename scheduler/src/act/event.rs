@@ -5,6 +5,7 @@
 //! those with annotations, and why a pod has no group are objects of their own ([`publish`]): each
 //! is said once, and its text is what is new.
 
+use crate::status::Meters;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as Object;
@@ -13,6 +14,7 @@ use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// More than so many that wait are dropped: conditions say the same.
@@ -48,7 +50,10 @@ pub(crate) type Annotations = BTreeMap<String, String>;
 
 /// Takes events to be published.
 #[derive(Clone, Debug)]
-pub(super) struct EventRecorder(mpsc::Sender<(KubeEvent, Annotations)>);
+pub(super) struct EventRecorder {
+    events: mpsc::Sender<(KubeEvent, Annotations)>,
+    meters: Arc<Meters>,
+}
 
 impl EventRecorder {
     /// Dropped when too many wait.
@@ -58,7 +63,8 @@ impl EventRecorder {
 
     /// As `record`, with annotations on the event.
     pub(super) fn record_annotated(&self, event: KubeEvent, annotations: Annotations) {
-        if self.0.try_send((event, annotations)).is_err() {
+        if self.events.try_send((event, annotations)).is_err() {
+            self.meters.lost_event();
             tracing::debug!("an event is dropped");
         }
     }
@@ -69,8 +75,10 @@ pub(super) fn channel(
     client: Client,
     controller: String,
     instance: String,
+    meters: Arc<Meters>,
 ) -> (EventRecorder, impl Future<Output = ()>) {
-    let (sender, mut receiver) = mpsc::channel::<(KubeEvent, Annotations)>(WAITING);
+    let (events, mut receiver) = mpsc::channel::<(KubeEvent, Annotations)>(WAITING);
+    let lost = Arc::clone(&meters);
     let publishing = async move {
         let reporter = Reporter {
             controller,
@@ -78,34 +86,39 @@ pub(super) fn channel(
         };
         let recorder = Recorder::new(client.clone(), reporter.clone());
         while let Some((event, annotations)) = receiver.recv().await {
-            if annotations.is_empty() && event.about.kind.as_deref() == Some("Pod") {
+            let of_pod = event.about.kind.as_deref() == Some("Pod");
+            let taken = if annotations.is_empty() && of_pod {
                 let (published, about) = plain(event);
-                told(recorder.publish(&published, &about).await);
+                told(recorder.publish(&published, &about).await)
             } else {
-                publish(&client, &reporter, event, annotations).await;
+                publish(&client, &reporter, event, annotations).await
+            };
+            if !taken {
+                lost.lost_event();
             }
         }
     };
-    (EventRecorder(sender), publishing)
+    (EventRecorder { events, meters }, publishing)
 }
 
-/// Publishes an event as an object of its own.
+/// Publishes an event as an object of its own. Returns whether the API server has taken it.
 pub(crate) async fn publish(
     client: &Client,
     reporter: &Reporter,
     event: KubeEvent,
     annotations: Annotations,
-) {
+) -> bool {
     let event = object(event, annotations, reporter);
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Object> = Api::namespaced(client.clone(), namespace);
-    told(api.create(&PostParams::default(), &event).await.map(drop));
+    told(api.create(&PostParams::default(), &event).await.map(drop))
 }
 
-fn told(published: kube::Result<()>) {
-    if let Err(error) = published {
+fn told(published: kube::Result<()>) -> bool {
+    if let Err(error) = &published {
         tracing::debug!(%error, "an event is not published");
     }
+    published.is_ok()
 }
 
 fn plain(event: KubeEvent) -> (Event, ObjectReference) {

@@ -159,6 +159,7 @@ pub async fn run(
         client.clone(),
         settings.scheduler_name.clone(),
         settings.identity.clone(),
+        Arc::clone(&meters),
     );
     let labels_apart = labels_apart(&client).await;
     let context = WriteContext {

@@ -38,6 +38,7 @@ pub struct Meters {
     outcomes: Family<Kind, Counter>,
     reasons: Family<Kind, Counter>,
     lost_conditions: Counter,
+    lost_events: Counter,
     differences: Family<Kind, Counter>,
     requests: Family<Request, Counter>,
     queued: Family<Queue, Gauge>,
@@ -58,6 +59,7 @@ impl Meters {
             outcomes: Family::default(),
             reasons: Family::default(),
             lost_conditions: Counter::default(),
+            lost_events: Counter::default(),
             differences: Family::default(),
             requests: Family::default(),
             queued: Family::default(),
@@ -97,6 +99,11 @@ impl Meters {
             "lost_conditions",
             "Pod conditions that could not be written",
             meters.lost_conditions.clone(),
+        );
+        registry.register(
+            "lost_events",
+            "Events that were dropped because too many waited, or that the API server did not take",
+            meters.lost_events.clone(),
         );
         registry.register(
             "observed_differences",
@@ -207,6 +214,11 @@ impl Meters {
     /// The core contradicts itself.
     pub fn contradiction(&self) {
         self.contradictions.inc();
+    }
+
+    /// An event was dropped because too many waited, or the API server did not take it.
+    pub fn lost_event(&self) {
+        self.lost_events.inc();
     }
 
     /// A condition could not be written.
