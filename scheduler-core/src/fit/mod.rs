@@ -8,7 +8,7 @@
 //! - [`card`]: one card, whole or shared.
 //! - [`numa`]: would the kubelet align the pod to NUMA zones.
 //! - [`assignment`]: which cards of the node.
-//! [`each_card`]: which cards of a node that fits have no room themselves.
+//! - [`each_card`]: which cards of a node that fits have no room themselves.
 //! - [`free`]: what of a node's GPUs is free, in sum.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!

@@ -52,7 +52,7 @@ impl RenameWatch {
                 }
             }
             // Names were lost, or the watch has ended.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let _ = tokio::time::timeout(ECHO_PATIENCE, heard).await;
     }
