@@ -135,7 +135,6 @@ pub const FORMS: &[Form] = &[
     taken(&[(REQUEST, "1.5Gi")], &[mib(1536)], &[]),
     taken(&[(REQUEST, "1e9")], &[mib(954)], &[]),
     taken(&[(REQUEST, "1G")], &[mib(954)], &[]),
-    taken(&[(REQUEST, "500m")], &[mib(1)], &[]),
     taken(&[(REQUEST, "0.001Ti")], &[mib(1049)], &[]),
     taken(&[(LIMIT, "2000Mi")], &[mib(2000)], &[]),
     taken(&[(REQUEST, "2Gi"), (LIMIT, "2048Mi")], &[mib(2048)], &[]),
@@ -327,6 +326,8 @@ pub const FORMS: &[Form] = &[
         "nvidia.com/container.main.gpu-memory.request annotation value must be a valid Kubernetes memory quantity greater than 0",
     ),
     refused(&[(REQUEST, "2GB")], "valid Kubernetes memory quantity"),
+    refused(&[(REQUEST, "500m")], "is less than 1 MB"),
+    refused(&[(LIMIT, "4000")], "such as \"4000Mi\""),
     refused(&[(LIMIT, "-1Gi")], "valid Kubernetes memory quantity"),
     refused(
         &[(REQUEST, "4Gi"), (LIMIT, "2Gi")],
