@@ -2,6 +2,7 @@
 
 use super::Cycle;
 use super::place::Way;
+use super::scenario::Scenario;
 use crate::fit::{self, Assignment};
 use crate::model::Mode;
 use crate::state::cell::{Leaving, Status, TaskCell};
@@ -46,6 +47,47 @@ impl Cycle<'_> {
             },
         );
         true
+    }
+
+    /// Returns victims to their own cards where these still have room for them. The simulation puts
+    /// a victim on the fullest card of its node, which may be the one that is promised to the job
+    /// for which it was taken; it would restart there for nothing. This is done once all pods have
+    /// a place, because a victim that kept its card from the start might leave the job without one.
+    pub(super) fn return_to_own_cards(&mut self, scenario: &Scenario) {
+        let mut moved = scenario.tasks();
+        // One that returns leaves a card on which another one may have stood.
+        loop {
+            let before = moved.len();
+            moved.retain(|task| !self.is_back_on_own_cards(*task));
+            if moved.is_empty() || moved.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the pod was given other cards of its node, and now has its own ones again.
+    fn is_back_on_own_cards(&mut self, task: TaskKey) -> bool {
+        let cell = self.state.cell(task);
+        let Some(leaving) = cell
+            .leaving
+            .filter(|leaving| cell.status == Status::Promised && cell.node == Some(leaving.node))
+        else {
+            return false;
+        };
+        let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {
+            return false;
+        };
+        let mark = self.state.mark();
+        self.make_victim(task);
+        self.state.refresh_domains(spec);
+        let spec = self.state.specs.get(spec);
+        let fits = spec.is_some_and(|spec| fit::fits_back(self.state, spec, &leaving));
+        if fits && self.state.can_keep_its_devices(task) && self.spare(task, &leaving) {
+            self.state.keep(mark);
+            return true;
+        }
+        self.state.rollback(mark);
+        false
     }
 
     /// A victim goes back to where it was. Promises that were made on its cards move to

@@ -43,7 +43,11 @@ impl Cycle<'_> {
         }
         self.decision.steps += 1;
         self.tally().simulated += 1;
-        if self.simulate(search, tasks, &nodes, scenario)
+        let placed = self.simulate(search, tasks, &nodes, scenario);
+        if placed {
+            self.return_to_own_cards(scenario);
+        }
+        if placed
             && self.are_spread(tasks.iter().copied().chain(scenario.tasks()))
             // Of a part of the job only the victims are kept, not where they went.
             && (count < search.tasks.len() || !self.moves_above_quota(scenario))

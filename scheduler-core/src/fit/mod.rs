@@ -10,6 +10,7 @@
 //! - [`assignment`]: which cards of the node.
 //! - [`each_card`]: which cards of a node that fits have no room themselves.
 //! - [`free`]: what of a node's GPUs is free, in sum.
+//! - [`back`]: whether a victim fits on the cards that it is leaving.
 //! - [`after_evictions`]: could the pod fit at all, whichever pods are evicted.
 //!
 //! Each answer covers two moments: an assignment may be free `now`, or only once terminating pods
@@ -17,6 +18,7 @@
 
 mod after_evictions;
 pub(crate) mod assignment;
+mod back;
 pub(crate) mod card;
 mod chosen;
 pub(crate) mod each_card;
@@ -34,6 +36,7 @@ use crate::state::cell::Amounts;
 use crate::state::rows::{MigStrategy, MissingLabels, NodeKey, NodeRow, Spec, SpecRow};
 pub(crate) use after_evictions::could_fit;
 pub(crate) use assignment::Assignment;
+pub(crate) use back::fits_back;
 pub(crate) use chosen::choose_whole;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use scheduler_core::model::{
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Resolve, Step};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The time at which every round takes place.
@@ -99,7 +99,12 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
         facts.push(Event::Queue(self::queue(queue)?));
     }
     facts.extend(dra::pools(&value["dra"])?);
-    let claims = dra::claims(&value["dra"])?;
+    let own: BTreeSet<&str> = list(&value["jobs"])
+        .iter()
+        .flat_map(|job| list(&job["tasks"]))
+        .filter_map(|task| task["uid"].as_str())
+        .collect();
+    let claims = dra::claims(&value["dra"], &own)?;
     let mut tasks = Vec::new();
     for job in list(&value["jobs"]) {
         facts.push(Event::Group(group(job)?));

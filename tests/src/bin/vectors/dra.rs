@@ -1,7 +1,8 @@
 //! Device claims of a case.
 //!
 //! A case gives each claim's status as it was when the recording ended. At the start a claim has
-//! devices if a placed pod has it: those of its status, else the first of its node.
+//! devices if a placed pod has it, or a pod that is not of the case: those of its status, else the
+//! first of its node.
 
 use crate::world::TaskState;
 use anyhow::Context as _;
@@ -20,8 +21,6 @@ fn is_gpu(class: &str) -> bool {
     class.contains("gpu")
 }
 
-/// Kubernetes' limit on the pods for which a claim is reserved.
-const MOST_CONSUMERS: usize = 256;
 /// The request of each claim.
 const REQUEST: &str = "request";
 const LABEL: &str = "kai.scheduler/queue";
@@ -35,7 +34,10 @@ pub(crate) struct Claim {
     wants: Arc<DeviceWants>,
     /// At the end.
     recorded: Vec<(String, String)>,
-    consumers: usize,
+    /// The number of pods for which it is reserved and that the case does not have as tasks. These
+    /// use it all the time. The case's own pods use it from the time that they have a place: the
+    /// status of the end says nothing about the start.
+    other_users: usize,
 }
 
 /// By name.
@@ -85,7 +87,8 @@ pub(crate) fn pools(dra: &Value) -> anyhow::Result<Vec<Event>> {
     slices.map(pool).collect()
 }
 
-pub(crate) fn claims(dra: &Value) -> anyhow::Result<Claims> {
+/// The claims of a case with these tasks.
+pub(crate) fn claims(dra: &Value, own: &BTreeSet<&str>) -> anyhow::Result<Claims> {
     let mut claims = Claims::new();
     for claim in list(dra, "ResourceClaims") {
         let (name, class) = (text(claim, "name")?, text(claim, "deviceClassName")?);
@@ -119,7 +122,10 @@ pub(crate) fn claims(dra: &Value) -> anyhow::Result<Claims> {
                 constraints: Vec::new(),
             }),
             recorded: results.map(device).collect::<anyhow::Result<_>>()?,
-            consumers: list(status, "reservedFor").len(),
+            other_users: list(status, "reservedFor")
+                .iter()
+                .filter(|user| user["uid"].as_str().is_none_or(|uid| !own.contains(uid)))
+                .count(),
         };
         claims.insert(name.to_owned(), known);
     }
@@ -137,9 +143,6 @@ pub(crate) fn of_task(task: &Value, claims: &Claims, pod: &mut Pod) -> anyhow::R
         let queue = claim.queue.as_deref();
         if is_gpu(&claim.class) && queue != Some(pod.queue.as_str()) {
             pod.lacks.push(Arc::from("another queue's claim"));
-        }
-        if claim.consumers >= MOST_CONSUMERS {
-            pod.lacks.push(Arc::from("in use"));
         }
         pod.devices.push(DeviceClaim {
             uid: claim.uid.clone(),
@@ -163,6 +166,19 @@ fn only(node: &str) -> Arc<[NodeTerm]> {
     }])
 }
 
+/// The first node with devices of the class.
+fn first_node<'a>(facts: &'a [Event], class: &str) -> Option<&'a str> {
+    facts.iter().find_map(|event| match event {
+        Event::Devices(pool) => pool.devices.iter().find_map(|device| match &device.nodes {
+            DeviceNodes::Node(node) if device.selected_by.contains(&FilterName::new(class)) => {
+                Some(node.as_str())
+            }
+            _ => None,
+        }),
+        _ => None,
+    })
+}
+
 /// What claims have at the start.
 pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[TaskState]) -> Held {
     let mut held = Held::new();
@@ -172,6 +188,12 @@ pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[TaskState]) -
     for stand in standing {
         let node = stand.node.as_deref().unwrap_or_default();
         wanted.extend(stand.task.claims.iter().map(|name| (name.as_str(), node)));
+    }
+    // A claim that other pods use has devices too.
+    for (name, claim) in claims.iter().filter(|(_, claim)| claim.other_users > 0) {
+        let recorded = claim.recorded.first().map(|(pool, _)| pool.as_str());
+        let node = recorded.or_else(|| first_node(facts, &claim.class));
+        wanted.extend(node.map(|node| (name.as_str(), node)));
     }
     // Those that are recorded first, so that no other one gets their devices.
     wanted.sort_by_key(|(name, _)| claims.get(*name).is_none_or(|one| one.recorded.is_empty()));
@@ -219,10 +241,11 @@ pub(crate) fn at_start(claims: &Claims, facts: &[Event], stands: &[TaskState]) -
 }
 
 /// What the API server shows of claims.
-pub(crate) fn shown(held: &Held, stands: &[TaskState]) -> Vec<Event> {
+pub(crate) fn shown(claims: &Claims, held: &Held, stands: &[TaskState]) -> Vec<Event> {
     let show = |(name, (devices, nodes)): (&String, &Has)| {
         let uses = |stand: &&TaskState| stand.holds() && stand.task.claims.contains(name);
-        let consumers = stands.iter().filter(uses).count();
+        let others = claims.get(name).map_or(0, |claim| claim.other_users);
+        let consumers = others + stands.iter().filter(uses).count();
         Event::Allocated(Allocation {
             claim: ClaimUid::new(name),
             devices: Arc::clone(devices),
@@ -235,13 +258,13 @@ pub(crate) fn shown(held: &Held, stands: &[TaskState]) -> Vec<Event> {
 }
 
 /// Claims that no pod has any more lose their devices.
-pub(crate) fn free(held: &mut Held, stands: &[TaskState]) -> Vec<Event> {
+pub(crate) fn free(claims: &Claims, held: &mut Held, stands: &[TaskState]) -> Vec<Event> {
     let uses = |stand: &TaskState, name: &String| stand.holds() && stand.task.claims.contains(name);
-    let gone: Vec<String> = held
-        .keys()
-        .filter(|name| !stands.iter().any(|stand| uses(stand, name)))
-        .cloned()
-        .collect();
+    let is_used = |name: &String| {
+        let others = claims.get(name).map_or(0, |claim| claim.other_users);
+        others > 0 || stands.iter().any(|stand| uses(stand, name))
+    };
+    let gone: Vec<String> = held.keys().filter(|name| !is_used(name)).cloned().collect();
     held.retain(|name, _| !gone.contains(name));
     let freed = gone.iter().map(|name| Event::Freed(ClaimUid::new(name)));
     freed.collect()

@@ -220,7 +220,7 @@ mod tests {
         });
         assert_eq!(total[1], 0, "failed; {tally:?}");
         // None was lost on the way.
-        assert_eq!(total.iter().sum::<usize>(), 853, "{tally:?}");
+        assert_eq!(total.iter().sum::<usize>(), 930, "{tally:?}");
         assert_eq!(total[2], exceptions.len(), "listed, and not there");
     }
 
@@ -236,6 +236,56 @@ mod tests {
             }
         }
         assert!(matches!(run(&value, silent), End::Failed(_)));
+    }
+
+    /// The status of the first task at the end of the recorded case of a claim in use by so many
+    /// other pods, with so many pods of its own that need all of them.
+    fn ends(others: usize, own: usize) -> String {
+        let path = recorded()
+            .into_iter()
+            .find(|file| file.ends_with("rounds_allocate.jsonl"))
+            .unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let is_full = |value: &Value| {
+            let users = &value["dra"]["ResourceClaims"][0]["claimStatus"]["reservedFor"];
+            users.as_array().is_some_and(|users| users.len() == 256)
+        };
+        let mut value = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .find(is_full)
+            .unwrap();
+        let job = &mut value["jobs"][0];
+        job["groups"]["pod_sets"][0]["min"] = Value::from(own);
+        let tasks = job["tasks"].as_array_mut().unwrap();
+        for at in 1..own {
+            let mut task = tasks[0].clone();
+            task["uid"] = Value::from(format!("own-{at}"));
+            tasks.push(task);
+        }
+        let first = tasks[0]["uid"].as_str().unwrap().to_owned();
+        // As it is recorded if the first one has been bound.
+        let users = &mut value["dra"]["ResourceClaims"][0]["claimStatus"]["reservedFor"];
+        let users = users.as_array_mut().unwrap();
+        users.truncate(others);
+        users.push(serde_json::json!({ "resource": "pods", "name": first, "uid": first }));
+        let case = case::read(&value).unwrap();
+        let all = [
+            world::CoreLifecycle::Rebuilt,
+            world::CoreLifecycle::Lived,
+            world::CoreLifecycle::Restored,
+        ]
+        .map(|way| world::play(&case, way, world::Verbosity::default())[&first].clone());
+        assert!(all.iter().all(|state| *state == all[0]), "{all:?}");
+        all[0].status.clone()
+    }
+
+    #[test]
+    fn a_claim_has_room_beside_the_pods_that_are_not_of_the_case() {
+        assert_eq!(ends(255, 1), "Running");
+        assert_eq!(ends(256, 1), "Pending");
+        assert_eq!(ends(253, 3), "Running");
+        assert_eq!(ends(254, 3), "Pending");
     }
 
     /// The cases that are judged, with how they end.

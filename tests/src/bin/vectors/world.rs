@@ -107,13 +107,16 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
                 }));
             }
         }
-        let freed = dra::free(&mut held, &stands);
+        let freed = dra::free(&case.claims, &mut held, &stands);
         if way != CoreLifecycle::Rebuilt {
             for group in stamped {
                 let _ = core.apply(Event::Group(group));
             }
             report(&mut core, &decision, &stands);
-            for event in dra::shown(&held, &stands).into_iter().chain(freed) {
+            for event in dra::shown(&case.claims, &held, &stands)
+                .into_iter()
+                .chain(freed)
+            {
                 let _ = core.apply(event);
             }
         }
@@ -165,7 +168,7 @@ fn fresh(case: &Case, facts: &[Event], stands: &[TaskState], held: &Held) -> Cor
     for event in facts {
         let _ = core.apply(event.clone());
     }
-    for event in dra::shown(held, stands) {
+    for event in dra::shown(&case.claims, held, stands) {
         let _ = core.apply(event);
     }
     for stand in stands {

@@ -1,0 +1,59 @@
+//! Whether a victim that was given other cards of its node fits on its own ones.
+//!
+//! Input: the state in which the victim holds nothing, and what it held. Output: yes or no. Changes
+//! nothing.
+
+use super::free::whole_count;
+use super::{Room, announced, before_cards, card};
+use crate::model::{Ask, Mode, Share};
+use crate::state::State;
+use crate::state::cell::Leaving;
+use crate::state::rows::{CardKey, Hold, SpecRow};
+use std::collections::BTreeSet;
+
+/// Whether the place that the pod is leaving has room for it beside all that stay and all promises.
+pub(crate) fn fits_back(state: &State, spec: &SpecRow, leaving: &Leaving) -> bool {
+    let Some((_, node)) = announced(state, leaving.node) else {
+        return false;
+    };
+    let mut room = Room {
+        now: true,
+        promise: true,
+    };
+    if before_cards(state, spec, leaving.node, node, &mut room) != Ok(leaving.front) {
+        return false;
+    }
+    let mut opened: BTreeSet<CardKey> = BTreeSet::new();
+    let shares = leaving.holds().iter().filter(|hold| is_share(hold));
+    for hold in shares {
+        let (Some(row), Some(share)) = (state.cards.get(hold.card), share_of(spec, hold)) else {
+            return false;
+        };
+        let used = state.card_use.get(hold.card).copied().unwrap_or_default();
+        let beside = used.after();
+        let offer = card::share(state, row, beside, share, hold.mode);
+        if !offer.is_ok_and(|offer| offer.limit >= hold.limit) {
+            return false;
+        }
+        if beside.holds() == 0 && card::whole_in_time(state, row) {
+            opened.insert(hold.card);
+        }
+    }
+    let whole = i64::from(spec.gpus_by(leaving.front));
+    let opened = i64::try_from(opened.len()).unwrap_or(i64::MAX);
+    whole_count(state, leaving.node).later >= whole.saturating_add(opened)
+}
+
+fn is_share(hold: &Hold) -> bool {
+    hold.mode != Mode::Exclusive
+}
+
+/// What the container asks for whose hold this is.
+fn share_of<'a>(spec: &'a SpecRow, hold: &Hold) -> Option<&'a Share> {
+    let asks = spec.spec.gpus.iter();
+    let mut own = asks.filter(|ask| ask.container == hold.container);
+    own.find_map(|ask| match &ask.ask {
+        Ask::Share(share) => Some(share),
+        Ask::Whole(_) => None,
+    })
+}
