@@ -6,6 +6,7 @@
     clippy::cast_possible_truncation
 )] // A test from its first line to its last.
 
+mod bursts;
 mod by_claim;
 mod cases;
 mod fairness;
@@ -203,6 +204,15 @@ proptest! {
             let card = GpuUuid::new(format!("GPU-{}-0", uuid.rsplit('n').next().unwrap()));
             prop_assert!(!sums.contains_key(&card) && !whole.contains_key(&card), "granted and claimed: {}", card);
         }
+    }
+
+    /// Shares that come one after the other end on the cards on which they are in one decision.
+    #[test]
+    fn a_burst_opens_no_more_cards_than_one_decision(nodes in prop::collection::vec(1_u8..5, 1..4), sizes in prop::collection::vec(any::<u16>(), 1..20)) {
+        let (at_once, placed) = bursts::opened(&nodes, &sizes, true);
+        let (in_turn, placed_in_turn) = bursts::opened(&nodes, &sizes, false);
+        prop_assert_eq!(placed_in_turn, placed);
+        prop_assert!(in_turn.len() <= at_once.len(), "{:?} in turn, {:?} at once", in_turn, at_once);
     }
 
     /// A pod that fits alone on an idle cluster is placed there.

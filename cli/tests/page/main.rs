@@ -43,6 +43,11 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.says("NVIDIA H100 80GB HBM3");
     picture(&mut browser, "page-overview.png");
 
+    // A name cannot be made to look like another.
+    let cell = "import('/dom.js').then((dom) => dom.h('td', {title: 'x\\u202ey'}, 'a\\u202eb\\u200bc\\u001bd\\ne').outerHTML)";
+    let shown = "<td title=\"xy\">abcd\ne</td>";
+    assert_eq!(browser.evaluate(cell), json!(shown));
+
     browser.click("nav a[href='#/cards']");
     browser.heading("Cards");
     browser.until("document.querySelectorAll('tbody tr').length === 2");

@@ -1,5 +1,12 @@
 // Elements, and putting them where others are without taking the focus away.
 
+// Names, reasons and commands are what tenants wrote. Control characters, characters without width
+// and those that reorder a line let one text look like another.
+const UNSEEN = /[\p{Default_Ignorable_Code_Point}\u2028\u2029\ufff9-\ufffb]|(?![\n\t])\p{Cc}/gu;
+
+/** A text without the characters that are obeyed and not shown. */
+export const visible = (text) => text.replace(UNSEEN, '');
+
 /** An element: h('a', {href: '#/'}, 'text', child). Text is never read as HTML. */
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -7,9 +14,11 @@ export function h(name, attributes = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith('on')) element.addEventListener(key.slice(2), value);
     else if (key === 'width') element.style.width = value;
+    else if (key === 'title' || key === 'aria-label') element.setAttribute(key, visible(String(value)));
     else element.setAttribute(key, value === true ? '' : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ''));
+  const said = children.flat().filter((child) => child !== null && child !== undefined && child !== '');
+  element.append(...said.map((child) => (typeof child === 'string' ? visible(child) : child)));
   return element;
 }
 

@@ -1,6 +1,6 @@
 // Every card as a cell of one picture: changes are applied, the rest is drawn from memory.
 
-import { h, memory, number } from './dom.js';
+import { h, memory, number, visible } from './dom.js';
 import { query, table } from './list.js';
 
 const FENCES = ['no fence yet', 'WatchdogOnly', 'ClientLimit', 'ServerLimit', 'DriverLimit'];
@@ -224,7 +224,7 @@ function tell(at, canvas) {
     return;
   }
   tip.hidden = false;
-  tip.textContent = words(cell);
+  tip.textContent = visible(words(cell));
   const left = canvas.offsetLeft + cell.x;
   tip.style.left = `${Math.max(0, Math.min(left, canvas.offsetLeft + layout.width - 380))}px`;
   tip.style.top = `${canvas.offsetTop + cell.y + layout.size + 8}px`;

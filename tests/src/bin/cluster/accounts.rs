@@ -442,7 +442,7 @@ pub(crate) async fn the_scheduler_chooses_among_a_cards_mig_layouts_alone(
         if let Some(place) = changed.pointer_mut(pointer) {
             place[key] = value;
         }
-        Write::replace(&path, changed)
+        Write::patch(&path, changed)
     };
     let one = made["spec"]["gpus"][0].clone();
     let first = "/spec/gpus/0";
@@ -470,7 +470,7 @@ pub(crate) async fn the_scheduler_chooses_among_a_cards_mig_layouts_alone(
         table.refused_write(write, word);
     }
     table.admitted_write(with(first, "migLayout", json!({ "3g.20gb": 2 })));
-    table.admitted_write(Write::replace(&path, made.clone()));
+    table.admitted_write(Write::patch(&path, made.clone()));
     let held = table.holds().await;
     let free = others.admits().await;
     nodes.delete(OTHER, &DeleteParams::default()).await?;
@@ -584,7 +584,7 @@ const MAY: &str = "
 scheduler watch pods
 scheduler watch nodes
 scheduler watch gpunodes.aliquot.dev
-scheduler update gpunodes.aliquot.dev
+scheduler patch gpunodes.aliquot.dev
 scheduler watch queues.scheduling.run.ai
 scheduler watch podgroups.scheduling.run.ai
 scheduler watch topologies.kai.scheduler
@@ -679,7 +679,7 @@ scheduler associated-node:update resourceclaims/driver.resource.k8s.io - aliquot
 scheduler arbitrary-node:update resourceclaims/driver.resource.k8s.io - aliquot.dev
 scheduler update resourceslices.resource.k8s.io
 scheduler update deviceclasses.resource.k8s.io
-scheduler patch gpunodes.aliquot.dev
+scheduler update gpunodes.aliquot.dev
 scheduler update gpunodes/status.aliquot.dev
 scheduler create gpunodes.aliquot.dev
 scheduler update leases.coordination.k8s.io elsewhere of-others

@@ -32,8 +32,8 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     ))
 }
 
-/// CPU time that a process has used, in hundredths of a second: its thread that calls NVML,
-/// and all others. Of the former all but a few per cent is NVML's own.
+/// CPU time that a process has used, in hundredths of a second: its threads that call NVML, and all
+/// others. Of the former all but a few per cent is NVML's own.
 fn ticks(pid: u32) -> Result<[u64; 2]> {
     let mut sums = [0; 2];
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -45,12 +45,16 @@ fn ticks(pid: u32) -> Result<[u64; 2]> {
         let mut fields = rest.split_whitespace().skip(11);
         let mut next = || fields.next().and_then(|field| field.parse::<u64>().ok());
         let used = next().context("utime")? + next().context("stime")?;
-        sums[usize::from(!head.ends_with("(nvml"))] += used;
+        // One for each card and one for its events, and those of the driver.
+        let calls_nvml = head
+            .split_once('(')
+            .is_some_and(|(_, name)| name.starts_with("nvml"));
+        sums[usize::from(!calls_nvml)] += used;
     }
     Ok(sums)
 }
 
-/// Per cent of one core over [`SPAN`]: NVML's thread, and all others.
+/// Per cent of one core over [`SPAN`]: NVML's threads, and all others.
 async fn cpu(pid: u32) -> Result<[f64; 2]> {
     let before = ticks(pid)?;
     tokio::time::sleep(SPAN).await;
@@ -115,7 +119,7 @@ pub(crate) async fn agent_costs_little(cluster: &mut Cluster, shares: usize) -> 
     {
         for (what, ([nvml, rest], (resident, anonymous))) in [(0, idle), (shares, busy)] {
             println!(
-                "8 cards with {what} shares: {rest:.2} % of a core and {nvml:.2} % in NVML's thread, {resident} KiB resident, {anonymous} KiB anonymous"
+                "8 cards with {what} shares: {rest:.2} % of a core and {nvml:.2} % in NVML's threads, {resident} KiB resident, {anonymous} KiB anonymous"
             );
         }
         println!("{shares} shares known {back:?} after the start of an agent that was killed");
