@@ -218,9 +218,10 @@ pub(crate) async fn pods_of_one_claim_wait_while_its_device_is_held(
             .patch("shared", &params, &Patch::Merge(label))
             .await?;
         let mut holder = ours(ns, "holder", "most", &json!({}));
-        holder["spec"]["terminationGracePeriodSeconds"] = json!(20);
+        holder["spec"]["terminationGracePeriodSeconds"] = json!(30);
         holder["spec"]["containers"][0]["lifecycle"] =
-            json!({ "preStop": { "sleep": { "seconds": 12 } } });
+            // What is looked at meanwhile takes 13 s: each of two pods is watched for 4, and both for 5.
+            json!({ "preStop": { "sleep": { "seconds": 22 } } });
         cluster.apply_one(&holder).await?;
         cluster.pod_phase(ns, "holder", "Running").await?;
 
