@@ -206,10 +206,13 @@ proptest! {
         }
     }
 
-    /// Shares that come one after the other end on the cards on which they are in one decision.
+    /// Shares that come one after the other end on as few cards as in one decision. There are cards
+    /// enough: where they are not, one decision may place a share again for another one's room.
     #[test]
     fn a_burst_opens_no_more_cards_than_one_decision(nodes in prop::collection::vec(1_u8..5, 1..4), sizes in prop::collection::vec(any::<u16>(), 1..20)) {
+        let nodes = [nodes, vec![20]].concat();
         let (at_once, placed) = bursts::opened(&nodes, &sizes, true);
+        prop_assert_eq!(placed, sizes.len());
         let (in_turn, placed_in_turn) = bursts::opened(&nodes, &sizes, false);
         prop_assert_eq!(placed_in_turn, placed);
         prop_assert!(in_turn.len() <= at_once.len(), "{:?} in turn, {:?} at once", in_turn, at_once);
