@@ -233,7 +233,7 @@ pub(crate) struct Shadow {
     pub(crate) now: Time,
     /// What could not be used of the input.
     pub(crate) problems: Vec<String>,
-    /// The pods of which a container does not run, each with the reason; a snapshot has none.
+    /// The pods with a container that does not run, each with the reason. A snapshot has no such pods.
     pub(crate) crashes: BTreeMap<PodUid, String>,
     /// What claims of new pods are made of.
     pub(crate) templates: ClaimTemplates,
@@ -559,7 +559,7 @@ mod tests {
         let pods = |fact: &Fact| matches!(fact, Fact::Pod(Seen::Listed));
         let all = async {
             while !pods(&told.recv().await.unwrap()) {}
-            // By then the other listings have begun; none of them depends on pods.
+            // The other listings have begun by the time this one is sent, and do not depend on pods.
             while let Ok(Some(_)) =
                 tokio::time::timeout(std::time::Duration::from_millis(200), told.recv()).await
             {

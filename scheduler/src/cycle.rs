@@ -283,8 +283,10 @@ impl Cycle {
         if let Some(observer) = &mut self.observer {
             observer.hear(&fact, self.clock.now());
         }
-        if let Fact::Claim(Seen::There(claim) | Seen::Gone(claim)) = &fact {
-            self.outputs.awaited.tell(claim);
+        match &fact {
+            Fact::Claim(Seen::There(claim) | Seen::Gone(claim)) => self.outputs.awaited.tell(claim),
+            Fact::Claim(Seen::Listed) => self.outputs.awaited.tell_all(),
+            _ => {}
         }
         let admins = matches!(fact, Fact::Shard(_) | Fact::Config(_));
         for event in self.world.take(fact) {

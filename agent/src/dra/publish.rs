@@ -27,16 +27,18 @@ const PACE: Duration = Duration::from_secs(1);
 /// The known state of the object in the API server.
 #[derive(Debug, Default)]
 struct Written {
-    /// `None`: not ours, missing, or changed by another client.
+    /// The spec that was written last; `None` if the object is missing, or another client wrote it.
     spec: Option<ResourceSliceSpec>,
-    /// The same as the API server has it, which writes amounts in a form of its own.
+    /// The spec that the API server returned for that write. It differs from `spec` in the form of
+    /// amounts.
     stored: Option<ResourceSliceSpec>,
     /// Of the pool; each write has another. `None` until the first was read.
     generation: Option<i64>,
 }
 
 impl Written {
-    /// Takes in what the watch shows. An older generation than ours is of a write before the last.
+    /// Compares the object that the watch shows with the last write. An event with an older
+    /// generation belongs to a write before the last, and is ignored.
     fn compare(&mut self, shown: &ResourceSlice) {
         let generation = shown.spec.pool.generation;
         if self.generation.is_some_and(|ours| generation >= ours)

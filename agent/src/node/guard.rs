@@ -41,7 +41,7 @@ pub(super) struct Guard {
     watchdog: Watchdog,
     /// What ran on watched cards in the last moments, latest last.
     recent: VecDeque<Arc<Sample>>,
-    /// Holds the cards of which no sample could be judged for too long.
+    /// The cards whose samples have all been too old to be judged for too long.
     blind: BTreeSet<GpuUuid>,
     /// Shares that something is to be done about: since when, and when that was seen last.
     wrong: BTreeMap<LimitScope, [Instant; 2]>,

@@ -297,8 +297,8 @@ async fn a_driver_that_counts_no_cards_once_withdraws_no_id() {
     let entry = machine.admit("p", &uid).await;
     machine.kubelet.pre_start(&entry).await.unwrap();
     machine.prove(&entry);
-    // Of the IDs that must stay healthy: the tokens of the first two cards, and the second as a
-    // whole.
+    // Returns the first withdrawn ID that should have stayed healthy: a token of one of the first two
+    // cards, or the second card as a whole.
     let of_first = |ids: BTreeSet<String>| {
         let [first, second] = [0, 1].map(|card: usize| machine.cards[card].as_str());
         let mut ids = ids.into_iter();

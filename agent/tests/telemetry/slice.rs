@@ -3,6 +3,7 @@
 use crate::{sample, until};
 use agent::Config;
 use agent::dra::publish;
+use agent::node::State;
 use axum::Router;
 use axum::extract::{Query, State as Extract};
 use axum::http::StatusCode;
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 type Seen = Arc<Mutex<Vec<(Instant, Value)>>>;
 
@@ -37,6 +39,21 @@ async fn list(Query(query): Query<BTreeMap<String, String>>) -> String {
     .to_string()
 }
 
+/// Starts the API server and the task that publishes a node's slice to it. Both end with the set.
+async fn publishing(router: Router) -> (watch::Sender<Arc<State>>, JoinSet<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+    let mut node = sample::state();
+    node.restored = true;
+    let (state, receiver) = watch::channel(Arc::new(node));
+    let config = Arc::new(Config::for_node("n1"));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { axum::serve(listener, router).await.unwrap() });
+    tasks.spawn(publish::run(config, client, receiver));
+    (state, tasks)
+}
+
 fn is_cordoned(body: &Value) -> bool {
     let taints = &body["spec"]["devices"][0]["taints"];
     let mut taints = taints.as_array().into_iter().flatten();
@@ -51,15 +68,7 @@ async fn a_slice_that_changes_all_the_time_is_written_once_a_second_and_as_it_is
         .route(all, get(list))
         .route(&format!("{all}/{{name}}"), get(absent).patch(write))
         .with_state(seen.clone());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
-    let mut node = sample::state();
-    node.restored = true;
-    let (state, receiver) = watch::channel(Arc::new(node));
-    let config = Arc::new(Config::for_node("n1"));
-    let writer = tokio::spawn(publish::run(config, client, receiver));
+    let (state, _tasks) = publishing(router).await;
 
     let until_then = Instant::now() + Duration::from_millis(2500);
     while Instant::now() < until_then {
@@ -86,8 +95,6 @@ async fn a_slice_that_changes_all_the_time_is_written_once_a_second_and_as_it_is
         let generation = |body: &Value| body["spec"]["pool"]["generation"].as_i64().unwrap();
         assert!(generation(&next.1) > generation(&one.1));
     }
-    writer.abort();
-    server.abort();
 }
 
 /// Another client changes the slice: the watch shows it, and the agent's own is written again. What the
@@ -114,15 +121,7 @@ async fn a_slice_that_another_client_has_changed_is_written_again() {
         .route(all, get(list))
         .route(&format!("{all}/{{name}}"), get(absent).patch(write))
         .with_state(seen.clone());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
-    let mut node = sample::state();
-    node.restored = true;
-    let (_state, receiver) = watch::channel(Arc::new(node));
-    let config = Arc::new(Config::for_node("n1"));
-    let writer = tokio::spawn(publish::run(config, client, receiver));
+    let (_state, _tasks) = publishing(router).await;
     let written = |count: usize| {
         let seen = seen.clone();
         async move {
@@ -167,6 +166,4 @@ async fn a_slice_that_another_client_has_changed_is_written_again() {
     show(&changed).await;
     let again = written(writes + 1).await;
     assert_eq!(again["spec"]["devices"], own["spec"]["devices"]);
-    writer.abort();
-    server.abort();
 }

@@ -41,7 +41,15 @@ impl AwaitedClaims {
         }
     }
 
-    /// Begins to wait. What changes from now on is seen; what the claim is now must be read.
+    /// Tells all bindings that wait, after the claims were listed again: a list does not name the
+    /// claims that went while there was no watch.
+    pub fn tell_all(&self) {
+        for changes in locked(&self.0).values() {
+            changes.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Begins to wait. Changes from now on are seen; the caller reads the claim as it is now.
     pub(super) fn await_changes(&self, name: &str) -> AwaitedClaim {
         let mut awaited = locked(&self.0);
         let changes = awaited.entry(name.to_owned()).or_default();

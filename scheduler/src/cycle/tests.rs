@@ -8,6 +8,7 @@ use scheduler_core::scale_up::Groups;
 use scheduler_core::units::Mib;
 use scheduler_core::{Config, GroupChange, OutcomeResult, text};
 use std::sync::Mutex;
+use tokio_util::sync::DropGuard;
 
 fn outputs() -> CycleOutputs {
     CycleOutputs {
@@ -187,6 +188,15 @@ fn inputs(leads: bool) -> (Ends, CycleInputs) {
     (ends, inputs)
 }
 
+/// Runs a cycle until the guard is dropped.
+fn spawn(core: Core, inputs: CycleInputs, outputs: CycleOutputs) -> DropGuard {
+    let world = World::new("kai-scheduler");
+    let stop = CancellationToken::new();
+    let end = stop.clone();
+    tokio::spawn(run(core, world, None, AT_ONCE, inputs, outputs, end));
+    stop.drop_guard()
+}
+
 const AT_ONCE: CoalesceWindow = CoalesceWindow {
     quiet: Duration::ZERO,
     patience: Duration::ZERO,
@@ -234,19 +244,7 @@ async fn questions_are_answered_after_what_was_seen_before_them() {
     for fact in crate::convert::tests::listed() {
         ends.facts.send(fact).unwrap();
     }
-    let core = Core::new(Config::default());
-    let world = World::new("kai-scheduler");
-    let stop = CancellationToken::new();
-    tokio::spawn(run(
-        core,
-        world,
-        None,
-        AT_ONCE,
-        inputs,
-        outputs(),
-        stop.clone(),
-    ));
-    let _stop = stop.drop_guard();
+    let _stop = spawn(Core::new(Config::default()), inputs, outputs());
     for answer in answers {
         let core = answer.await.unwrap();
         assert!(
@@ -269,18 +267,7 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
         groups,
         ..outputs()
     };
-    let world = World::new("kai-scheduler");
-    let stop = CancellationToken::new();
-    tokio::spawn(run(
-        core,
-        world,
-        None,
-        AT_ONCE,
-        inputs,
-        outputs,
-        stop.clone(),
-    ));
-    let _stop = stop.drop_guard();
+    let _stop = spawn(core, inputs, outputs);
     let mut after = async |time: Duration| {
         tokio::time::sleep(time).await;
         let reports = std::iter::from_fn(|| reports.try_recv().ok());

@@ -55,7 +55,7 @@ pub(super) enum CallerError {
 /// SHA-256 of a token: tokens themselves are not kept.
 type Digest = [u8; 32];
 
-/// The reader to whom a token belongs, or why it is not accepted.
+/// Either the owner of a token, or the reason why the token is not accepted.
 type Verdict = Result<Reader, String>;
 
 /// The verdicts by token, each with the time until which it holds. Refused tokens have a map of

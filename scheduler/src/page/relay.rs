@@ -67,7 +67,7 @@ pub(super) struct FactRelay {
     known: HashSet<String>,
     /// Pods that were granted something.
     tenants: HashSet<Uid>,
-    /// The pods with a grant of which some containers do not run.
+    /// The pods that have a grant and containers that do not run.
     crashed: HashSet<Uid>,
     /// Pods whose eviction is noted.
     evicted: HashSet<Uid>,

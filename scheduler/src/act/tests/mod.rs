@@ -552,6 +552,38 @@ async fn bindings_that_wait_for_volumes_cost_no_watch_and_outlast_an_api_server_
     site.nothing_more().await;
 }
 
+/// The claim goes while there is no watch: the next list does not name it, and the binding reads it.
+#[tokio::test]
+async fn a_claim_that_went_unseen_refuses_the_binding_after_the_next_list() {
+    let mut site = Site::start().await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(site.client.clone(), NS);
+    let claim = json!({"metadata": {"name": "data"}, "spec": {}});
+    let claim = serde_json::from_value(claim).unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    let pod = site.pod("p", false).await;
+    let mut bind = binding(site.decision(), &pod, "n1");
+    bind.claims = vec![ClaimBinding {
+        uid: "data".into(),
+        name: format!("{NS}/data").into(),
+        volume: None,
+    }];
+    let work = Work::Bind(Box::new(bind), Vec::new());
+    site.work.send(work).unwrap();
+    assert_eq!(events(&site, 1).await[0][2], "WaitingForVolume");
+    // The binding has read the claim by then. One that has not finds it gone in any case.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    claims
+        .delete("data", &DeleteParams::default())
+        .await
+        .unwrap();
+    site.awaited.tell_all();
+    let outcome = site.outcome().await;
+    let OutcomeResult::Refused { reason, .. } = outcome.result else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(&*reason, "persistentvolumeclaim \"data\" is gone");
+}
+
 /// Kind of the object, type, reason and note.
 async fn events(site: &Site, count: usize) -> Vec<[String; 4]> {
     let api: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(site.client.clone(), NS);

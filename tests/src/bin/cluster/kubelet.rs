@@ -423,7 +423,8 @@ pub(crate) async fn a_static_pod_gets_its_whole_gpu_and_no_share_joins_it(
     let plain = agent
         .restart_with(|command| command.arg("--allow-ungranted-whole=true"))
         .await?;
-    // The kubelet refuses a static pod for good while the agent has not registered again.
+    // If the kubelet sees a static pod before the agent has registered again, it refuses the pod for
+    // good.
     let first = pod(&ns, "first", &[("gpu-memory", "1000")], "report hold");
     cluster.run_share(&first).await?;
     cluster.delete_pod(&ns, "first").await?;
