@@ -334,6 +334,7 @@ fn start(
         "PodResources",
         pod_resources::follow(
             Lister::new(config.pod_resources()),
+            config.serve_whole,
             offer,
             state.clone(),
             owner.clone(),

@@ -33,7 +33,8 @@ pub struct PodRequest {
 pub struct ContainerRequest {
     /// Its name.
     pub name: String,
-    /// True for an init container, restartable or not.
+    /// True for an init container that ends before the next container starts; false for one that
+    /// restarts always (a sidecar) and for those that come after.
     pub init: bool,
     /// Its request.
     pub gpus: GpuRequest,
@@ -114,7 +115,7 @@ pub fn of(pod: &Pod) -> Result<PodRequest, RequestError> {
     let all = || {
         inits
             .iter()
-            .map(|container| (container, true))
+            .map(|container| (container, ends_first(container)))
             .chain(spec.containers.iter().map(|container| (container, false)))
     };
 
@@ -174,10 +175,15 @@ pub fn whole(pod: &Pod) -> Vec<ContainerRequest> {
     };
     let inits = spec.init_containers.iter().flatten();
     inits
-        .map(|container| (container, true))
+        .map(|container| (container, ends_first(container)))
         .chain(spec.containers.iter().map(|container| (container, false)))
         .filter_map(|(container, init)| whole_request(container, init).ok()?)
         .collect()
+}
+
+/// Whether an init container ends before the next container starts.
+fn ends_first(container: &Container) -> bool {
+    container.restart_policy.as_deref() != Some("Always")
 }
 
 fn whole_request(

@@ -27,7 +27,7 @@ use scheduler_core::{Action, Config, Core, Decision, Event, EvictCause, text};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use storage::{claim, volumes};
-use world::{World, card, nodes, pod, run, steps};
+use world::{World, at_once, card, nodes, pod, run, steps};
 
 proptest! {
     #![proptest_config(tried_less(256))]
@@ -180,15 +180,15 @@ proptest! {
                 cards.dedup();
                 prop_assert_eq!(cards.len(), grant.cards.len(), "distinct cards");
                 for card in &grant.cards {
-                    if grant.mode == Mode::Exclusive {
-                        if !of_pod.contains(card) {
-                            *whole.entry(card.clone()).or_default() += 1;
-                            of_pod.push(card.clone());
-                        }
-                    } else {
-                        *sums.entry(card.clone()).or_default() += grant.memory.0;
+                    if grant.mode == Mode::Exclusive && !of_pod.contains(card) {
+                        *whole.entry(card.clone()).or_default() += 1;
+                        of_pod.push(card.clone());
                     }
                 }
+            }
+            let shares: Vec<_> = bind.grants.iter().filter(|grant| grant.mode != Mode::Exclusive).cloned().collect();
+            for (card, most) in at_once(&world.pods[&bind.pod], &shares) {
+                *sums.entry(card).or_default() += most;
             }
         }
         for (uuid, sum) in &sums {
@@ -258,22 +258,22 @@ fn no_card_without_room_is_explained_as_fitting() {
         let mut held = BTreeMap::<GpuUuid, Vec<u64>>::new();
         let mut cards = BTreeMap::new();
         for event in world.core.snapshot() {
-            let grants = match event {
+            let takes = match event {
                 Event::Cards(node) => {
                     cards.insert(node.node, node.cards);
                     continue;
                 }
-                Event::Assumed(bind) => bind.grants,
-                Event::Pod(pod) => match pod.phase {
-                    Phase::Bound(at) | Phase::Running(at) | Phase::Releasing(Some(at)) => at.grants,
+                Event::Assumed(bind) => at_once(&world.pods[&bind.pod], &bind.grants),
+                Event::Pod(pod) => match &pod.phase {
+                    Phase::Bound(at) | Phase::Running(at) | Phase::Releasing(Some(at)) => {
+                        at_once(&pod, &at.grants)
+                    }
                     _ => continue,
                 },
                 _ => continue,
             };
-            for grant in grants {
-                for card in grant.cards {
-                    held.entry(card).or_default().push(grant.memory.0);
-                }
+            for (card, most) in takes {
+                held.entry(card).or_default().push(most);
             }
         }
         for (uid, pod) in &world.pods {

@@ -12,9 +12,9 @@ pub use checkpoint::{Checkpoint, CheckpointError, Entry};
 pub use pod_resources::{by_list, contradicts};
 
 use crate::inventory::{GpuUuid, Profile};
-use crate::ledger::{AllocId, Claim, ShareOptions};
+use crate::ledger::{AllocId, Claim, ShareOptions, Turn};
 use crate::node::Node;
-use crate::pods::{ContainerView, PodView};
+use crate::pods::{ContainerKind, ContainerView, PodView};
 use api::grant::{ContainerGrant, GrantError, Verifier};
 use api::{Mib, Mode};
 use proto::names;
@@ -267,6 +267,7 @@ pub fn ungranted(
     Claim {
         pod: pod.identity.clone(),
         container: container.name.clone(),
+        turn: turn(pod, &container.name),
         gpus: ids.iter().map(|id| GpuUuid::from(id.as_str())).collect(),
         memory,
         kept: memory,
@@ -276,6 +277,19 @@ pub fn ungranted(
         claimed: None,
         wishes: ShareOptions::default(),
     }
+}
+
+/// When a container of the pod runs beside the others. The default where none of them is an init
+/// container, so that agents of before can read the record of such a share.
+fn turn(pod: &PodView, container: &str) -> Turn {
+    let init = |one: &ContainerView| one.kind == ContainerKind::Init;
+    let mut all = pod.containers.iter().zip(0..);
+    let own = all.find(|(one, _)| one.name == container);
+    own.filter(|_| pod.containers.iter().any(init))
+        .map_or_else(Turn::default, |(one, place)| Turn {
+            place,
+            init: init(one),
+        })
 }
 
 fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim {
@@ -289,6 +303,7 @@ fn to_claim(pod: &PodView, granted: &ContainerGrant, decision: String) -> Claim 
     Claim {
         pod: pod.identity.clone(),
         container: granted.name.clone(),
+        turn: turn(pod, &granted.name),
         gpus,
         memory: granted.memory_mib,
         kept: granted.kept(),

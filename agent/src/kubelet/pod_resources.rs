@@ -140,9 +140,11 @@ pub fn pools(
         .collect()
 }
 
-/// Follows what the kubelet shows, until `stop`.
+/// Follows what the kubelet shows, until `stop`. `serves_whole`: whole cards are this agent's to
+/// offer; else another plugin may, whose devices are never in the offer.
 pub async fn follow(
     lister: Lister,
+    serves_whole: bool,
     mut offer: watch::Receiver<Arc<Offer>>,
     state: watch::Receiver<Arc<State>>,
     owner: Owner,
@@ -159,7 +161,7 @@ pub async fn follow(
                 if owner.tell(Event::Pools(pools(cards, ids))).is_err() {
                     return;
                 }
-                *ids == expected
+                shows(ids, &expected, serves_whole)
             }
             Err(error) => {
                 tracing::debug!(%error, "the kubelet's allocatable devices cannot be read");
@@ -187,6 +189,18 @@ pub async fn follow(
     }
 }
 
+/// Whether the kubelet shows exactly what was offered of the resources that this agent serves.
+fn shows(
+    ids: &BTreeSet<(Resource, String)>,
+    expected: &BTreeSet<(Resource, String)>,
+    serves_whole: bool,
+) -> bool {
+    let ours = ids
+        .iter()
+        .filter(|(resource, _)| serves_whole || *resource != Resource::Whole);
+    ours.eq(expected)
+}
+
 fn healthy(offer: &Offer) -> BTreeSet<(Resource, String)> {
     offer
         .resources()
@@ -203,6 +217,19 @@ fn healthy(offer: &Offer) -> BTreeSet<(Resource, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_of_another_plugin_are_not_waited_for() {
+        let ids = |all: &[(Resource, &str)]| {
+            let all = all.iter();
+            all.map(|(resource, id)| (*resource, (*id).to_owned()))
+                .collect::<BTreeSet<_>>()
+        };
+        let ours = ids(&[(Resource::Share, "A::0")]);
+        let both = ids(&[(Resource::Share, "A::0"), (Resource::Whole, "A")]);
+        assert!(shows(&both, &ours, false) && !shows(&both, &ours, true));
+        assert!(shows(&both, &both, true) && !shows(&BTreeSet::new(), &ours, false));
+    }
 
     #[test]
     fn a_card_is_where_the_kubelet_can_allocate_it() {

@@ -1,7 +1,8 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
 use super::{
-    AllocId, Claimed, Front, HolderKey, Ledger, LimitScope, Share, ShareOptions, SharePhase,
+    AllocId, Claimed, Front, HolderKey, Ledger, LimitScope, Share, ShareOptions, SharePhase, Turn,
+    at_once, slots,
 };
 use crate::fence;
 use crate::inventory::{Card, GpuUuid, Inventory};
@@ -17,6 +18,8 @@ pub struct Claim {
     pub pod: PodIdentity,
     /// Which container.
     pub container: String,
+    /// When it runs beside the others of its pod.
+    pub turn: Turn,
     /// Which cards.
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
@@ -385,8 +388,8 @@ impl Ledger {
                 only: only.as_str(),
             });
         }
-        let mut kept = Mib(0);
-        let mut slots = 0_u32;
+        let own = Share::reserved(claim, vec![card.uuid.clone()]);
+        let mut together = vec![&own];
         let mut largest: Option<&Share> = None;
         let mut minimum = card
             .minimum_fence
@@ -416,8 +419,7 @@ impl Ledger {
                 });
             }
             if !in_turn {
-                kept = Mib(kept.0.saturating_add(other.kept.0));
-                slots = slots.saturating_add(1);
+                together.push(other);
                 // Strongest first.
                 minimum = minimum.into_iter().chain(other.wishes.minimum_fence).min();
                 largest = largest
@@ -439,7 +441,9 @@ impl Ledger {
         }
         let wanted = claim.kept;
         let grantable = self.grantable_beside(card, claim.mode, hold);
-        let free = grantable.saturating_sub(kept);
+        let together = || together.iter().copied();
+        let beside = Mib(at_once(together(), |share| share.kept.0)).saturating_sub(wanted);
+        let free = grantable.saturating_sub(beside);
         if wanted > free {
             return Err(Refused::Memory {
                 card: card.uuid.clone(),
@@ -448,7 +452,7 @@ impl Ledger {
                 wanted,
             });
         }
-        if is_mps(claim.mode) && slots >= card.client_slots {
+        if is_mps(claim.mode) && slots(together()) > card.client_slots {
             return Err(Refused::Slots {
                 card: card.uuid.clone(),
                 slots: card.client_slots,
@@ -484,6 +488,7 @@ impl Share {
         Self {
             pod: claim.pod.clone(),
             container: claim.container.clone(),
+            turn: claim.turn,
             gpus,
             memory: claim.memory,
             kept: claim.kept,
@@ -503,6 +508,7 @@ impl Share {
 
     fn is_of(&self, claim: &Claim) -> bool {
         self.gpus == claim.gpus
+            && self.turn == claim.turn
             && self.memory == claim.memory
             && self.kept == claim.kept
             && self.compute_percent == claim.compute_percent

@@ -12,7 +12,7 @@ mod share;
 pub use admit::{Claim, Refused};
 pub use alloc::{AllocId, ProofName};
 pub use record::{HolderRow, key as record_key};
-pub use share::{Claimed, Front, HolderKey, LimitScope, Share, ShareOptions, SharePhase};
+pub use share::{Claimed, Front, HolderKey, LimitScope, Share, ShareOptions, SharePhase, Turn};
 
 use crate::inventory::{Card, GpuUuid};
 use api::{Mib, Mode};
@@ -67,19 +67,14 @@ impl Ledger {
         once(self.on(card))
     }
 
-    /// Sum of what is kept on a card. Two containers of one pod that hold the card whole
-    /// hold it one after the other (an init container is lent the app's card): they count once.
+    /// The most of what is kept on a card at one time. Two containers of one pod that hold the card
+    /// whole hold it one after the other: they count once.
     pub fn granted(&self, card: &GpuUuid) -> Mib {
-        let mut whole = Mib(0);
-        let mut parts = Mib(0);
-        for share in self.holds_on(card) {
-            if share.mode == Mode::Exclusive {
-                whole = whole.max(share.kept);
-            } else {
-                parts = Mib(parts.0.saturating_add(share.kept.0));
-            }
-        }
-        Mib(whole.0.saturating_add(parts.0))
+        let holds = || self.holds_on(card);
+        let whole = holds().filter(|share| share.mode == Mode::Exclusive);
+        let whole = whole.map(|share| share.kept).max().unwrap_or(Mib(0));
+        let parts = holds().filter(|share| share.mode != Mode::Exclusive);
+        Mib(whole.0.saturating_add(at_once(parts, |share| share.kept.0)))
     }
 
     /// The most that may be kept on a card. In mode `mps-isolated` each share's server
@@ -138,13 +133,39 @@ impl Ledger {
 
     /// Client slots taken on a card.
     pub fn slots_used(&self, card: &GpuUuid) -> u32 {
-        u32::try_from(
-            self.holds_on(card)
-                .filter(|share| share.mode != Mode::Exclusive)
-                .count(),
-        )
-        .unwrap_or(u32::MAX)
+        let shares = self
+            .holds_on(card)
+            .filter(|share| share.mode != Mode::Exclusive);
+        slots(shares)
     }
+}
+
+/// The most of an amount that shares have at one time: the containers of a pod do not all run at
+/// once. See [`Turn`].
+fn at_once<'a>(shares: impl Iterator<Item = &'a Share>, amount: impl Fn(&Share) -> u64) -> u64 {
+    let mut pods: BTreeMap<&str, Vec<&Share>> = BTreeMap::new();
+    for share in shares {
+        pods.entry(&share.pod.uid).or_default().push(share);
+    }
+    let mut sum = 0_u64;
+    for mut own in pods.into_values() {
+        own.sort_by_key(|share| share.turn.place);
+        let (mut running, mut most) = (0_u64, 0);
+        for share in own {
+            let with = running.saturating_add(amount(share));
+            most = with.max(most);
+            if !share.turn.init {
+                running = with;
+            }
+        }
+        sum = sum.saturating_add(most);
+    }
+    sum
+}
+
+/// Client slots of the containers that run at one time.
+fn slots<'a>(shares: impl Iterator<Item = &'a Share>) -> u32 {
+    u32::try_from(at_once(shares, |_| 1)).unwrap_or(u32::MAX)
 }
 
 /// The first of each [`LimitScope`].

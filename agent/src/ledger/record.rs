@@ -5,7 +5,7 @@
 //! there. The containers of a claim change, and are listed in a file of their own that the hook
 //! reads.
 
-use super::{AllocId, Claimed, HolderKey, Share, ShareOptions, SharePhase};
+use super::{AllocId, Claimed, HolderKey, Share, ShareOptions, SharePhase, Turn};
 use crate::inventory::GpuUuid;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -26,6 +26,9 @@ struct Record {
     pod: Option<PodIdentity>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     container: Option<String>,
+    /// None in a record of before, whose containers count all at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<Turn>,
     gpus: Vec<String>,
     memory_mib: Mib,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,6 +69,7 @@ impl Share {
             version: VERSION,
             pod: own.then(|| self.pod.clone()),
             container: own.then(|| self.container.clone()),
+            turn: Some(self.turn).filter(|turn| *turn != Turn::default()),
             gpus: self.gpus.iter().map(GpuUuid::to_string).collect(),
             memory_mib: self.memory,
             request_mib: (self.kept < self.memory).then_some(self.kept),
@@ -119,6 +123,7 @@ impl Share {
         let share = |(pod, container)| Self {
             pod,
             container,
+            turn: record.turn.unwrap_or_default(),
             gpus: gpus.clone(),
             memory: record.memory_mib,
             kept: record
@@ -154,6 +159,7 @@ mod tests {
                 name: "p".into(),
             },
             container: "c".into(),
+            turn: Turn::default(),
             gpus: vec![GpuUuid::from("GPU-0"), GpuUuid::from("GPU-1")],
             memory: Mib(2000),
             kept: Mib(2000),
@@ -177,7 +183,9 @@ mod tests {
         let read = |record: &str, holders: &[HolderRow]| Share::of_file(alloc, record, holders);
         assert_eq!(read(&record, &[]), Some(vec![share.clone()]));
         share.kept = Mib(500);
+        share.turn.init = true;
         assert_eq!(read(&share.to_record(), &[]), Some(vec![share.clone()]));
+        share.turn = Turn::default();
         let above = record.replace(":25,", ":101,");
         for noise in ["", "{}", "[]", r#"{"version":2}"#, &above] {
             assert_eq!(read(noise, &[]), None);

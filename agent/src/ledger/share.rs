@@ -46,6 +46,17 @@ pub struct HolderKey {
     pub container: String,
 }
 
+/// When a container runs beside the others of its pod. Kubernetes counts a pod's requests so: an
+/// init container has ended before the next container starts, and every other one goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Turn {
+    /// Its place among the pod's containers that ask for cards or take a claim.
+    pub place: u32,
+    /// It ends before the next container starts.
+    pub init: bool,
+}
+
 /// The `ResourceClaim` that a share is given by.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -96,6 +107,9 @@ pub struct Share {
     pub pod: PodIdentity,
     /// Which container.
     pub container: String,
+    /// When it runs. Of a container of a claim, which is counted with all others of the claim, the
+    /// default.
+    pub turn: Turn,
     /// The cards that are really held: for whole cards the kubelet's pick may have been adopted in
     /// place of the grant's.
     pub gpus: Vec<GpuUuid>,

@@ -112,7 +112,7 @@ pub fn holds(server: &ServerState, card: &GpuUuid) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{AllocId, SharePhase};
+    use crate::ledger::{AllocId, SharePhase, Turn};
     use api::grant::PodIdentity;
 
     fn share(pod: &str, card: &str, mode: Mode, memory: u64, percent: u8) -> Share {
@@ -123,6 +123,7 @@ mod tests {
                 name: pod.into(),
             },
             container: "main".into(),
+            turn: Turn::default(),
             gpus: card.split(',').map(GpuUuid::from).collect(),
             memory: Mib(memory),
             kept: Mib(memory),

@@ -10,7 +10,7 @@ use super::event::Effect;
 use super::prepare::Unready;
 use crate::identity::IdentityError;
 use crate::inventory::Card;
-use crate::ledger::{AllocId, Claim, Claimed, HolderKey, Share, ShareOptions};
+use crate::ledger::{AllocId, Claim, Claimed, HolderKey, Share, ShareOptions, Turn};
 use crate::pods::{PodView, Standing};
 use api::grant::PodIdentity;
 use api::units::Fence;
@@ -201,6 +201,7 @@ impl Core {
                 name: String::new(),
             },
             container: String::new(),
+            turn: Turn::default(),
             gpus: cards.iter().map(|card| card.uuid.clone()).collect(),
             memory,
             kept: memory,

@@ -6,7 +6,8 @@
 
 use super::layout::{self, LayoutOrder, LayoutResult};
 use super::observation::{CardSample, Device, Identity, Sample, UnreadableCard, Xid};
-use super::read::{self, Identified, Origins};
+use super::origins::Origins;
+use super::read::{self, Identified};
 use super::report::{CardReport, Look, Report};
 use super::{Settings, raw};
 use crate::inventory::GpuUuid;

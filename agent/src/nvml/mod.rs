@@ -25,6 +25,7 @@ mod driver;
 mod error;
 mod layout;
 pub mod observation;
+mod origins;
 mod owner;
 mod raw;
 mod read;

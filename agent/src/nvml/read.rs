@@ -2,8 +2,8 @@
 
 use super::error::{ErrorClass, trouble, words};
 use super::observation::{Counters, Device, Identity, Process, Reading, UnreadableCard};
+use super::origins::Origins;
 use super::raw;
-use crate::attribute::{self, Origin};
 use crate::inventory::{ComputeMode, GpuUuid, Profile, Slice};
 use api::Mib;
 use nvml_wrapper::Nvml;
@@ -15,7 +15,6 @@ use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// `NVML_NVLINK_MAX_LINKS`.
@@ -290,41 +289,6 @@ fn reading(
         unseen: listed.unseen.filter(|_| !unshared),
         counters,
     })
-}
-
-/// Which process belongs to which container, cached for a short time. Reading it is most of the
-/// cost of a sample of a card's processes.
-#[derive(Debug, Default)]
-pub(super) struct Origins(BTreeMap<u32, Arc<Origin>>);
-
-impl Origins {
-    /// Reads it again, and forgets the others when a full reading was requested.
-    fn read(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
-        let origin = attribute::origin(proc_root, pid);
-        let known = self.0.entry(pid).or_default();
-        if **known != origin {
-            *known = Arc::new(origin);
-        }
-        Arc::clone(known)
-    }
-
-    fn known(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
-        match self.0.get(&pid) {
-            Some(origin) if **origin != Origin::default() => Arc::clone(origin),
-            _ => self.read(proc_root, pid),
-        }
-    }
-
-    /// Keeps those alone that are in this look at all cards.
-    pub(super) fn keep(&mut self, devices: &[Device]) {
-        let readings = devices
-            .iter()
-            .filter_map(|device| device.reading.as_ref().ok());
-        let pids: BTreeSet<u32> = readings
-            .flat_map(|reading| reading.processes.iter().map(|process| process.pid))
-            .collect();
-        self.0.retain(|pid, _| pids.contains(pid));
-    }
 }
 
 /// The processes of one card, for the watchdog; `None` when it does not answer, or not in

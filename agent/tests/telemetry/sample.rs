@@ -3,7 +3,7 @@
 use agent::fence::ActiveFence;
 use agent::identity::Resource;
 use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Profile, Slice, Stranger};
-use agent::ledger::{AllocId, Ledger, Share, SharePhase};
+use agent::ledger::{AllocId, Ledger, Share, SharePhase, Turn};
 use agent::node::{MpsView, Node, Pool, Readiness, State};
 use api::grant::PodIdentity;
 use api::units::Fence;
@@ -54,6 +54,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
             name: pod.into(),
         },
         container: "main".into(),
+        turn: Turn::default(),
         gpus: vec![uuid(index)],
         memory: Mib(memory),
         kept: Mib(memory),

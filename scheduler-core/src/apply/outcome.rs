@@ -415,7 +415,13 @@ pub(super) fn assumed(
         return;
     };
     let node = state.node(&bind.node);
-    let holds = holds(state, config, &bind.pod, node, &bind.grants, problems);
+    let row = state.tasks.get(task);
+    let spec = row.and_then(|row| state.specs.get(row.spec));
+    let Some(spec) = spec.map(|row| Arc::clone(&row.spec)) else {
+        return;
+    };
+    let whose = (&bind.pod, spec.gpus.as_slice());
+    let holds = holds(state, config, whose, node, &bind.grants, problems);
     state.transition(
         task,
         TaskCell {

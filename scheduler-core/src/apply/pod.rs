@@ -4,7 +4,8 @@ use super::node::worth;
 use crate::config::{Config, Plugin};
 use crate::ids::{GroupName, PodUid};
 use crate::model::{
-    Amount, Ask, ContainerGrant, Front, Lead, Mode, Phase, Placement, Pod, PodRules, TaskOrder,
+    Amount, Ask, ContainerAsk, ContainerGrant, Front, Lead, Phase, Placement, Pod, PodRules,
+    TaskOrder,
 };
 use crate::problem::Problem;
 use crate::state::State;
@@ -307,7 +308,16 @@ fn target(
                 .and_then(|decision| state.open.get(decision));
             // Older than the binding, whatever came of that.
             if before.status == Status::Assumed && open.is_some() {
-                return before.clone();
+                let spec = state
+                    .tasks
+                    .get(key)
+                    .and_then(|row| state.specs.get(row.spec));
+                let asks = spec.map(|row| row.spec.gpus.as_slice()).unwrap_or_default();
+                let holds = take_turns(asks, before.holds().to_vec());
+                return TaskCell {
+                    holds: (!holds.is_empty()).then(|| Arc::from(holds)),
+                    ..before.clone()
+                };
             }
             if let Some(decision) = &before.decision {
                 state.open.remove(decision);
@@ -441,7 +451,14 @@ fn placed(
         Vec::new()
     } else {
         let uid = uid.of_pod();
-        holds(state, config, &uid, node, &placement.grants, problems)
+        holds(
+            state,
+            config,
+            (&uid, &spec.gpus),
+            node,
+            &placement.grants,
+            problems,
+        )
     };
     TaskCell {
         status,
@@ -453,11 +470,11 @@ fn placed(
     }
 }
 
-/// A grant's content as holds on cards.
+/// A grant's content as holds on cards, in the order in which the pod's containers start.
 pub(super) fn holds(
     state: &mut State,
     config: &Config,
-    uid: &PodUid,
+    (uid, asks): (&PodUid, &[ContainerAsk]),
     node: NodeKey,
     grants: &[ContainerGrant],
     problems: &mut Vec<Problem>,
@@ -482,10 +499,9 @@ pub(super) fn holds(
                     card: uuid.clone(),
                 });
             }
-            // Init containers are lent the cards of the others: a pod has a whole card once.
-            let lent = grant.mode == Mode::Exclusive && holds.iter().any(|hold| hold.card == card);
             let hold = Hold {
                 container: grant.container.clone(),
+                init: false,
                 card,
                 limit: grant.memory,
                 burst: grant.burst.filter(|most| *most > grant.memory),
@@ -495,11 +511,23 @@ pub(super) fn holds(
                 mode: grant.mode,
                 note: grant.note.clone(),
                 asked: grant.asked,
-                lent,
             };
             holds.push(worth(state, config, hold));
         }
     }
+    take_turns(asks, holds)
+}
+
+/// Brings what a pod holds into the order in which its containers start, by its present request.
+fn take_turns(asks: &[ContainerAsk], mut holds: Vec<Hold>) -> Vec<Hold> {
+    let place = |hold: &Hold| asks.iter().position(|ask| ask.container == hold.container);
+    for hold in &mut holds {
+        let ask = place(hold).and_then(|place| asks.get(place));
+        hold.init = ask.is_some_and(|ask| ask.init);
+    }
+    // Stable: the cards of a container stay in the grant's order. A container that asks for none
+    // any more is last.
+    holds.sort_by_key(|hold| place(hold).unwrap_or(usize::MAX));
     holds
 }
 

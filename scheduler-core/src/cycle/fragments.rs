@@ -11,6 +11,7 @@ use crate::fragment::{self, Demand, Shape, WHOLE};
 use crate::model::{Amount, Ask, Mode};
 use crate::state::State;
 use crate::state::cell::Status;
+use crate::state::footprint;
 use crate::state::rows::{NodeKey, Spec, SpecKey, SpecRow};
 use crate::units::NanoGpu;
 use rustc_hash::FxHashMap;
@@ -116,15 +117,15 @@ impl Fragments {
                 .len()
                 .saturating_sub(spec.gpus_by(assignment.front) as usize),
         );
-        for hold in assignment.holds.iter().filter(|hold| !hold.lent) {
-            let Some(row) = state.cards.get(hold.card) else {
+        for (key, takes) in footprint::of_pod(&assignment.holds) {
+            let Some(row) = state.cards.get(key) else {
                 continue;
             };
-            let used = state.card_use.get(hold.card).copied().unwrap_or_default();
+            let used = state.card_use.get(key).copied().unwrap_or_default();
             let total = card::memory(row).total.0;
             let was = free(total, used.after().nominal);
             if let Some(at) = after.iter().position(|free| *free == was) {
-                after[at] = free(total, used.after().nominal + u128::from(hold.nominal.0));
+                after[at] = free(total, used.after().nominal + takes.sums.nominal);
                 after.sort_unstable();
             }
         }

@@ -360,7 +360,9 @@ impl Cycle<'_> {
                 return Some(WaitReason::of(ReasonKind::Unschedulable, ""));
             }
         }
-        if spec.share_mib == 0 {
+        // Containers that run in turn were counted as if they had the same cards.
+        let in_turn = assignment.holds.iter().any(|hold| hold.init);
+        if spec.share_mib == 0 && !in_turn {
             return None;
         }
         let wanted = self.state.charge(task, &assignment.holds);

@@ -10,6 +10,7 @@ use super::card;
 use crate::model::{Ask, Front, Mode};
 use crate::state::State;
 use crate::state::cell::{CardSums, Status};
+use crate::state::footprint;
 use crate::state::rows::{NodeKey, NodeRow, SpecRow, TaskKey};
 use crate::state::transition::counted_gpus;
 
@@ -163,10 +164,10 @@ fn remaining(
         let mut ports = own.spec.ports.iter();
         remaining.ports |=
             ports.any(|port| spec.spec.ports.iter().any(|own| own.conflicts_with(port)));
-        for hold in cell.holds().iter().filter(|hold| !hold.lent) {
-            let at = row.cards.iter().position(|card| *card == hold.card);
+        for (card, takes) in footprint::of_pod(cell.holds()) {
+            let at = row.cards.iter().position(|own| *own == card);
             if let Some(sums) = at.and_then(|at| remaining.cards.get_mut(at)) {
-                sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
+                *sums = sums.plus(takes.sums);
             }
         }
     }

@@ -7,12 +7,12 @@
 use super::free::{WholeCount, whole_count};
 use super::{Room, card, chosen};
 use crate::config::{Config, Placement};
-use crate::ids::ContainerName;
 use crate::ledger::{CardMemory, Offer};
-use crate::model::{Amount, Ask, Fence, Front, Mode, Node, Pool, Share};
+use crate::model::{Amount, Ask, ContainerAsk, Fence, Front, Mode, Node, Pool, Share};
 use crate::reason::{CardLine, CardReason, NodeReason, NodeVerdict};
 use crate::state::State;
 use crate::state::cell::CardUse;
+use crate::state::footprint::{self, Footprint};
 use crate::state::rows::{CardKey, CardRow, Hold, NodeKey, NodeRow, Spec, SpecRow};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -33,21 +33,76 @@ pub(crate) struct Assignment {
     pub joins: bool,
 }
 
-/// Tentative allocations while the containers of one pod are assigned in turn.
+/// Tentative allocations while the containers of one pod are assigned one after the other.
 #[derive(Default)]
 struct Tentative {
-    cards: BTreeMap<CardKey, CardUse>,
+    /// In the order in which their containers start.
+    seated: Vec<Seated>,
     /// Whole cards that shares of this pod have opened.
     opened: i64,
 }
 
+/// One card of a container that has been assigned.
+struct Seated {
+    /// Of its container among those of the pod that ask for cards.
+    place: usize,
+    hold: Hold,
+    /// It counts as free only once something has left.
+    promised: bool,
+}
+
+/// What is on a card for a container that has not been assigned.
+struct Found {
+    /// With all that other containers of its pod take.
+    all: CardUse,
+    /// With what other containers of its pod take while it runs.
+    at_once: CardUse,
+    /// The mode of another container of its pod that has the card.
+    own: Option<Mode>,
+}
+
+impl Found {
+    /// The container takes the card in turn with others of its pod.
+    fn in_turn(&self) -> bool {
+        self.own.is_some() && self.all != self.at_once
+    }
+}
+
 impl Tentative {
-    fn of(&self, state: &State, key: CardKey) -> CardUse {
-        self.cards
-            .get(&key)
-            .or_else(|| state.card_use.get(key))
-            .copied()
-            .unwrap_or_default()
+    fn found(&self, state: &State, key: CardKey, place: usize, init: bool) -> Found {
+        let card = state.card_use.get(key).copied().unwrap_or_default();
+        let mut found = Found {
+            all: card,
+            at_once: card,
+            own: None,
+        };
+        let own = || self.seated.iter().filter(move |one| one.hold.card == key);
+        let Some(first) = own().next() else {
+            return found;
+        };
+        found.own = Some(first.hold.mode);
+        for promised in [false, true] {
+            let part = || own().filter(move |one| one.promised == promised);
+            let all = Footprint::of(part().map(|one| &one.hold)).sums;
+            let others = part().map(|one| (one.place, &one.hold));
+            let at_once = footprint::beside(others, place, init);
+            for (used, takes) in [(&mut found.all, all), (&mut found.at_once, at_once)] {
+                let sums = if promised {
+                    &mut used.promised
+                } else {
+                    &mut used.held
+                };
+                *sums = sums.plus(takes);
+            }
+        }
+        found
+    }
+
+    fn seat(&mut self, seated: Seated) {
+        let at = self
+            .seated
+            .partition_point(|other| other.place <= seated.place);
+        self.seated.insert(at, seated);
     }
 }
 
@@ -131,13 +186,12 @@ pub(crate) fn cards(
     }
     let mut scratch = Tentative::default();
     let aligned = chosen::aligned(state, spec, key, row);
-    for (container, share) in shares_in_order(state, &spec.spec, row) {
+    for wanted in shares_in_order(state, &spec.spec, row) {
         let mut seat = |cards: &[CardKey]| {
             assign_share(
                 state,
                 cards,
-                container,
-                share,
+                wanted,
                 agent.default_mode,
                 config,
                 count,
@@ -160,25 +214,27 @@ pub(crate) fn cards(
             no(why, cards)
         })?;
     }
-    assignment.holds.sort_by_key(|hold| {
-        spec.spec
-            .gpus
-            .iter()
-            .position(|ask| ask.container == hold.container)
-    });
+    let seated = scratch.seated.into_iter();
+    assignment.holds = seated.map(|one| one.hold).collect();
     Ok(assignment)
 }
 
-fn shares_in_order<'a>(
-    state: &State,
-    spec: &'a Spec,
-    row: &NodeRow,
-) -> Vec<(&'a ContainerName, &'a Share)> {
+/// A container that asks for a share.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    /// Its place among those of the pod that ask for cards, in the order in which they start.
+    place: usize,
+    ask: &'a ContainerAsk,
+    share: &'a Share,
+}
+
+fn shares_in_order<'a>(state: &State, spec: &'a Spec, row: &NodeRow) -> Vec<Wanted<'a>> {
     let mut shares: Vec<_> = spec
         .gpus
         .iter()
-        .filter_map(|ask| match &ask.ask {
-            Ask::Share(share) => Some((&ask.container, share)),
+        .enumerate()
+        .filter_map(|(place, ask)| match &ask.ask {
+            Ask::Share(share) => Some(Wanted { place, ask, share }),
             Ask::Whole(_) => None,
         })
         .collect();
@@ -194,7 +250,9 @@ fn shares_in_order<'a>(
             total: largest,
             ..CardMemory::default()
         };
-        shares.sort_by_key(|(_, share)| Reverse((share.devices, yardstick.nominal(share.amount))));
+        shares.sort_by_key(|Wanted { share, .. }| {
+            Reverse((share.devices, yardstick.nominal(share.amount)))
+        });
     }
     shares
 }
@@ -238,21 +296,29 @@ struct Candidate {
     opens: bool,
     /// Opening it costs a whole GPU.
     costs_whole: bool,
-    rank: (bool, bool, u128, bool, Reverse<u64>, bool),
+    rank: Rank,
 }
+
+/// Whether another container of the pod has the card in turn, which makes it cost less than any
+/// other, and how well the share fits there.
+type Rank = (bool, (bool, bool, u128, bool, Reverse<u64>, bool));
 
 /// What a card says to a share in one mode.
 fn candidate(
     state: &State,
     key: CardKey,
     row: &CardRow,
-    used: CardUse,
+    found: &Found,
     share: &Share,
     mode: Mode,
     placement: Placement,
-) -> Result<Candidate, crate::reason::CardReason> {
+) -> Result<Candidate, CardReason> {
+    let used = found.all;
     let after = used.after();
-    let offer_later = card::share(state, row, after, share, mode)?;
+    let offer_later = card::share(state, row, found.at_once.after(), share, mode)?;
+    if found.in_turn() {
+        beside_own(row, found, offer_later, mode)?;
+    }
     let strong = card::fence(row, after, offer_later.top(), mode) > Fence::ClientLimit;
     // The kubelet permanently rejects a pod whose tokens it does not show (yet).
     let shown = row
@@ -260,7 +326,7 @@ fn candidate(
         .as_ref()
         .is_none_or(|card| card.pool != Pool::WholeOnly);
     let offer_now = if shown {
-        card::share(state, row, used.held, share, mode).ok()
+        card::share(state, row, found.at_once.held, share, mode).ok()
     } else {
         None
     };
@@ -279,30 +345,48 @@ fn candidate(
         now: offer_now.is_some(),
         opens,
         costs_whole: opens && card::whole_in_time(state, row),
-        rank: match (opens, placement) {
-            // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
-            (true, _) => (
-                placement == Placement::Spread,
-                false,
-                u128::from(used.holders() == 0),
-                !whole,
-                Reverse(cap.0),
-                false,
-            ),
-            (false, Placement::Spread) => (
-                false,
-                false,
-                u128::MAX - fullness,
-                false,
-                Reverse(0),
-                strong,
-            ),
-            // Where a share keeps to its limit by its server's word, and those on it still
-            // do, before the fullest: no card is opened for it.
-            (false, Placement::Binpack) => (true, strong, fullness, false, Reverse(0), false),
-            (false, Placement::Fragmentation) => (true, false, fullness, false, Reverse(0), strong),
-        },
+        rank: (
+            found.in_turn(),
+            match (opens, placement) {
+                // Idle ones first, then those that are no whole GPU anyhow, then the smallest.
+                (true, _) => (
+                    placement == Placement::Spread,
+                    false,
+                    u128::from(used.holders() == 0),
+                    !whole,
+                    Reverse(cap.0),
+                    false,
+                ),
+                (false, Placement::Spread) => (
+                    false,
+                    false,
+                    u128::MAX - fullness,
+                    false,
+                    Reverse(0),
+                    strong,
+                ),
+                // Where a share keeps to its limit by its server's word, and those on it still
+                // do, before the fullest: no card is opened for it.
+                (false, Placement::Binpack) => (true, strong, fullness, false, Reverse(0), false),
+                (false, Placement::Fragmentation) => {
+                    (true, false, fullness, false, Reverse(0), strong)
+                }
+            },
+        ),
     })
+}
+
+/// A card is in one mode for all containers of a pod, and its server has one default for all of
+/// them, also for those that do not run at the same time.
+fn beside_own(row: &CardRow, found: &Found, offer: Offer, mode: Mode) -> Result<(), CardReason> {
+    if let Some(is) = found.own.filter(|is| *is != mode) {
+        return Err(CardReason::InMode { is, wanted: mode });
+    }
+    let fence = card::fence(row, found.all.after(), offer.top(), mode);
+    match row.card.as_ref().and_then(|card| card.minimum_fence) {
+        Some(least) if fence < least => Err(CardReason::Fence { fence, least, mode }),
+        _ => Ok(()),
+    }
 }
 
 /// Seats one container's share. On failure, a line per card.
@@ -310,8 +394,7 @@ fn candidate(
 fn assign_share(
     state: &State,
     cards: &[CardKey],
-    container: &ContainerName,
-    share: &Share,
+    wanted: Wanted<'_>,
     default: Mode,
     config: &Config,
     count: WholeCount,
@@ -319,7 +402,8 @@ fn assign_share(
     scratch: &mut Tentative,
     assignment: &mut Assignment,
 ) -> Result<(), Vec<CardLine>> {
-    let wanted = share.devices as usize;
+    let share = wanted.share;
+    let devices = share.devices as usize;
     let mut found: BTreeMap<Mode, Vec<Candidate>> = BTreeMap::new();
     let mut order: Vec<Mode> = Vec::new();
     let mut lines = Vec::new();
@@ -337,7 +421,7 @@ fn assign_share(
                 state,
                 *key,
                 row,
-                scratch.of(state, *key),
+                &scratch.found(state, *key, wanted.place, wanted.ask.init),
                 share,
                 mode,
                 config.cards(),
@@ -370,11 +454,11 @@ fn assign_share(
             }
             true
         });
-        (candidates.len() >= wanted).then_some((*mode, candidates))
+        (candidates.len() >= devices).then_some((*mode, candidates))
     });
     let Some((mode, mut candidates)) = picked else {
-        if wanted > 1 {
-            lines.push(CardLine::OneMode(wanted));
+        if devices > 1 {
+            lines.push(CardLine::OneMode(devices));
         }
         return Err(lines);
     };
@@ -388,17 +472,17 @@ fn assign_share(
         .iter()
         .filter(|candidate| candidate.opens && candidate.now && !candidate.costs_whole)
         .count();
-    let now = assignment.allocatable && whole_left(count.now) + free + joinable >= wanted;
+    let now = assignment.allocatable && whole_left(count.now) + free + joinable >= devices;
     assignment.allocatable &= now;
     if promise || !now {
         // A promise uses resources that are being released before idle ones.
         let packs = config.cards() == Placement::Binpack;
         candidates.sort_by_key(|candidate| {
-            let last = candidate.opens == packs;
+            let last = candidate.opens == packs && !candidate.rank.0;
             (last, candidate.opens && candidate.now)
         });
     }
-    candidates.truncate(wanted);
+    candidates.truncate(devices);
     assignment.now &= now && candidates.iter().all(|candidate| candidate.now);
     // A card that another container of this pod opens was not shared before.
     assignment.joins |= candidates.iter().any(|candidate| {
@@ -410,28 +494,26 @@ fn assign_share(
     });
     take(
         state,
-        container,
-        share,
+        wanted,
         mode,
         config,
         &candidates,
         scratch,
-        assignment,
+        !assignment.now,
     );
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
 fn take(
     state: &State,
-    container: &ContainerName,
-    share: &Share,
+    wanted: Wanted<'_>,
     mode: Mode,
     config: &Config,
     candidates: &[Candidate],
     scratch: &mut Tentative,
-    assignment: &mut Assignment,
+    promised: bool,
 ) {
+    let Wanted { place, ask, share } = wanted;
     // One limit for all of the container's cards: the smallest of the offers.
     let limit = candidates
         .iter()
@@ -463,8 +545,9 @@ fn take(
         let Some(row) = state.cards.get(candidate.key) else {
             continue;
         };
-        assignment.holds.push(Hold {
-            container: container.clone(),
+        let hold = Hold {
+            container: ask.container.clone(),
+            init: ask.init,
             card: candidate.key,
             limit,
             burst,
@@ -474,16 +557,12 @@ fn take(
             mode,
             note: note.clone(),
             asked: (share.amount != Amount::Memory(limit)).then_some(share.amount),
-            lent: false,
-        });
-        scratch.opened += i64::from(candidate.costs_whole);
-        let mut used = scratch.of(state, candidate.key);
-        let sums = if assignment.now {
-            &mut used.held
-        } else {
-            &mut used.promised
         };
-        sums.add(limit, burst.unwrap_or(limit), candidate.offer.nominal, mode);
-        scratch.cards.insert(candidate.key, used);
+        scratch.opened += i64::from(candidate.costs_whole);
+        scratch.seat(Seated {
+            place,
+            hold,
+            promised,
+        });
     }
 }

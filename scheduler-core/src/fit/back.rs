@@ -7,8 +7,10 @@ use super::free::whole_count;
 use super::{Room, announced, before_cards, card};
 use crate::model::{Ask, Mode, Share};
 use crate::state::State;
-use crate::state::cell::Leaving;
+use crate::state::cell::{CardUse, Leaving};
+use crate::state::footprint;
 use crate::state::rows::{CardKey, Hold, SpecRow};
+use crate::state::transition::mode_index;
 use std::collections::BTreeSet;
 
 /// Whether the place that the pod is leaving has room for it beside all that stay and all promises.
@@ -38,6 +40,22 @@ pub(crate) fn fits_back(state: &State, spec: &SpecRow, leaving: &Leaving) -> boo
         if beside.holds() == 0 && card::whole_in_time(state, row) {
             opened.insert(hold.card);
         }
+    }
+    let fit_together = footprint::of_pod(leaving.holds()).all(|(key, takes)| {
+        let used = state.card_use.get(key).copied().unwrap_or_default();
+        let held = used.after().plus(takes.sums);
+        let all = CardUse {
+            held,
+            ..CardUse::default()
+        };
+        takes.sums.modes[mode_index(Mode::Exclusive)] > 0
+            || state
+                .cards
+                .get(key)
+                .is_some_and(|row| card::within(row, all))
+    });
+    if !fit_together {
+        return false;
     }
     let whole = i64::from(spec.gpus_by(leaving.front));
     let opened = i64::try_from(opened.len()).unwrap_or(i64::MAX);

@@ -66,16 +66,15 @@ pub(crate) fn choose_whole(
             continue;
         };
         let count = count as usize;
-        // An init container is lent the first cards; app containers get their own.
-        let from = if ask.init { 0 } else { next };
-        for key in chosen.iter().skip(from).take(count) {
+        // An init container has the first cards in turn with the containers after it.
+        for key in chosen.iter().skip(next).take(count) {
             let Some(row) = state.cards.get(*key) else {
                 continue;
             };
             let memory = card::memory(row);
-            let lent = holds.iter().any(|hold| hold.card == *key);
             holds.push(Hold {
                 container: ask.container.clone(),
+                init: ask.init,
                 card: *key,
                 limit: memory.cap,
                 burst: None,
@@ -85,7 +84,6 @@ pub(crate) fn choose_whole(
                 mode: Mode::Exclusive,
                 note: None,
                 asked: None,
-                lent,
             });
         }
         if !ask.init {

@@ -4,6 +4,7 @@ use crate::ids::{ClaimUid, ResourceName};
 use crate::model::{Attachment, Front, HostPort};
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
+use crate::state::footprint;
 use crate::state::pod_counts::{CountKey, Who};
 use crate::state::rows::{CardKey, Hold, NodeKey, QueueKey, Spec, SpecRow, TaskKey, TaskRow};
 use crate::state::transition::{As, whole_gpus};
@@ -253,14 +254,14 @@ impl Sums {
             let of = self.attachments.entry((node, attachment.clone()));
             count(of.or_default(), how);
         }
-        for hold in holds.iter().filter(|hold| !hold.lent) {
-            let of = self.cards.entry(hold.card).or_default();
+        for (card, takes) in footprint::of_pod(holds) {
+            let of = self.cards.entry(card).or_default();
             for (sums, counts) in [&mut of.held, &mut of.releasing, &mut of.promised]
                 .into_iter()
                 .zip(counts)
             {
                 if counts {
-                    sums.add(hold.limit, hold.top(), hold.nominal, hold.mode);
+                    *sums = sums.plus(takes.sums);
                 }
             }
         }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 pub struct ContainerAsk {
     /// Which container.
     pub container: ContainerName,
-    /// True for an init container. Whole cards of init containers are lent from those of
-    /// the app containers; a share is a grant of its own.
+    /// True for an init container that ends before the next container starts: it takes a card in
+    /// turn with the containers after it. False for one that goes on (a sidecar).
     pub init: bool,
     /// How much.
     pub ask: Ask,

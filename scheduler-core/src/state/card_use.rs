@@ -43,6 +43,29 @@ impl CardSums {
         }
     }
 
+    /// The larger of the two in each sum but the squares, which do not compare.
+    pub(crate) fn max(mut self, other: Self) -> Self {
+        self.limits = self.limits.max(other.limits);
+        self.tops = self.tops.max(other.tops);
+        self.nominal = self.nominal.max(other.nominal);
+        for (count, other) in self.modes.iter_mut().zip(other.modes) {
+            *count = other.max(*count);
+        }
+        self
+    }
+
+    /// The sums over the holds of both.
+    pub(crate) fn plus(mut self, other: Self) -> Self {
+        self.limits += other.limits;
+        self.tops += other.tops;
+        self.nominal += other.nominal;
+        self.squares = self.squares.wrapping_add(other.squares);
+        for (count, other) in self.modes.iter_mut().zip(other.modes) {
+            *count = count.saturating_add(other);
+        }
+        self
+    }
+
     /// Every share here has this very limit: the sum of (x - limit)^2 is 0.
     pub(crate) fn all_have(&self, limit: Mib) -> bool {
         let count = self.holds();

@@ -6,13 +6,14 @@
 //! cells inside [`State::swap`], forwards and backwards alike. Generations are no cells:
 //! they only rise, also on the way back.
 
-pub(crate) use super::card_use::{CardSums, CardUse, square};
+pub(crate) use super::card_use::{CardSums, CardUse};
 use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
+use super::footprint;
 use super::pod_counts::CountKey;
 use super::products::ProductUse;
 use super::rows::{CardKey, Hold, NodeKey, QueueKey, SpecRow, TaskKey};
-use super::transition::As;
+use super::transition::{As, mode_index};
 use super::volumes::ClaimUse;
 use super::{PlacedEntry, State};
 use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};
@@ -429,12 +430,10 @@ impl State {
             .get(key)
             .and_then(|row| self.specs.get(row.spec))
             .map_or(0, SpecRow::gpus);
-        let held = cell
-            .holds()
-            .iter()
-            .filter(|hold| !hold.lent && hold.mode == Mode::Exclusive)
-            .count();
-        held > whole as usize
+        let held: u32 = footprint::of_pod(cell.holds())
+            .map(|(_, takes)| takes.sums.modes[mode_index(Mode::Exclusive)])
+            .sum();
+        held > whole
     }
 
     /// One more, or one less, of a job's pods stands.

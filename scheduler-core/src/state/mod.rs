@@ -29,6 +29,7 @@ mod changed_groups;
 pub(crate) mod column;
 pub(crate) mod devices;
 mod extra_use;
+pub(crate) mod footprint;
 mod interner;
 pub(crate) mod job_row;
 pub(crate) mod key_list;

@@ -525,6 +525,9 @@ pub(crate) struct QueueRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub container: ContainerName,
+    /// It is an init container, which ends before the next container starts: see
+    /// [`super::footprint`].
+    pub init: bool,
     pub card: CardKey,
     /// What is kept for it.
     pub limit: Mib,
@@ -538,8 +541,6 @@ pub(crate) struct Hold {
     pub note: Option<Arc<str>>,
     /// What it asked for, where that is not its limit.
     pub asked: Option<Amount>,
-    /// Lent to an init container from those of the app containers: not counted again.
-    pub lent: bool,
 }
 
 impl Hold {

@@ -2,10 +2,11 @@
 
 use super::State;
 use super::cell::ExtraUse;
-use super::cell::{Amounts, CardSums, Cell, Status, TaskCell, square};
-use super::rows::{Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
+use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
+use super::footprint;
+use super::rows::{CardKey, Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{Amount, Ask, Attachment, DeviceRequest, Front, HostPort, Mode};
+use crate::model::{Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort, Mode};
 use crate::units::{Mib, NanoGpu};
 use std::sync::Arc;
 
@@ -26,11 +27,11 @@ impl Way<'_> {
         };
     }
 
-    fn count(self, sum: &mut u32) {
+    fn count(self, sum: &mut u32, holds: u32) {
         *sum = if self.comes {
-            self.or(sum.checked_add(1), u32::MAX)
+            self.or(sum.checked_add(holds), u32::MAX)
         } else {
-            self.or(sum.checked_sub(1), 0)
+            self.or(sum.checked_sub(holds), 0)
         };
     }
 
@@ -63,21 +64,28 @@ impl ExtraUse {
     }
 }
 
-/// Whole GPUs that a spec takes of a node, by the kubelet's rule: the sum of the app
-/// containers, or the largest init container where that is more.
+/// Whole GPUs that a spec takes of a node, by the kubelet's rule: the most that its containers use
+/// at one time.
 pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
-    let mut apps = 0_u32;
-    let mut inits = 0_u32;
-    for ask in &spec.gpus {
-        if let Ask::Whole(count) = ask.ask {
-            if ask.init {
-                inits = inits.max(count);
-            } else {
-                apps = apps.saturating_add(count);
-            }
+    let count = |ask: &ContainerAsk| match &ask.ask {
+        Ask::Whole(count) => u128::from(*count),
+        Ask::Share(_) => 0,
+    };
+    u32::try_from(most_at_once(&spec.gpus, count)).unwrap_or(u32::MAX)
+}
+
+/// The most of an amount that the containers of a pod, in the order in which they start, request at
+/// one time.
+fn most_at_once(asks: &[ContainerAsk], amount: impl Fn(&ContainerAsk) -> u128) -> u128 {
+    let (mut running, mut most) = (0_u128, 0);
+    for ask in asks {
+        let with = running.saturating_add(amount(ask));
+        most = with.max(most);
+        if !ask.init {
+            running = with;
         }
     }
-    apps.max(inits)
+    most
 }
 
 /// Whole GPUs of a place that are only counted: not those that it holds by card or by claim.
@@ -232,8 +240,8 @@ impl State {
         for attachment in &spec.attachments {
             self.move_attachment(node, attachment, how, way);
         }
-        for hold in holds.iter().filter(|hold| !hold.lent) {
-            self.move_hold(hold, how, way);
+        for (card, takes) in footprint::of_pod(holds) {
+            self.move_card(card, takes.sums, how, way);
         }
     }
 
@@ -277,20 +285,22 @@ impl State {
         self.set(Cell::Node(node, used));
     }
 
-    fn move_hold(&mut self, hold: &Hold, how: As, way: Way) {
-        let Some(mut used) = self.card_use.get(hold.card).copied() else {
+    fn move_card(&mut self, card: CardKey, takes: CardSums, how: As, way: Way) {
+        let Some(mut used) = self.card_use.get(card).copied() else {
             return;
         };
         let change = |sums: &mut CardSums| {
-            way.add(&mut sums.limits, u128::from(hold.limit.0));
-            way.add(&mut sums.tops, u128::from(hold.top().0));
-            way.add(&mut sums.nominal, u128::from(hold.nominal.0));
+            way.add(&mut sums.limits, takes.limits);
+            way.add(&mut sums.tops, takes.tops);
+            way.add(&mut sums.nominal, takes.nominal);
             sums.squares = if way.comes {
-                sums.squares.wrapping_add(square(hold.top()))
+                sums.squares.wrapping_add(takes.squares)
             } else {
-                sums.squares.wrapping_sub(square(hold.top()))
+                sums.squares.wrapping_sub(takes.squares)
             };
-            way.count(&mut sums.modes[mode_index(hold.mode)]);
+            for (count, holds) in sums.modes.iter_mut().zip(takes.modes) {
+                way.count(count, holds);
+            }
         };
         match how {
             As::Taken => change(&mut used.held),
@@ -300,7 +310,7 @@ impl State {
             }
             As::Promised => change(&mut used.promised),
         }
-        self.set(Cell::Card(hold.card, used));
+        self.set(Cell::Card(card, used));
     }
 
     /// What a place counts for in queues: its cards as they were granted, or the whole
@@ -313,11 +323,7 @@ impl State {
         let gpus: u128 = if holds.is_empty() {
             u128::from(spec.gpus()) * one
         } else {
-            holds
-                .iter()
-                .filter(|hold| !hold.lent)
-                .map(|hold| u128::from(hold.nano))
-                .sum()
+            footprint::of_pod(holds).map(|(_, takes)| takes.nano).sum()
         };
         let claims = spec.device_nano - u128::from(spec.either) * one;
         [
@@ -395,17 +401,18 @@ impl State {
 
 impl SpecRow {
     pub(crate) fn new(spec: Arc<Spec>) -> Self {
-        let mut share_nano = 0_u128;
-        let mut share_mib = 0_u128;
-        for ask in &spec.gpus {
-            if let Ask::Share(share) = &ask.ask {
-                let devices = u128::from(share.devices);
-                match share.amount {
-                    Amount::Memory(mib) => share_mib += devices * u128::from(mib.0),
-                    Amount::Fraction(part) => share_nano += devices * u128::from(part.0),
-                }
-            }
-        }
+        let share = |ask: &ContainerAsk| match &ask.ask {
+            Ask::Share(share) => Some((u128::from(share.devices), share.amount)),
+            Ask::Whole(_) => None,
+        };
+        let share_mib = most_at_once(&spec.gpus, |ask| match share(ask) {
+            Some((devices, Amount::Memory(mib))) => devices * u128::from(mib.0),
+            _ => 0,
+        });
+        let share_nano = most_at_once(&spec.gpus, |ask| match share(ask) {
+            Some((devices, Amount::Fraction(part))) => devices * u128::from(part.0),
+            _ => 0,
+        });
         let (mut mig_nano, mut mig_mib) = (0_u128, 0_u128);
         for (name, count) in &spec.extended {
             let (slices, memory) = (mig_slices(name.as_str()), mig_memory(name.as_str()));

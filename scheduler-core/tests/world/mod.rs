@@ -9,8 +9,8 @@ use crate::{by_claim, pod_rules};
 use proptest::prelude::*;
 use scheduler_core::ids::{ClaimUid, ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{
-    Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, Fence, Mode, Node, NodeCards, Phase,
-    Pod, ProductQuota, ProductUnit, Queue, Share,
+    Allocation, Amount, Ask, Card, ClaimRef, ContainerAsk, ContainerGrant, Fence, Mode, Node,
+    NodeCards, Phase, Pod, ProductQuota, ProductUnit, Queue, Share,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
@@ -105,17 +105,43 @@ pub(crate) fn pod(index: u8, kind: u8, size: u16) -> Pod {
     if let Some(ask) = ask {
         pod.gpus.push(ContainerAsk::of("main", ask.clone()));
         if kind > 200 {
-            pod.gpus.push(ContainerAsk {
+            let second = ContainerAsk {
                 container: ContainerName::new("second"),
-                init: kind > 230,
+                init: kind > 220,
                 ask,
-            });
+            };
+            // After another container, which is a sidecar then, or before it.
+            let place = usize::from(kind <= 230);
+            pod.gpus.insert(place, second);
         }
     }
     if size % 2 == 0 {
         by_claim::stand_in(&mut pod);
     }
     pod
+}
+
+/// What a pod's grants take of each card at one time: of any container, with those before it that go
+/// on. A card that it has whole counts once.
+pub(crate) fn at_once(pod: &Pod, grants: &[ContainerGrant]) -> BTreeMap<GpuUuid, u64> {
+    let mut most = BTreeMap::new();
+    for grant in grants {
+        let place = |grant: &ContainerGrant| {
+            let mut asks = pod.gpus.iter();
+            asks.position(|ask| ask.container == grant.container)
+        };
+        let goes_on = |other: &&ContainerGrant| {
+            place(other) < place(grant) && place(other).is_some_and(|at| !pod.gpus[at].init)
+        };
+        for card in &grant.cards {
+            let before = grants.iter().filter(goes_on);
+            let before = before.filter(|other| other.cards.contains(card));
+            let sum = grant.memory.0 + before.map(|other| other.memory.0).sum::<u64>();
+            let most = most.entry(card.clone()).or_insert(0);
+            *most = sum.max(*most);
+        }
+    }
+    most
 }
 
 /// One thing that happens; numbers choose among what is there.

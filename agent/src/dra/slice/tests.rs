@@ -1,6 +1,6 @@
 use super::*;
 use crate::inventory::{GpuUuid, Health};
-use crate::ledger::{AllocId, Claim, Claimed, Ledger, ShareOptions};
+use crate::ledger::{AllocId, Claim, Claimed, Ledger, ShareOptions, Turn};
 use crate::node::{Node, Readiness};
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
@@ -74,6 +74,7 @@ fn grant(front: Front, mode: Mode, state: &State) -> Ledger {
             name: "p".into(),
         },
         container: "c".into(),
+        turn: Turn::default(),
         gpus: vec![state.inventory.cards[0].uuid.clone()],
         memory: Mib(1000),
         kept: Mib(1000),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::inventory::{Card, ComputeMode, Health};
-use crate::ledger::{AllocId, Claim};
+use crate::ledger::{AllocId, Claim, Turn};
 use api::Mib;
 use api::grant::PodIdentity;
 
@@ -52,6 +52,7 @@ fn claim(pod: &str, mode: Mode, gpus: &[u32]) -> Claim {
             name: pod.into(),
         },
         container: "main".into(),
+        turn: Turn::default(),
         gpus: gpus.iter().map(|n| card(*n).uuid).collect(),
         memory: Mib(1),
         kept: Mib(1),

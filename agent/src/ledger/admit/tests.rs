@@ -55,6 +55,7 @@ fn claim(pod: u32, mode: Mode, gpus: &[u32], memory: u64) -> Claim {
             name: format!("p{pod}"),
         },
         container: "main".into(),
+        turn: Turn::default(),
         gpus: uuids(gpus),
         memory: Mib(memory),
         kept: Mib(memory),
@@ -167,6 +168,38 @@ fn containers_of_one_pod_hold_a_whole_card_in_turn() {
     ledger.reserve(&init, &node).unwrap();
     ledger.reserve(&app, &node).unwrap();
     assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
+}
+
+/// Shares of 600 and 400 MiB beside one of 300 on a card of 1000, by the places of their containers.
+#[test]
+fn shares_of_containers_that_run_in_turn_count_as_the_larger() {
+    let node = node(1);
+    let turns = |first: bool, second: bool| {
+        let mut ledger = Ledger::default();
+        ledger
+            .reserve(&claim(1, Mode::Mps, &[0], 300), &node)
+            .unwrap();
+        let of = |container: &str, place, init, memory| Claim {
+            container: container.into(),
+            turn: Turn { place, init },
+            ..claim(2, Mode::Mps, &[0], memory)
+        };
+        let all = [of("a", 0, first, 600), of("b", 1, second, 400)];
+        let both = all
+            .iter()
+            .try_for_each(|claim| ledger.reserve(claim, &node));
+        let free = match both {
+            Ok(()) => None,
+            Err(Refused::Memory { free, .. }) => Some(free),
+            Err(other) => panic!("{other}"),
+        };
+        let card = &uuids(&[0])[0];
+        (free, ledger.granted(card), ledger.slots_used(card))
+    };
+    assert_eq!(turns(true, false), (None, Mib(900), 2));
+    // Both run at once: the second has 100 left.
+    assert_eq!(turns(false, false), (Some(Mib(100)), Mib(900), 2));
+    assert_eq!(turns(false, true), (Some(Mib(100)), Mib(900), 2));
 }
 
 #[test]

@@ -329,13 +329,14 @@ impl Cycle<'_> {
             };
             movable_pods.counted |= row.gpus() > 0 && cell.holds().is_empty();
             let is_as_asked = cell.holds().is_empty() || is_as_asked(&row.spec.gpus, cell.holds());
-            if !is_as_asked || row.depends_on_others() {
-                // On its current node it takes something else than elsewhere, or what it gives back
-                // makes places on other nodes.
+            let in_turn = cell.holds().iter().any(|hold| hold.init);
+            if !is_as_asked || in_turn || row.depends_on_others() {
+                // On its current node it takes something else than elsewhere, what it gives back
+                // makes places on other nodes, or its containers share their places.
                 movable_pods.perhaps = true;
                 return movable_pods;
             }
-            for hold in cell.holds().iter().filter(|hold| !hold.lent) {
+            for hold in cell.holds() {
                 let mut asks = row.spec.gpus.iter();
                 let asked = asks.find(|ask| ask.container == hold.container);
                 let item = match asked.map(|asked| &asked.ask) {

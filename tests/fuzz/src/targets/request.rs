@@ -46,7 +46,12 @@ pub(super) fn holds(pod: &Pod, asked: &PodRequest) {
     let spec = pod.spec.as_ref().expect("only a pod with a spec asks");
     let inits = spec.init_containers.iter().flatten();
     let all: BTreeSet<(&str, bool)> = inits
-        .map(|container| (container.name.as_str(), true))
+        .map(|one| {
+            (
+                one.name.as_str(),
+                one.restart_policy.as_deref() != Some("Always"),
+            )
+        })
         .chain(spec.containers.iter().map(|c| (c.name.as_str(), false)))
         .collect();
     let text = |key: &str| pod.metadata.annotations.as_ref()?.get(key);

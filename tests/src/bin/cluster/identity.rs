@@ -84,6 +84,35 @@ pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants
     Ok(())
 }
 
+pub(crate) async fn an_init_container_and_its_app_container_count_as_the_larger(
+    cluster: &mut Cluster,
+) -> Result<()> {
+    cluster
+        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
+        .await?;
+    let ns = cluster.namespace().await?;
+    let annotations = [
+        ("nvidia.com/container.load.gpu-memory.request", "30000Mi"),
+        ("nvidia.com/container.main.gpu-memory.request", "30000Mi"),
+    ];
+    let mut manifest = pod(&ns, "pod", &annotations, "report hold");
+    manifest["spec"]["initContainers"] = json!([container("load", "report exit 0")]);
+    cluster.run_share(&manifest).await?;
+    let beside = pod(&ns, "beside", &[("gpu-memory", "15000")], "report hold");
+    cluster.run_share(&beside).await?;
+    let more = pod(&ns, "more", &[("gpu-memory", "5000")], "report hold");
+    cluster.apply_one(&more).await?;
+    let reason = cluster.reason(&ns, "more").await?;
+    ensure!(reason.contains("MiB free, 5000 needed"), "{reason}");
+    // An agent that reads its own files counts them so, too.
+    let agent = &mut cluster.gpus.as_mut().context("an agent")?.agent;
+    agent.kill().await?;
+    agent.start_again()?;
+    cluster.delete_pod(&ns, "beside").await?;
+    cluster.pod_phase(&ns, "more", "Running").await?;
+    Ok(())
+}
+
 pub(crate) async fn a_pod_bound_without_a_grant_gets_no_gpu(cluster: &mut Cluster) -> Result<()> {
     let (ns, _) = full_card(cluster).await?;
     bind(&cluster.client, &ns, &waiting(cluster, &ns).await?, None).await?;

@@ -326,6 +326,7 @@ async fn test(
             placement::two_halves_fit_one_card,
             placement::seven_tenths_and_two_tenths_fit_one_card,
             identity::an_init_container_and_its_app_container_get_their_own_grants,
+            identity::an_init_container_and_its_app_container_count_as_the_larger,
             recovery::a_restarted_agent_has_the_ledger_it_had,
             recovery::a_second_agent_refuses_and_the_first_does_not_notice,
             eviction::an_evicted_pods_memory_is_free_before_anybody_else_is_bound_to_it,
