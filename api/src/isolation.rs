@@ -21,6 +21,9 @@ pub struct Held<'a> {
 /// The reason of a condition that is true.
 pub const READ_BACK: &str = "LimitReadBack";
 
+/// The reason where the node does not honour the grant, whatever is read back.
+pub const GRANT_REFUSED: &str = "GrantRefused";
+
 /// Why a share's limit is not verified, by how little is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Unverified {

@@ -321,7 +321,11 @@ pub(crate) enum ReasonKey {
     /// Its words.
     Words,
     /// What the nodes lack, whichever and however many they are.
-    Nodes(Arc<[String]>),
+    Nodes {
+        lacks: Arc<[String]>,
+        /// Some other nodes are temporarily unavailable, and the reason says so.
+        unavailable: bool,
+    },
     /// A limit or quota of a queue, by resource.
     Limit(QueueKey, usize),
     /// A limit or quota of a queue, by GPU product.
@@ -338,7 +342,26 @@ impl ReasonKey {
         let mut words: Vec<String> = told.map(ToString::to_string).collect();
         words.sort_unstable();
         words.dedup();
-        Self::Nodes(Arc::from(words))
+        Self::Nodes {
+            lacks: Arc::from(words),
+            unavailable: lasting && all.iter().any(|why| why.is_transient()),
+        }
+    }
+
+    /// Whether a reason about this is true while the present one is about `now`. One that names nodes
+    /// as unavailable is not, once they are available; that others become unavailable makes no
+    /// reason false.
+    pub(crate) fn covers(&self, now: &Self) -> bool {
+        match (self, now) {
+            (
+                Self::Nodes { lacks, unavailable },
+                Self::Nodes {
+                    lacks: lacked,
+                    unavailable: still,
+                },
+            ) => lacks == lacked && (!unavailable || *still),
+            _ => self == now,
+        }
     }
 }
 
@@ -351,11 +374,11 @@ impl WaitReason {
         })
     }
 
-    /// If one was reported, the other need not be.
-    pub(crate) fn is_as(&self, other: &Self) -> bool {
-        self.kind == other.kind
-            && self.about == other.about
-            && (self.about != ReasonKey::Words || self.line == other.line)
+    /// If this one was reported, `now` need not be.
+    pub(crate) fn covers(&self, now: &Self) -> bool {
+        self.kind == now.kind
+            && self.about.covers(&now.about)
+            && (self.about != ReasonKey::Words || self.line == now.line)
     }
 }
 

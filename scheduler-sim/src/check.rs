@@ -328,6 +328,50 @@ impl World {
         None
     }
 
+    /// What the scheduler says in objects: stamps, statuses and conditions, by object.
+    pub(crate) fn said(&self) -> BTreeMap<Key, Value> {
+        let mut said = BTreeMap::new();
+        for plural in ["pods", "podgroups", "queues"] {
+            for (key, object) in self.store.all(plural, "") {
+                let mut object = object.clone();
+                if let Some(metadata) = object["metadata"].as_object_mut() {
+                    metadata.remove("resourceVersion");
+                }
+                leave_out_numbers(&mut object["status"]);
+                said.insert(key.clone(), object);
+            }
+        }
+        said
+    }
+
+    /// What objects say otherwise than `before`, when other processes had said it. Nothing where pods
+    /// have moved: an eviction that was not tried again for a while is tried by a process that begins.
+    /// Nor where there is another group: one that somebody deleted while its pods ran is made again by
+    /// a process that begins, and by no other.
+    pub(crate) fn said_otherwise(&self, before: &BTreeMap<Key, Value>) -> Vec<String> {
+        let now = self.said();
+        let place = |(key, object): (&Key, &Value)| {
+            let moves = [&object["spec"]["nodeName"], &object["status"]["phase"]];
+            let moves = (key.plural == "pods").then(|| moves.map(Value::clone));
+            (key.clone(), moves)
+        };
+        if !before.iter().map(place).eq(now.iter().map(place)) {
+            return Vec::new();
+        }
+        let keys: BTreeSet<&Key> = before.keys().chain(now.keys()).collect();
+        let mut out = Vec::new();
+        for key in keys {
+            let (old, new) = (before.get(key), now.get(key));
+            if old != new {
+                let (old, new) = (old.unwrap_or(&Value::Null), new.unwrap_or(&Value::Null));
+                let mut lines = Vec::new();
+                differences(old, new, String::new(), &mut lines);
+                out.push(format!("{} {}: {}", key.plural, key.name, lines.join("; ")));
+            }
+        }
+        out
+    }
+
     /// After everything was removed: leftovers.
     pub(crate) fn leftovers(&mut self) -> Vec<String> {
         let mut out: Vec<String> = self
@@ -394,6 +438,47 @@ fn undecided(config: scheduler_core::Config, events: Vec<Event>) -> Vec<String> 
         out.push(format!("to be done: {}", text::decision(&decision)));
     }
     out
+}
+
+/// A reason is not said again when only its numbers have changed, and with them the order of its
+/// parts, or what it says of single cards.
+fn leave_out_numbers(of: &mut Value) {
+    match of {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Value::String(text) if name == "message" => {
+                        let headline = text.lines().next().unwrap_or_default();
+                        let headline = headline.split(". node ").next().unwrap_or_default();
+                        let words = headline.replace(|c: char| c.is_ascii_digit() || c == '.', "");
+                        // The most frequent comes first.
+                        let mut parts: Vec<&str> = words.split([',', ':']).collect();
+                        parts.sort_unstable();
+                        *text = parts.join(",");
+                    }
+                    other => leave_out_numbers(other),
+                }
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(leave_out_numbers),
+        _ => {}
+    }
+}
+
+/// A line for each field in which two objects differ.
+fn differences(old: &Value, new: &Value, at: String, out: &mut Vec<String>) {
+    if let (Value::Object(old), Value::Object(new)) = (old, new) {
+        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        for key in keys {
+            let (old, new) = (old.get(key), new.get(key));
+            if old != new {
+                let (old, new) = (old.unwrap_or(&Value::Null), new.unwrap_or(&Value::Null));
+                differences(old, new, format!("{at}.{key}"), out);
+            }
+        }
+    } else {
+        out.push(format!("{at} was {old}, is {new}"));
+    }
 }
 
 fn is_over(pod: &Value) -> bool {

@@ -140,7 +140,9 @@ impl World {
         if arrives {
             self.soon(delay, WorldEvent::Arrive(number));
             // No intermediary repeats a PATCH (RFC 9110, 9.2.2).
-            let repeats = writes && sent.asked.method != "PATCH";
+            // Nor one that it has refused itself.
+            let refused = matches!(sent.fault, RequestFault::Refused(_));
+            let repeats = writes && sent.asked.method != "PATCH" && !refused;
             if repeats && self.strikes("request twice") {
                 let again = delay + 1 + self.rng.u64(0..15_000);
                 let twin = InFlight {

@@ -15,6 +15,10 @@ const QUIET: Ms = 4000;
 const REST: Ms = 420_000;
 /// Time within which everything is removed after its deletion.
 const CLEARED: Ms = 240_000;
+/// Time for a new process to become the leader and to say what it owes.
+const AGAIN: Ms = 60_000;
+/// So long nothing changes in a cluster at rest: longer than a pod runs that ends by itself.
+const STILL: Ms = 60_000;
 /// Time between two checks.
 const LOOK: Ms = 10_000;
 /// Steps of a run.
@@ -130,6 +134,9 @@ pub fn run(seed: u64, shape: Shape) -> Report {
     settle(&mut world, REST, World::unrest);
     let rest = world.now - begin;
     if world.violations.is_empty() {
+        say_the_same_again(&mut world);
+    }
+    if world.violations.is_empty() {
         world.clear_away();
         settle(&mut world, CLEARED, World::leftovers);
     }
@@ -147,6 +154,33 @@ pub fn run(seed: u64, shape: Shape) -> Report {
         digest: world.trace.digest(),
         trace: world.trace.text().map(str::to_owned),
         violations: world.violations,
+    }
+}
+
+/// All processes end, and new ones begin, which know what objects say and nothing else: they say the
+/// same.
+fn say_the_same_again(world: &mut World) {
+    let mut before = world.said();
+    let deadline = world.now + REST;
+    // Pods that run for some time end.
+    while world.now < deadline && world.violations.is_empty() {
+        world.run(world.now + STILL);
+        let now = world.said();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    for at in 0..world.replicas.len() {
+        world.kill(at);
+        world.soon(100, WorldEvent::Start(at));
+    }
+    world.run(world.now + AGAIN);
+    settle(world, REST, World::unrest);
+    if world.violations.is_empty() {
+        for line in world.said_otherwise(&before) {
+            world.violated(format!("said otherwise after a restart: {line}"));
+        }
     }
 }
 

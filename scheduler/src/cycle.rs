@@ -526,6 +526,7 @@ impl Cycle {
             self.outputs.views.send_replace(Views {
                 queues: self.core.queues(),
                 capacity: self.core.capacity(),
+                shown: self.world.queue_conditions().clone(),
                 leading,
             });
             if leading {

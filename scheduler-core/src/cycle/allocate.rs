@@ -335,7 +335,7 @@ impl Cycle<'_> {
         let about = lacking.about.as_ref()?;
         let told = alike.told.as_ref();
         let same = |told: &&Arc<WaitReason>| {
-            told.kind == ReasonKind::Unschedulable && told.about == *about
+            told.kind == ReasonKind::Unschedulable && told.about.covers(about)
         };
         if alike.unreported_starts.is_empty()
             && let Some(told) = told.filter(same)

@@ -188,7 +188,7 @@ impl Cycle<'_> {
             }
             let unreported_starts = std::mem::take(&mut alike.unreported_starts);
             let same =
-                |told: &Arc<WaitReason>| alike.why.as_ref().is_some_and(|why| why.is_as(told));
+                |told: &Arc<WaitReason>| alike.why.as_ref().is_some_and(|why| told.covers(why));
             if alike.told.as_ref().is_some_and(same) {
                 jobs.extend(unreported_starts);
             } else {
@@ -293,7 +293,7 @@ impl Cycle<'_> {
             return;
         };
         let said = self.state.said.get(&task);
-        if said.is_some_and(|said| said.is_as(&why)) {
+        if said.is_some_and(|said| said.covers(&why)) {
             return;
         }
         let mark = self

@@ -7,12 +7,12 @@ use super::WriteContext;
 use super::answer::{self, Answer};
 use super::event::{self, KubeEvent};
 use super::report_schedule::DueReport;
-use crate::convert::OwedIsolation;
+use crate::convert::{OwedIsolation, Shown};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::names::condition::ISOLATION_VERIFIED;
-use scheduler_core::{Bind, Evict};
+use scheduler_core::{Bind, Evict, PodReason};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -59,11 +59,7 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
         uid: reason.pod.as_str(),
         kind: "PodScheduled",
         holds: false,
-        because: match reason.kind {
-            scheduler_core::ReasonKind::Gated => "SchedulingGated",
-            _ if context.asks_for_nodes => proto::names::scale_up::WAITING,
-            _ => "Unschedulable",
-        },
+        because: because(context, reason),
         message: message(headline(&reason.line, &due.cards), &due.cards),
         since: due.since.to_string(),
     };
@@ -74,6 +70,25 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
         None => json!({"metadata": {"uid": reason.pod.as_str()}}),
     };
     write_with(context, condition, patch).await
+}
+
+fn because(context: &WriteContext, reason: &PodReason) -> &'static str {
+    match reason.kind {
+        scheduler_core::ReasonKind::Gated => "SchedulingGated",
+        _ if context.asks_for_nodes => proto::names::scale_up::WAITING,
+        _ => "Unschedulable",
+    }
+}
+
+/// Whether a pod says already why it waits.
+pub(super) fn is_shown(
+    context: &WriteContext,
+    reason: &PodReason,
+    cards: &[String],
+    shown: &Shown,
+) -> bool {
+    let message = message(headline(&reason.line, cards), cards);
+    shown.says(false, because(context, reason), &message)
 }
 
 /// `PodScheduled=False` while its claims are bound where it goes. Another reason than
@@ -129,18 +144,6 @@ pub(super) async fn isolation(context: &WriteContext, owed: &OwedIsolation) {
             .since
             .unwrap_or_else(|| context.wall.second())
             .to_string(),
-    };
-    write(context, condition).await;
-}
-
-/// `IsolationVerified=False`: the grant is not honoured.
-pub(super) async fn unhonoured(context: &WriteContext, evict: &Evict, note: &str) {
-    let condition = Condition {
-        kind: ISOLATION_VERIFIED,
-        holds: false,
-        because: "GrantRefused",
-        message: message(note, &[]),
-        ..of_evicted(context, evict)
     };
     write(context, condition).await;
 }

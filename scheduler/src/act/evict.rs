@@ -25,7 +25,7 @@ pub(super) async fn evict(
         match answer::read(permit, || api.get_opt(&evict.name)).await {
             Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
                 if !is_owned(&pod) {
-                    tell(context, evict).await;
+                    tell(context, evict);
                     return OutcomeResult::Stays;
                 }
             }
@@ -114,13 +114,13 @@ fn is_owned(pod: &Pod) -> bool {
         .any(|owner| owner.controller == Some(true))
 }
 
-/// A bare pod that were deleted would be lost: its user is told instead.
-async fn tell(context: &WriteContext, evict: &Evict) {
+/// A bare pod that were deleted would be lost: its user is told instead, by an event and by the
+/// condition `IsolationVerified`, which follows from what the agent says.
+fn tell(context: &WriteContext, evict: &Evict) {
     let note = format!(
         "{}. No controller would create this pod again, so it is left as it is: delete it and create it again",
         evict.message.trim_end_matches('.')
     );
-    condition::unhonoured(context, evict, &note).await;
     record(context, evict, note);
 }
 

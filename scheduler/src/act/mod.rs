@@ -27,7 +27,7 @@ mod stamps;
 mod volume;
 
 use crate::clock::Wall;
-use crate::convert::{ClaimTerms, OwedIsolation, Stray};
+use crate::convert::{ClaimTerms, OwedIsolation, Shown, Stray};
 use crate::group::Stamps;
 use crate::shard::Report;
 use crate::status::Meters;
@@ -40,7 +40,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use permit::Permit;
-use report_schedule::ReportSchedule;
+use report_schedule::{ReportSchedule, Told};
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
 use scheduler_core::{Bind, Evict, EvictCause, Outcome, OutcomeResult, PodReason};
 pub use stamps::GroupStamp;
@@ -74,7 +74,7 @@ pub enum Work {
     /// outcome.
     Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
-    Reason(PodReason, Vec<String>),
+    Reason(PodReason, Vec<String>, Option<Shown>),
     /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),
     /// What fences a share.
@@ -368,7 +368,13 @@ impl Actor {
                     self.act(Arc::new(task), Duration::ZERO);
                 }
             }
-            Work::Reason(reason, cards) => self.schedule.say(reason, cards, Instant::now()),
+            Work::Reason(reason, cards, shown) => {
+                let told = shown.map(|shown| Told {
+                    since: shown.since,
+                    same: condition::is_shown(&self.context, &reason, &cards, &shown),
+                });
+                self.schedule.say(reason, cards, told, Instant::now());
+            }
             Work::Stamp(group, stamp) => {
                 if let GroupStamp::Stale(Some(since)) = stamp {
                     group::stale(&self.context, &group, since);

@@ -20,6 +20,9 @@ const PAUSES: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
+/// Before the first write about a pod that says already why it waits: a process that has just begun
+/// to lead does not hear all agents yet.
+const SETTLING: Duration = Duration::from_secs(5);
 /// A pod about which nothing was said for so long is forgotten.
 const MEMORY: Duration = Duration::from_mins(10);
 /// Between two looks for pods to forget. A look visits all pods: one look for each reason would
@@ -35,6 +38,15 @@ pub(super) struct DueReport {
     pub(super) cards: Vec<String>,
     /// Since when the pod waits, as far as was told, in whole seconds.
     pub(super) since: Timestamp,
+}
+
+/// What a pod said before this process said anything about it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    /// Since when it waits.
+    pub(super) since: Timestamp,
+    /// It gives this very reason.
+    pub(super) same: bool,
 }
 
 #[derive(Debug)]
@@ -72,8 +84,15 @@ impl ReportSchedule {
         }
     }
 
-    /// A reason changed.
-    pub(super) fn say(&mut self, reason: PodReason, cards: Vec<String>, now: Instant) {
+    /// A reason changed. `told`: what the pod says, which matters where nothing was said about it: a
+    /// replica that begins to lead repeats nothing.
+    pub(super) fn say(
+        &mut self,
+        reason: PodReason,
+        cards: Vec<String>,
+        told: Option<Told>,
+        now: Instant,
+    ) {
         if !reason.mark {
             return;
         }
@@ -81,15 +100,21 @@ impl ReportSchedule {
             self.sweep(now);
         }
         let pod = reason.pod.clone();
+        let (same, says_something) = (told.is_some_and(|told| told.same), told.is_some());
         let told = self.pods.entry(pod.clone()).or_insert_with(|| PodReports {
-            since: self.wall.second(),
+            since: told.map_or_else(|| self.wall.second(), |told| told.since),
             last: None,
             writes: 0,
             next: None,
             sent: None,
             writing: None,
         });
-        if let Some((at, ..)) = told.next.take() {
+        if same && told.last.is_none() {
+            told.last = Some((now, text(&reason, &cards)));
+            told.writes = 1;
+        }
+        let due = told.next.take().map(|(at, ..)| at);
+        if let Some(at) = due {
             self.agenda.remove(&(at, pod.clone()));
         }
         if told
@@ -99,10 +124,11 @@ impl ReportSchedule {
         {
             return;
         }
-        let at = told
-            .last
-            .as_ref()
-            .map_or(now, |(last, _)| now.max(*last + pause_after(told.writes)));
+        let at = match &told.last {
+            Some((last, _)) => now.max(*last + pause_after(told.writes)),
+            None if says_something => due.unwrap_or(now + SETTLING),
+            None => now,
+        };
         told.next = Some((at, reason, cards));
         self.agenda.insert((at, pod));
     }
@@ -228,14 +254,14 @@ mod tests {
     fn the_first_is_written_at_once_others_ever_later_and_only_the_last_of_many() {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
-        schedule.say(reason("a", "first"), vec![], start);
+        schedule.say(reason("a", "first"), vec![], None, start);
         assert_eq!(lines(schedule.due(start, 9)), ["first"]);
         let mut last = start;
         for (round, seconds) in [1, 5, 30, 30, 30].into_iter().enumerate() {
             let due = last + Duration::from_secs(seconds);
             let early = due.checked_sub(Duration::from_millis(1)).unwrap();
-            schedule.say(reason("a", "passes"), vec![], last);
-            schedule.say(reason("a", &format!("last {round}")), vec![], early);
+            schedule.say(reason("a", "passes"), vec![], None, last);
+            schedule.say(reason("a", &format!("last {round}")), vec![], None, early);
             assert!(schedule.due(early, 9).is_empty(), "{round}");
             assert_eq!(schedule.next(), Some(due), "{round}");
             assert_eq!(lines(schedule.due(due, 9)), [format!("last {round}")]);
@@ -245,15 +271,38 @@ mod tests {
     }
 
     #[test]
+    fn who_begins_to_lead_repeats_nothing_and_keeps_since_when_a_pod_waits() {
+        let start = Instant::now();
+        let since = Timestamp::from_second(7).unwrap();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        let told = |same| Some(Told { since, same });
+        schedule.say(reason("a", "as before"), vec![], told(true), start);
+        schedule.say(reason("b", "another"), vec![], told(false), start);
+        // Not all agents are heard yet, and the reason of before may come back.
+        schedule.say(reason("c", "for now"), vec![], told(false), start);
+        schedule.say(reason("c", "as before"), vec![], told(true), start);
+        assert!(schedule.due(start, 9).is_empty());
+        let due = schedule.due(start + SETTLING, 9);
+        let due: Vec<_> = due
+            .iter()
+            .map(|due| (&*due.reason.line, due.since))
+            .collect();
+        assert_eq!(due, [("another", since)]);
+        // What changes then is written as any second reason is.
+        schedule.say(reason("a", "new"), vec![], told(false), start);
+        assert_eq!(lines(schedule.due(start + PAUSES[0], 9)), ["new"]);
+    }
+
+    #[test]
     fn what_was_said_is_not_said_again_and_a_reason_that_came_back_cancels_the_write() {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         schedule.due(start, 9);
-        schedule.say(reason("a", "one"), vec![], start + PAUSES[0]);
+        schedule.say(reason("a", "one"), vec![], None, start + PAUSES[0]);
         assert_eq!(schedule.next(), None);
-        schedule.say(reason("a", "two"), vec![], start);
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "two"), vec![], None, start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         assert_eq!(schedule.next(), None);
     }
 
@@ -261,11 +310,11 @@ mod tests {
     fn after_a_binding_nothing_is_said_and_a_write_under_way_is_waited_for() {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         schedule.due(start, 9);
         let (_done, reported) = oneshot::channel();
         schedule.writing(&PodUid::new("a"), reported);
-        schedule.say(reason("a", "two"), vec![], start);
+        schedule.say(reason("a", "two"), vec![], None, start);
         assert!(schedule.bound(&PodUid::new("a")).is_some());
         assert!(schedule.due(start + PAUSES[2], 9).is_empty());
     }
@@ -275,7 +324,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
         for pod in ["a", "b", "c"] {
-            schedule.say(reason(pod, pod), vec![], start);
+            schedule.say(reason(pod, pod), vec![], None, start);
         }
         assert!(schedule.due(start, 0).is_empty());
         assert_eq!(lines(schedule.due(start, 1)), ["a"]);
@@ -289,10 +338,10 @@ mod tests {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
         let pod = PodUid::new("a");
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         assert_eq!(lines(schedule.due(start, 9)), ["one"]);
         // The core says a reason once; the same text meanwhile changes nothing.
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         schedule.written(&pod, false, start);
         let again = start + PAUSES[0];
         assert_eq!(schedule.next(), Some(again));
@@ -300,7 +349,7 @@ mod tests {
         schedule.written(&pod, false, again);
         // A newer reason replaces the one that was lost.
         let later = again + PAUSES[1];
-        schedule.say(reason("a", "two"), vec![], again);
+        schedule.say(reason("a", "two"), vec![], None, again);
         assert_eq!(lines(schedule.due(later, 9)), ["two"]);
         schedule.written(&pod, true, later);
         assert_eq!(schedule.next(), None);
@@ -310,18 +359,19 @@ mod tests {
     fn pods_are_looked_over_once_a_minute_and_the_silent_are_forgotten() {
         let start = Instant::now();
         let mut schedule = ReportSchedule::new(Wall::machine());
-        schedule.say(reason("a", "one"), vec![], start);
+        schedule.say(reason("a", "one"), vec![], None, start);
         schedule.due(start, 9);
         schedule.written(&PodUid::new("a"), true, start);
         for seconds in 1..60 {
             schedule.say(
                 reason("b", "x"),
                 vec![],
+                None,
                 start + Duration::from_secs(seconds),
             );
             assert_eq!(schedule.swept, Some(start));
         }
-        schedule.say(reason("b", "y"), vec![], start + MEMORY);
+        schedule.say(reason("b", "y"), vec![], None, start + MEMORY);
         assert!(!schedule.pods.contains_key(&PodUid::new("a")));
     }
 
@@ -332,7 +382,7 @@ mod tests {
             mark: false,
             ..reason("a", "one")
         };
-        schedule.say(quiet, vec![], Instant::now());
+        schedule.say(quiet, vec![], None, Instant::now());
         assert_eq!(schedule.next(), None);
     }
 }

@@ -45,6 +45,7 @@ impl World {
                 events
             }
             AgentEvent::Refusal { node, refusal } => {
+                self.read_refusal(&node, &refusal);
                 let event = Event::Refusal(Refusal {
                     pod: PodUid::new(&refusal.pod_uid),
                     node: NodeName::from(node),

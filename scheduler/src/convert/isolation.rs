@@ -1,15 +1,15 @@
 //! What agents read back from the fences → the pod condition `IsolationVerified`.
 
 use super::World;
+use super::shown::Shown;
 use api::isolation::{self, Held};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use proto::names::condition::ISOLATION_VERIFIED;
-use proto::telemetry::{NodeState, Share as HeldShare};
+use proto::telemetry::{NodeState, Refusal, Share as HeldShare};
 use scheduler_core::model::Mode;
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 /// Bytes of a message: what is longer is cut here, so that what is shown is what was written.
 const LONGEST: usize = 8_000;
@@ -78,6 +78,8 @@ pub(super) struct IsolationConditions {
 struct Entry {
     /// What the agent says.
     wanted: Option<Isolation>,
+    /// The agent has refused the grant for good: what it reads back counts for nothing.
+    refused: bool,
     /// What the watch shows.
     shown: Option<Shown>,
     /// When it is written next.
@@ -86,48 +88,14 @@ struct Entry {
     writes: u32,
 }
 
-/// A condition on a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shown {
-    holds: bool,
-    since: Timestamp,
-    /// Of reason and message.
-    digest: u64,
-}
-
-fn digest(reason: &str, message: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (reason, message).hash(&mut hasher);
-    hasher.finish()
-}
-
-impl Shown {
-    fn on(pod: &Pod) -> Option<Self> {
-        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let one = conditions
-            .iter()
-            .find(|one| one.type_ == ISOLATION_VERIFIED)?;
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        Some(Self {
-            holds: one.status == "True",
-            since: one
-                .last_transition_time
-                .as_ref()
-                .map_or_else(Timestamp::default, |at| at.0),
-            digest: digest(&text(&one.reason), &text(&one.message)),
-        })
-    }
-
-    fn says(&self, wanted: &Isolation) -> bool {
-        self.holds == wanted.is_verified() && self.digest == digest(wanted.because, &wanted.text())
-    }
-}
-
 impl IsolationConditions {
     /// The agent says this.
     fn want(&mut self, wanted: Isolation) {
         let uid = wanted.pod_uid.clone();
         let entry = self.pods.entry(uid.clone()).or_default();
+        if entry.refused && wanted.because != isolation::GRANT_REFUSED {
+            return;
+        }
         if entry.wanted.as_ref() != Some(&wanted) {
             entry.wanted = Some(wanted);
             entry.writes = 0;
@@ -135,9 +103,26 @@ impl IsolationConditions {
         }
     }
 
+    /// The agent refuses the grant, and only a new decision would help.
+    fn refuse(&mut self, refusal: &Refusal) {
+        let uid = refusal.pod_uid.clone();
+        self.pods.entry(uid).or_default().refused = true;
+        self.want(Isolation {
+            pod_uid: refusal.pod_uid.clone(),
+            namespace: refusal.pod_namespace.clone(),
+            name: refusal.pod_name.clone(),
+            because: isolation::GRANT_REFUSED,
+            message: format!(
+                "{}. A pod that no controller creates again is left as it is: delete it and create it again",
+                refusal.reason.trim_end_matches('.')
+            ),
+            complaint: None,
+        });
+    }
+
     /// The watch shows this pod.
     pub(super) fn show(&mut self, uid: &str, pod: &Pod) {
-        let shown = Shown::on(pod);
+        let shown = Shown::on(pod, ISOLATION_VERIFIED);
         if let Some(entry) = self.pods.get_mut(uid) {
             if entry.shown == shown {
                 return;
@@ -167,7 +152,11 @@ impl IsolationConditions {
             return;
         };
         let wanted = entry.wanted.as_ref();
-        let differs = wanted.is_some_and(|wanted| !entry.shown.is_some_and(|one| one.says(wanted)));
+        let differs = wanted.is_some_and(|wanted| {
+            !entry
+                .shown
+                .is_some_and(|one| one.says(wanted.is_verified(), wanted.because, &wanted.text()))
+        });
         // A write that is under way shows before it is repeated.
         let next = differs.then_some(match entry.next {
             Some(next) if entry.writes > 0 => next,
@@ -238,6 +227,13 @@ impl World {
                 self.read_isolation(&state);
                 self.states.insert(node.to_string(), state);
             }
+        }
+    }
+
+    /// Of a pod that stands on the agent's own node.
+    pub(super) fn read_refusal(&mut self, node: &str, refusal: &Refusal) {
+        if refusal.r#final && self.is_on(&refusal.pod_uid, node) {
+            self.isolation.refuse(refusal);
         }
     }
 
@@ -321,6 +317,21 @@ mod tests {
             {"type": ISOLATION_VERIFIED, "status": status, "reason": because, "message": message,
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
         .unwrap()
+    }
+
+    #[test]
+    fn what_a_node_refuses_is_not_verified_whatever_it_reads_back() {
+        let mut all = IsolationConditions::default();
+        all.refuse(&Refusal {
+            pod_uid: "u".into(),
+            reason: "the grant is for another node".into(),
+            r#final: true,
+            ..Refusal::default()
+        });
+        all.want(said(isolation::READ_BACK));
+        let owed = all.owed(Time(0));
+        assert_eq!(owed.len(), 1);
+        assert_eq!(owed[0].isolation.because, isolation::GRANT_REFUSED);
     }
 
     #[test]

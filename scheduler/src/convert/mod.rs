@@ -39,6 +39,7 @@ pub(crate) mod resources;
 mod rules;
 mod scale_down;
 mod settings;
+mod shown;
 mod storage;
 mod supply;
 pub(crate) mod volume;
@@ -56,17 +57,29 @@ pub(crate) use devices::stand_in;
 pub use devices::{ClaimTerms, StandIn, Stray, Terms};
 use hindrance::Hindrance;
 pub use isolation::{Isolation, OwedIsolation};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use listing::{ListedObjects, ListingState};
+use proto::names::queue::QUOTA_CONDITION;
 use proto::telemetry::NodeState;
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::scale_up::Groups;
 use scheduler_core::units::Time;
+pub use shown::Shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// A pod that is being deleted.
+#[derive(Debug)]
+struct Leaving {
+    /// When its end is no longer counted on.
+    until: Time,
+    /// The pod, to be converted again then; `None` once that was done.
+    pod: Option<Box<KubePod>>,
+}
 
 /// What is remembered between facts.
 #[derive(Debug)]
@@ -125,6 +138,11 @@ pub struct World {
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: isolation::IsolationConditions,
+    /// Why pods without a node wait, as the watch shows it.
+    reasons: BTreeMap<String, Shown>,
+    /// The conditions of queues, as the watch shows them: the status of each, and since when it has
+    /// it.
+    queue_conditions: BTreeMap<QueueName, (bool, Timestamp)>,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
     placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
@@ -132,7 +150,7 @@ pub struct World {
     /// What became of a pod's resize that is not over, by pod.
     resizes: BTreeMap<String, String>,
     /// Running pods that are being deleted, while their end is counted on.
-    leaving: BTreeMap<String, (Time, Box<KubePod>)>,
+    leaving: BTreeMap<String, Leaving>,
     /// As far as was told.
     now: Time,
     /// Nodes that list what agents have them list.
@@ -182,6 +200,8 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: isolation::IsolationConditions::default(),
+            reasons: BTreeMap::new(),
+            queue_conditions: BTreeMap::new(),
             placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
@@ -247,13 +267,9 @@ impl World {
     /// those whose turn it is to be looked at again.
     pub fn elapse(&mut self, now: Time) -> Vec<Event> {
         self.now = self.now.max(now);
-        let due = |(at, _): &(Time, Box<KubePod>)| *at <= self.now;
-        let due: Vec<Box<KubePod>> = self
-            .leaving
-            .values()
-            .filter(|leaving| due(leaving))
-            .map(|(_, pod)| pod.clone())
-            .collect();
+        let due = self.leaving.values();
+        let due = due.filter(|leaving| leaving.until <= self.now);
+        let due: Vec<Box<KubePod>> = due.filter_map(|leaving| leaving.pod.clone()).collect();
         let mut events: Vec<Event> = due
             .into_iter()
             .flat_map(|pod| self.pod_there(*pod))
@@ -266,8 +282,10 @@ impl World {
 
     /// When time is to be told next; `None`: not before another fact.
     pub fn wake_at(&self) -> Option<Time> {
-        let leaving = self.leaving.values().map(|(at, _)| *at);
-        leaving
+        let leaving = self.leaving.values();
+        let counted_on = leaving.filter(|leaving| leaving.pod.is_some());
+        counted_on
+            .map(|leaving| leaving.until)
             .chain(self.report_due())
             .chain(self.usage.due())
             .chain(self.devices.due())
@@ -344,18 +362,20 @@ impl World {
         let mut events = self.devices_of_pod(&uid, &converted.phase);
         self.pods.there(&uid);
         self.isolation.show(&uid, &pod);
+        let waits = matches!(converted.phase, Phase::Pending);
+        let reason = Shown::on(&pod, "PodScheduled").filter(|one| waits && !one.holds);
+        match reason {
+            Some(reason) => self.reasons.insert(uid.clone(), reason),
+            None => self.reasons.remove(&uid),
+        };
         match resources::resize(&pod) {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
         };
-        self.leaving.remove(&uid);
-        if let Some(at) = pod::given_up_at(&pod) {
-            if at > self.now {
-                self.leaving
-                    .insert(uid.clone(), (at, Box::new(pod.clone())));
-            } else if let Phase::Releasing(Some(placement)) = converted.phase {
-                converted.phase = Phase::Stuck(placement);
-            }
+        if self.is_given_up(&uid, &pod)
+            && let Phase::Releasing(Some(placement)) = converted.phase
+        {
+            converted.phase = Phase::Stuck(placement);
         }
         // What it has by claim is its claim's to say.
         let by_plugin = agent::placement(&converted)
@@ -404,6 +424,23 @@ impl World {
         Some(converted)
     }
 
+    /// Whether the end of a pod that is being deleted is no longer counted on. The time runs from when
+    /// this process first saw the deletion: the API server's clock, by which the pod was to be gone,
+    /// may differ from this one.
+    fn is_given_up(&mut self, uid: &str, pod: &KubePod) -> bool {
+        let Some(patience) = pod::patience(pod) else {
+            self.leaving.remove(uid);
+            return false;
+        };
+        let until = Time(self.now.0.saturating_add(patience));
+        let known = self.leaving.get(uid).map(|leaving| leaving.until);
+        let until = known.unwrap_or(until).min(until);
+        let given_up = until <= self.now;
+        let pod = (!given_up).then(|| Box::new(pod.clone()));
+        self.leaving.insert(uid.to_owned(), Leaving { until, pod });
+        given_up
+    }
+
     fn pod_gone(&mut self, uid: &str) -> Vec<Event> {
         if self.pods.names.remove(uid).is_none() {
             return Vec::new();
@@ -415,6 +452,7 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.forget(uid);
+        self.reasons.remove(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
         self.leaving.remove(uid);
@@ -505,23 +543,51 @@ impl World {
         changed.into_iter().collect()
     }
 
+    /// Notes since when the condition of a queue has its status.
+    fn show_condition(&mut self, queue: &api::Queue) {
+        let name = QueueName::from(queue.name_any());
+        let all = queue.status.iter().flat_map(|status| &status.conditions);
+        let mut ours = all.filter(|one| one.type_ == QUOTA_CONDITION);
+        match ours.next() {
+            Some(one) => {
+                let shown = (one.status == "True", one.last_transition_time.0);
+                self.queue_conditions.insert(name, shown);
+            }
+            None => drop(self.queue_conditions.remove(&name)),
+        }
+    }
+
+    /// The conditions of queues: the status of each, and since when it has it.
+    pub fn queue_conditions(&self) -> &BTreeMap<QueueName, (bool, Timestamp)> {
+        &self.queue_conditions
+    }
+
+    /// Why a pod waits, as the watch shows it; `None`: the pod does not say.
+    pub fn shown_reason(&self, pod: &PodUid) -> Option<Shown> {
+        self.reasons.get(pod.as_str()).copied()
+    }
+
     fn queue(&mut self, seen: Seen<api::Queue>) -> Vec<Event> {
         let gone = |name: String| Event::QueueGone(QueueName::from(name));
         match seen {
             Seen::Listing => self.queues.begin(),
             Seen::There(object) => {
                 self.queues.there(&object.name_any());
+                self.show_condition(&object);
                 return vec![Event::Queue(self.usage.queue(queue::queue(&object)))];
             }
             Seen::Gone(object) => {
                 self.queues.names.remove(&object.name_any());
                 self.usage.gone(&QueueName::from(object.name_any()));
+                self.queue_conditions
+                    .remove(&QueueName::from(object.name_any()));
                 return vec![gone(object.name_any())];
             }
             Seen::Listed => {
                 let names = self.queues.end();
                 for name in &names {
                     self.usage.gone(&QueueName::new(name));
+                    self.queue_conditions.remove(&QueueName::new(name));
                 }
                 return names.into_iter().map(gone).collect();
             }

@@ -21,10 +21,10 @@ use scheduler_core::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Front, Lead, Mode, Phase, Placement, Pod, Share,
     TaskOrder,
 };
-use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
+use scheduler_core::units::{Mib, NanoGpu, Percent};
 use std::sync::Arc;
 
-/// KAI's `stuck-in-releasing-threshold`. See [`given_up_at`].
+/// KAI's `stuck-in-releasing-threshold`. See [`patience`].
 const PATIENCE_MS: u64 = 120_000;
 
 /// Whether the scheduler of that name places this pod.
@@ -349,15 +349,16 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
     }
 }
 
-/// Returns the time from which the end of a pod that is being deleted is no longer counted on: two
-/// minutes after the time by which it was to be gone. Returns `None` if the pod is not being deleted.
+/// Returns for how long the end of a pod that is being deleted is counted on, in milliseconds from the
+/// deletion: its grace period, and two minutes more. Returns `None` if the pod is not being deleted.
 ///
 /// KAI gives up pods that run alone. A pod whose containers were being created when its node died
 /// stays in Terminating as well, and a promise on what it holds would never come true.
-pub(super) fn given_up_at(pod: &KubePod) -> Option<Time> {
-    let deletion = pod.metadata.deletion_timestamp.as_ref()?;
-    let due = u64::try_from(deletion.0.as_millisecond()).unwrap_or(0);
-    Some(Time(due.saturating_add(PATIENCE_MS)))
+pub(super) fn patience(pod: &KubePod) -> Option<u64> {
+    pod.metadata.deletion_timestamp.as_ref()?;
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+    let grace = u64::try_from(grace).unwrap_or(0).saturating_mul(1000);
+    Some(grace.saturating_add(PATIENCE_MS))
 }
 
 /// What a bound pod holds.

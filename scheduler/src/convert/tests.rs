@@ -283,7 +283,9 @@ fn a_pod_that_was_to_be_gone_two_minutes_ago_is_not_counted_on() {
 fn gives_up(running: &str) {
     let mut world = world();
     let mut leaving = pod("u1", Some("n1"), 1);
-    leaving["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:01:00Z");
+    // The API server's clock is a year behind.
+    leaving["metadata"]["deletionTimestamp"] = json!("1969-01-01T00:01:00Z");
+    leaving["metadata"]["deletionGracePeriodSeconds"] = json!(60);
     leaving["status"] = json!({"phase": running});
     let phase = |events: Vec<Event>| match <[Event; 1]>::try_from(events) {
         Ok([Event::Pod(pod)]) => pod.phase,

@@ -78,12 +78,21 @@ impl Cycle {
             if let Some(line) = self.world.volumes_against(&reason.pod) {
                 reason.line = line.into();
             }
-            let cards = if at < DETAILS {
+            let mut cards = if at < DETAILS {
                 self.core.explain_cards(&reason.pod, CARD_LINES)
             } else {
                 Vec::new()
             };
-            self.send(Work::Reason(reason, cards));
+            // Of a pod that waits for something else than room the reason does not change with its
+            // cards, so that what is said of them would become false.
+            if !cards
+                .first()
+                .is_some_and(|card| reason.line.contains(card.as_str()))
+            {
+                cards.clear();
+            }
+            let shown = self.world.shown_reason(&reason.pod);
+            self.send(Work::Reason(reason, cards, shown));
         }
         for (group, at) in decision.started {
             self.send(Work::Stamp(group, GroupStamp::Started(at)));

@@ -53,6 +53,8 @@ pub struct Views {
     pub queues: Vec<QueueView>,
     /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
     pub capacity: [u128; 3],
+    /// Their conditions, as the watch shows them: the status of each, and since when it has it.
+    pub shown: BTreeMap<QueueName, (bool, Timestamp)>,
     /// False while another replica reports.
     pub leading: bool,
 }
@@ -80,7 +82,7 @@ struct Written {
 }
 
 /// Conditions of queues: the status of each, and since when it has it.
-type Since = BTreeMap<QueueName, (Value, Timestamp)>;
+type Since = BTreeMap<QueueName, (bool, Timestamp)>;
 
 impl Written {
     fn since(begin: Instant) -> Self {
@@ -92,10 +94,11 @@ impl Written {
         }
     }
 
-    /// Says in a queue's condition since when it has its status. `before`: what was said last.
+    /// Says in a queue's condition since when it has its status. `before`: what was said last, or,
+    /// where nothing was said yet, what the watch shows.
     fn stamp(&mut self, before: &mut Since, queue: &QueueName, status: &mut Value, now: Timestamp) {
         if let Some(condition) = status.pointer_mut("/conditions/0") {
-            let is = condition["status"].clone();
+            let is = condition["status"] == "True";
             let known = before.remove(queue).filter(|(was, _)| *was == is);
             let (is, since) = known.unwrap_or((is, now));
             condition["lastTransitionTime"] = Value::from(since.to_string());
@@ -290,6 +293,9 @@ fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<Write> {
     let mut known = std::mem::take(&mut written.digests);
     let mut due = Vec::new();
     let mut since = std::mem::take(&mut written.since);
+    for (queue, shown) in &views.shown {
+        since.entry(queue.clone()).or_insert(*shown);
+    }
     let children = patch::children(&views.queues);
     for view in &views.queues {
         let mut status = patch::queue(view, &children);

@@ -118,6 +118,7 @@ impl Site {
         self.views.send_replace(Views {
             queues,
             capacity: [8_000_000_000, 64_500, 1 << 30],
+            shown: BTreeMap::new(),
             leading,
         });
         for view in groups {
@@ -380,6 +381,7 @@ async fn written(lost: bool) -> Vec<Duration> {
     views.send_replace(Views {
         queues: vec![queue("team", None, 0, 0)],
         capacity: [0; 3],
+        shown: BTreeMap::new(),
         leading: true,
     });
     tokio::time::sleep(answer::LANDING * 3).await;

@@ -173,6 +173,7 @@ fn one_view(cores: &[CoreChannels]) -> Views {
         capacity: all.iter().fold([0; 3], |sum, views| {
             [0, 1, 2].map(|index| sum[index] + views.capacity[index])
         }),
+        shown: all.iter().flat_map(|views| views.shown.clone()).collect(),
         leading: all.iter().all(|views| views.leading),
     }
 }

@@ -361,7 +361,9 @@ async fn a_reason_whose_write_fails_once_is_written_again() {
             kind: ReasonKind::Unschedulable,
             line: "no nodes".into(),
         };
-        site.work.send(Work::Reason(reason, Vec::new())).unwrap();
+        site.work
+            .send(Work::Reason(reason, Vec::new(), None))
+            .unwrap();
         let written = async {
             loop {
                 let pod = site.pods().get("p").await.unwrap();
@@ -438,7 +440,7 @@ async fn a_reason_becomes_a_condition_that_autoscalers_read() {
         line: "no nodes: GPUs. node n1: GPU-1: full".into(),
     };
     let cards = vec!["node n1: GPU-1: full".to_owned()];
-    site.work.send(Work::Reason(reason, cards)).unwrap();
+    site.work.send(Work::Reason(reason, cards, None)).unwrap();
     let written = async {
         loop {
             let pod = site.pods().get("p").await.unwrap();
@@ -625,7 +627,9 @@ async fn a_refused_binding_a_promise_and_a_stale_group_are_told_as_kai_tells_the
         kind: scheduler_core::ReasonKind::Promised,
         line: "Waits for resources".into(),
     };
-    site.work.send(Work::Reason(reason, Vec::new())).unwrap();
+    site.work
+        .send(Work::Reason(reason, Vec::new(), None))
+        .unwrap();
     let mut group = api::PodGroup::new("g", api::kai::PodGroupSpec::default());
     group.metadata.uid = Some("ug".into());
     let key = (NS.to_owned(), "g".to_owned());
