@@ -325,6 +325,8 @@ pub(crate) enum ReasonKey {
         lacks: Arc<[String]>,
         /// Some other nodes are temporarily unavailable, and the reason says so.
         unavailable: bool,
+        /// The reason says how many pods its gang needs.
+        of_gang: bool,
     },
     /// A limit or quota of a queue, by resource.
     Limit(QueueKey, usize),
@@ -345,7 +347,16 @@ impl ReasonKey {
         Self::Nodes {
             lacks: Arc::from(words),
             unavailable: lasting && all.iter().any(|why| why.is_transient()),
+            of_gang: false,
         }
+    }
+
+    /// The same in the words about a gang.
+    pub(crate) fn in_gang_words(mut self) -> Self {
+        if let Self::Nodes { of_gang, .. } = &mut self {
+            *of_gang = true;
+        }
+        self
     }
 
     /// Whether a reason about this is true while the present one is about `now`. One that names nodes
@@ -354,12 +365,17 @@ impl ReasonKey {
     pub(crate) fn covers(&self, now: &Self) -> bool {
         match (self, now) {
             (
-                Self::Nodes { lacks, unavailable },
+                Self::Nodes {
+                    lacks,
+                    unavailable,
+                    of_gang,
+                },
                 Self::Nodes {
                     lacks: lacked,
                     unavailable: still,
+                    of_gang: in_gang,
                 },
-            ) => lacks == lacked && (!unavailable || *still),
+            ) => lacks == lacked && of_gang == in_gang && (!unavailable || *still),
             _ => self == now,
         }
     }

@@ -337,7 +337,7 @@ impl World {
                 if let Some(metadata) = object["metadata"].as_object_mut() {
                     metadata.remove("resourceVersion");
                 }
-                leave_out_numbers(&mut object["status"]);
+                leave_out_words(&mut object["status"]);
                 said.insert(key.clone(), object);
             }
         }
@@ -440,27 +440,22 @@ fn undecided(config: scheduler_core::Config, events: Vec<Event>) -> Vec<String> 
     out
 }
 
-/// A reason is not said again when only its numbers have changed, and with them the order of its
-/// parts, or what it says of single cards.
-fn leave_out_numbers(of: &mut Value) {
+/// Of a pod that fits nowhere the words are left out: they are said again when it lacks something
+/// else, not when only their numbers change, and which of several hindrances they name is that of the
+/// last try.
+fn leave_out_words(of: &mut Value) {
     match of {
         Value::Object(fields) => {
-            for (name, value) in fields {
-                match value {
-                    Value::String(text) if name == "message" => {
-                        let headline = text.lines().next().unwrap_or_default();
-                        let headline = headline.split(". node ").next().unwrap_or_default();
-                        let words = headline.replace(|c: char| c.is_ascii_digit() || c == '.', "");
-                        // The most frequent comes first.
-                        let mut parts: Vec<&str> = words.split([',', ':']).collect();
-                        parts.sort_unstable();
-                        *text = parts.join(",");
-                    }
-                    other => leave_out_numbers(other),
-                }
+            if fields
+                .get("reason")
+                .is_some_and(|why| why == "Unschedulable")
+            {
+                fields.remove("message");
+                fields.remove("reasons");
             }
+            fields.values_mut().for_each(leave_out_words);
         }
-        Value::Array(all) => all.iter_mut().for_each(leave_out_numbers),
+        Value::Array(all) => all.iter_mut().for_each(leave_out_words),
         _ => {}
     }
 }

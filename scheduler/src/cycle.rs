@@ -172,6 +172,7 @@ pub async fn run(
             .meters
             .queued("outcomes", inputs.outcomes.len());
         let acts = leading && cycle.observer.is_none();
+        cycle.compare_reasons(acts);
         if acts {
             cycle.write_isolation();
         }
@@ -302,6 +303,16 @@ impl Cycle {
     fn hear(&mut self, heard: AgentEvent) {
         for event in self.world.hear(heard) {
             self.apply(event);
+        }
+    }
+
+    /// Has reasons compared with what pods say. Only who leads may write.
+    fn compare_reasons(&mut self, acts: bool) {
+        for pod in self.world.reasons_shown() {
+            if acts {
+                let shown = self.world.shown_reason(&pod);
+                self.send(Work::Shown(pod, shown));
+            }
         }
     }
 

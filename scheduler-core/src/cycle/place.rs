@@ -386,7 +386,7 @@ impl Cycle<'_> {
             return failure;
         }
         // How many were placed is a number in the words, and no other reason.
-        let mut about = why.about.clone();
+        let mut about = why.about.clone().in_gang_words();
         let text = match gang.sets.as_slice() {
             [only] if only.name.as_str() == crate::gang::DEFAULT_SET => format!(
                 "Resources were found for {placed} pods while {} are required for gang scheduling. Additional pods cannot be scheduled due to: {line}",

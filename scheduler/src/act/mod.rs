@@ -75,6 +75,8 @@ pub enum Work {
     Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>, Option<Shown>),
+    /// The watch shows another reason on a pod, or none any more.
+    Shown(PodUid, Option<Shown>),
     /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),
     /// What fences a share.
@@ -367,6 +369,13 @@ impl Actor {
                     let task = Task::Evict(Box::new(evict), Arc::clone(&batch));
                     self.act(Arc::new(task), Duration::ZERO);
                 }
+            }
+            Work::Shown(pod, shown) => {
+                let context = &self.context;
+                let says = |reason: &PodReason, cards: &[String]| {
+                    shown.is_some_and(|shown| condition::is_shown(context, reason, cards, &shown))
+                };
+                self.schedule.shown(&pod, says, Instant::now());
             }
             Work::Reason(reason, cards, shown) => {
                 let told = shown.map(|shown| Told {

@@ -49,17 +49,28 @@ pub(super) struct Told {
     pub(super) same: bool,
 }
 
+/// The last write about a pod.
+#[derive(Debug)]
+struct LastReport {
+    at: Instant,
+    reason: PodReason,
+    cards: Vec<String>,
+    /// It was not taken, or another writer has said something else since.
+    lost: bool,
+}
+
 #[derive(Debug)]
 struct PodReports {
     since: Timestamp,
-    /// The last write, and what it said.
-    last: Option<(Instant, String)>,
+    last: Option<LastReport>,
     /// How many there were, as far as it matters.
     writes: usize,
     /// To be written at that time.
     next: Option<(Instant, PodReason, Vec<String>)>,
     /// The reason that is being written, to be written again if the write fails.
     sent: Option<(PodReason, Vec<String>)>,
+    /// Another writer has said something else while a write was under way.
+    overwritten: bool,
     /// A write is under way; answers when it is over.
     writing: Option<oneshot::Receiver<()>>,
 }
@@ -71,6 +82,17 @@ pub(super) struct ReportSchedule {
     pods: BTreeMap<PodUid, PodReports>,
     agenda: BTreeSet<(Instant, PodUid)>,
     swept: Option<Instant>,
+}
+
+impl LastReport {
+    fn of(at: Instant, reason: &PodReason, cards: &[String]) -> Self {
+        Self {
+            at,
+            reason: reason.clone(),
+            cards: cards.to_vec(),
+            lost: false,
+        }
+    }
 }
 
 impl ReportSchedule {
@@ -107,25 +129,24 @@ impl ReportSchedule {
             writes: 0,
             next: None,
             sent: None,
+            overwritten: false,
             writing: None,
         });
         if same && told.last.is_none() {
-            told.last = Some((now, text(&reason, &cards)));
+            told.last = Some(LastReport::of(now, &reason, &cards));
             told.writes = 1;
         }
         let due = told.next.take().map(|(at, ..)| at);
         if let Some(at) = due {
             self.agenda.remove(&(at, pod.clone()));
         }
-        if told
-            .last
-            .as_ref()
-            .is_some_and(|(_, said)| *said == text(&reason, &cards))
-        {
+        if told.last.as_ref().is_some_and(|last| {
+            !last.lost && last.reason.line == reason.line && last.cards == cards
+        }) {
             return;
         }
         let at = match &told.last {
-            Some((last, _)) => now.max(*last + pause_after(told.writes)),
+            Some(last) => now.max(last.at + pause_after(told.writes)),
             None if says_something => due.unwrap_or(now + SETTLING),
             None => now,
         };
@@ -148,7 +169,7 @@ impl ReportSchedule {
                 continue;
             };
             if let Some((_, reason, cards)) = told.next.take() {
-                told.last = Some((now, text(&reason, &cards)));
+                told.last = Some(LastReport::of(now, &reason, &cards));
                 told.writes = PAUSES.len().min(told.writes + 1);
                 told.sent = Some((reason.clone(), cards.clone()));
                 due.push(DueReport {
@@ -180,15 +201,43 @@ impl ReportSchedule {
         };
         told.writing = None;
         let sent = told.sent.take();
-        if taken {
+        if taken && !told.overwritten {
             return;
         }
-        if let Some((_, said)) = &mut told.last {
-            said.clear();
+        told.overwritten = false;
+        if let Some(last) = &mut told.last {
+            last.lost = true;
         }
         if let Some((reason, cards)) = sent.filter(|_| told.next.is_none()) {
             let at = now + pause_after(told.writes);
             told.next = Some((at, reason, cards));
+            self.agenda.insert((at, pod.clone()));
+        }
+    }
+
+    /// The watch shows another reason on the pod. What was said is said again where it is not shown:
+    /// the grouper writes the same condition while a group cannot be made. `says`: the pod gives this
+    /// reason.
+    pub(super) fn shown(
+        &mut self,
+        pod: &PodUid,
+        says: impl Fn(&PodReason, &[String]) -> bool,
+        now: Instant,
+    ) {
+        let Some(told) = self.pods.get_mut(pod).filter(|told| told.next.is_none()) else {
+            return;
+        };
+        let Some(last) = &mut told.last else {
+            return;
+        };
+        if says(&last.reason, &last.cards) {
+            told.overwritten = false;
+        } else if told.writing.is_some() {
+            told.overwritten = true;
+        } else {
+            last.lost = true;
+            let at = now.max(last.at + pause_after(told.writes));
+            told.next = Some((at, last.reason.clone(), last.cards.clone()));
             self.agenda.insert((at, pod.clone()));
         }
     }
@@ -207,7 +256,10 @@ impl ReportSchedule {
         self.pods.retain(|_, told| {
             told.next.is_some()
                 || told.writing.is_some()
-                || told.last.as_ref().is_some_and(|(at, _)| now < *at + MEMORY)
+                || told
+                    .last
+                    .as_ref()
+                    .is_some_and(|last| now < last.at + MEMORY)
         });
     }
 }
@@ -216,15 +268,6 @@ fn pause_after(writes: usize) -> Duration {
     let [.., longest] = PAUSES;
     let pause = writes.checked_sub(1).and_then(|at| PAUSES.get(at));
     pause.copied().unwrap_or(longest)
-}
-
-fn text(reason: &PodReason, cards: &[String]) -> String {
-    let mut text = reason.line.to_string();
-    for card in cards {
-        text.push('\n');
-        text.push_str(card);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -291,6 +334,33 @@ mod tests {
         // What changes then is written as any second reason is.
         schedule.say(reason("a", "new"), vec![], told(false), start);
         assert_eq!(lines(schedule.due(start + PAUSES[0], 9)), ["new"]);
+    }
+
+    #[test]
+    fn what_another_writer_has_overwritten_is_said_again() {
+        let start = Instant::now();
+        let mut schedule = ReportSchedule::new(Wall::machine());
+        let pod = PodUid::new("a");
+        let shows = |line: &'static str| move |said: &PodReason, _: &[String]| *said.line == *line;
+        schedule.say(reason("a", "one"), vec![], None, start);
+        assert_eq!(lines(schedule.due(start, 9)), ["one"]);
+        let (_over, reported) = oneshot::channel();
+        schedule.writing(&pod, reported);
+        schedule.shown(&pod, shows("one"), start);
+        schedule.written(&pod, true, start);
+        assert_eq!(schedule.next(), None);
+        schedule.shown(&pod, shows("no group"), start);
+        let at = start + PAUSES[0];
+        assert_eq!(lines(schedule.due(at, 9)), ["one"]);
+        // Between the write and its answer.
+        let (_over, reported) = oneshot::channel();
+        schedule.writing(&pod, reported);
+        schedule.shown(&pod, shows("no group"), at);
+        schedule.written(&pod, true, at);
+        assert_eq!(lines(schedule.due(at + PAUSES[1], 9)), ["one"]);
+        schedule.written(&pod, true, at + PAUSES[1]);
+        schedule.shown(&pod, shows("one"), at + PAUSES[1]);
+        assert_eq!(schedule.next(), None);
     }
 
     #[test]

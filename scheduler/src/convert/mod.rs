@@ -140,6 +140,8 @@ pub struct World {
     isolation: isolation::IsolationConditions,
     /// Why pods without a node wait, as the watch shows it.
     reasons: BTreeMap<String, Shown>,
+    /// Those of which the watch has shown another one since [`World::reasons_shown`].
+    reasons_shown: Vec<PodUid>,
     /// The conditions of queues, as the watch shows them: the status of each, and since when it has
     /// it.
     queue_conditions: BTreeMap<QueueName, (bool, Timestamp)>,
@@ -201,6 +203,7 @@ impl World {
             held: BTreeMap::new(),
             isolation: isolation::IsolationConditions::default(),
             reasons: BTreeMap::new(),
+            reasons_shown: Vec::new(),
             queue_conditions: BTreeMap::new(),
             placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
@@ -364,10 +367,13 @@ impl World {
         self.isolation.show(&uid, &pod);
         let waits = matches!(converted.phase, Phase::Pending);
         let reason = Shown::on(&pod, "PodScheduled").filter(|one| waits && !one.holds);
-        match reason {
+        let before = match reason {
             Some(reason) => self.reasons.insert(uid.clone(), reason),
             None => self.reasons.remove(&uid),
         };
+        if waits && before != reason {
+            self.reasons_shown.push(PodUid::new(&uid));
+        }
         match resources::resize(&pod) {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
@@ -560,6 +566,11 @@ impl World {
     /// The conditions of queues: the status of each, and since when it has it.
     pub fn queue_conditions(&self) -> &BTreeMap<QueueName, (bool, Timestamp)> {
         &self.queue_conditions
+    }
+
+    /// Waiting pods of which the watch has shown another reason since the last call.
+    pub fn reasons_shown(&mut self) -> Vec<PodUid> {
+        std::mem::take(&mut self.reasons_shown)
     }
 
     /// Why a pod waits, as the watch shows it; `None`: the pod does not say.
