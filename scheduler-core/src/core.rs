@@ -124,7 +124,7 @@ impl Core {
     pub fn name_of(&self, pod: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
         let task = self.state.task_of(pod)?;
         let row = self.state.tasks.get(task)?;
-        Some((Arc::clone(&row.facts.namespace), row.name.shared()))
+        Some((Arc::clone(&row.facts.namespace), Arc::clone(&row.name)))
     }
 
     /// Why a pod waits, node by node and card by card. `None`: no such pod.

@@ -224,7 +224,7 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;
         let pause = row.rare.pause.as_ref()?;
-        let is_it = |name: &GroupName| job.name.is(name.as_str());
+        let is_it = |name: &GroupName| job.name == *name;
         if !pause.in_favour_of.as_ref().is_some_and(is_it) {
             return None;
         }

@@ -58,7 +58,7 @@ pub(crate) fn take_changed(state: &mut State, most: usize) -> Vec<GroupChange> {
         let Some(job) = state.jobs.get(key) else {
             continue;
         };
-        let (view, name) = (view(state, job), job.group_name());
+        let (view, name) = (view(state, job), job.name.clone());
         let digest = view.as_ref().map(|view| digest(job, view));
         let Some(job) = state.jobs.get_mut(key) else {
             continue;
@@ -107,7 +107,7 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         return None;
     }
     let mut view = GroupView {
-        group: job.group_name(),
+        group: job.name.clone(),
         running: 0,
         pending: 0,
         held: [0; 3],
@@ -115,7 +115,7 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         requested: [0; 3],
         reason: None,
     };
-    for key in job.tasks.iter() {
+    for key in &job.tasks {
         add(state, *key, &mut view);
     }
     Some(view)

@@ -8,12 +8,12 @@ mod sums;
 use crate::action::{Action, Decision};
 use crate::fit::card as fit;
 use crate::groups;
+use crate::ids::GroupName;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
-use crate::state::rows::TaskKey;
-use crate::state::sorted::Sorted;
-use std::collections::BTreeMap;
+use crate::state::rows::{JobKey, TaskKey};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Every contradiction, one sentence each.
 pub(crate) fn check(state: &State) -> Vec<String> {
@@ -29,11 +29,13 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if state.tasks.len() != state.task_cells.len() || state.tasks.len() != state.task_names.len() {
         wrong.push("tasks, cells and names are not the same number".to_owned());
     }
-    let order = state.jobs_by_name.iter();
-    let names: Vec<_> = order.map(|job| Some(&state.jobs.get(*job)?.name)).collect();
-    let are_all = names.len() == state.jobs.len() && state.jobs.len() == state.job_names.len();
-    if !are_all || !names.is_sorted() {
-        wrong.push("jobs and their names are not the same, or not in order".to_owned());
+    let mut names = state.job_names.iter();
+    let is_its = |(name, key): (&GroupName, &JobKey)| {
+        let row = state.jobs.get(*key);
+        row.is_some_and(|row| row.name == *name)
+    };
+    if state.jobs.len() != state.job_names.len() || !names.all(is_its) {
+        wrong.push("jobs and their names are not the same".to_owned());
     }
     let queues = state.queue_names.values();
     let queues = queues.filter_map(|key| state.queues.get(*key));
@@ -53,7 +55,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if waiting != indexed || !state.pending.iter().all(is_waiting) {
         wrong.push(format!("{waiting} tasks wait, the index has {indexed}"));
     }
-    for (key, cell) in state.task_cells.iter() {
+    for (key, cell) in &state.task_cells {
         if cell.status == Status::Detached {
             wrong.push("a task is left detached".to_owned());
         }
@@ -61,7 +63,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             && !state
                 .on_node
                 .get(node)
-                .is_some_and(|tasks| tasks.contains(key))
+                .is_some_and(|tasks| tasks.contains(&key))
         {
             wrong.push("a task is missing on its node".to_owned());
         }
@@ -70,7 +72,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         }
     }
     let mut stand: BTreeMap<crate::state::rows::JobKey, u32> = BTreeMap::new();
-    for (key, cell) in state.task_cells.iter() {
+    for (key, cell) in &state.task_cells {
         if let Some(row) = state.tasks.get(key)
             && let Some(job) = row.job
             && cell.status.is_allocated()
@@ -91,7 +93,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
     if stand != listed {
         wrong.push("jobs with standing pods are not those that are listed".to_owned());
     }
-    let standing: usize = state.on_node.values().map(Sorted::len).sum();
+    let standing: usize = state.on_node.values().map(BTreeSet::len).sum();
     let placed = state
         .task_cells
         .iter()

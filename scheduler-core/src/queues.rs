@@ -95,7 +95,7 @@ fn nodes(state: &State) -> Nodes<'_> {
 pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
     let shares = Shares::compute(state, config.k_value as f64 / 1e9);
     let mut pods: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    for (key, row) in state.tasks.iter() {
+    for (key, row) in &state.tasks {
         let status = state.cell(key).status;
         let queue = row
             .job

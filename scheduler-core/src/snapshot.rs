@@ -77,10 +77,10 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
     queues
         .filter_map(|key| state.queues.get(*key)?.queue.clone())
         .for_each(|queue| each(Event::Queue(queue)));
-    let jobs = state.jobs_by_name.iter();
+    let jobs = state.job_names.values();
     jobs.filter_map(|key| {
         let row = state.jobs.get(*key)?;
-        Some(row.group.as_ref()?.to_group(row.group_name()))
+        Some(row.group.as_ref()?.to_group(row.name.clone()))
     })
     .for_each(|group| each(Event::Group(group)));
     for volume in state.volumes.rows() {
@@ -131,7 +131,7 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
     // Pauses after refusals are overwritten with their current state.
     pauses.into_iter().for_each(&mut each);
     lost.into_iter().for_each(&mut each);
-    let jobs = state.jobs_by_name.iter();
+    let jobs = state.job_names.values();
     jobs.filter_map(|key| life(state, *key)).for_each(&mut each);
     // After the queues, which end them.
     for (by, last) in &state.evicted {
@@ -188,11 +188,11 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         row.last_evicted(),
         Some(row.succeeded()).filter(|known| group.is_some() || !known.is_empty()),
     );
-    let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.group_name());
+    let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.name.clone());
     let same = said == known;
     (!same || unreported).then(|| {
         Event::Life(Life {
-            of: row.group_name(),
+            of: row.name.clone(),
             last_start: known.0,
             stale_since: known.1,
             last_evicted: known.2,
@@ -293,7 +293,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
     Some(Pod {
         uid: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: row.name.shared(),
+        name: Arc::clone(&row.name),
         ours: row.facts.ours,
         queue: row.facts.queue.clone(),
         group: state.group_name(row),

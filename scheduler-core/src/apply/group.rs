@@ -77,7 +77,7 @@ pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
         *gone = gone.saturating_add(1);
     }
     if row.owes_succeeded() {
-        state.unreported.insert(row.group_name());
+        state.unreported.insert(row.name.clone());
     }
     state.check_staleness(key);
 }
@@ -128,7 +128,7 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
         let interner = &mut state.interner;
         row.group = group.map(|group| GroupRow::of(group, interner));
         if row.owes_succeeded() {
-            state.unreported.insert(row.group_name());
+            state.unreported.insert(row.name.clone());
         }
     }
     state.set_job_queue(key, queue.as_ref());
@@ -172,7 +172,7 @@ fn queue_of_pods(state: &State, key: JobKey) -> Option<QueueName> {
 }
 
 fn detach(state: &mut State, key: JobKey) -> Vec<DetachedPod> {
-    let tasks = state.jobs.get(key).map(|row| row.tasks.to_vec());
+    let tasks = state.jobs.get(key).map(|row| row.tasks.clone());
     let tasks = tasks.unwrap_or_default().into_iter();
     tasks.map(|task| state.detach(task)).collect()
 }

@@ -10,7 +10,6 @@ use crate::model::{
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::packed_text::PackedText;
 use crate::state::rows::{
     ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
 };
@@ -86,7 +85,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
             .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(&Uid::from(uid), key);
+    state.task_names.remove(&Uid::from(uid));
     state.task_cells.remove(key);
     state.said.remove(&key);
     for hold in before.holds() {
@@ -123,7 +122,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     });
     let key = state.tasks.insert(TaskRow {
         uid: Uid::from(&pod.uid),
-        name: PackedText::of(&pod.name),
+        name: Arc::clone(&pod.name),
         facts: PodFacts::of(pod, pod.task_order, &mut state.interner),
         spec: nothing,
         labels: state.interner.labels(&pod.labels),
@@ -141,7 +140,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
             .join(&row.facts.namespace, &row.labels, key);
     }
     state.task_cells.insert(key, TaskCell::default());
-    state.task_names.insert(key, &state.tasks);
+    state.task_names.insert(Uid::from(&pod.uid), key);
     key
 }
 
@@ -162,7 +161,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
     if others.any(|task| state.cell(*task).node.is_some()) {
         return;
     }
-    let (single, name) = (row.single, row.group_name());
+    let (single, name) = (row.single, row.name.clone());
     if let Some(row) = state.jobs.get_mut(job) {
         row.last_start = row.last_start.get().max(Some(at)).into();
     }
@@ -219,7 +218,7 @@ fn take_row(
         && row.created == pod.created
         && row.gated == pod.gated
         && row.labels.are(&pod.labels)
-        && row.name.is(&pod.name);
+        && row.name == pod.name;
     if same {
         return false;
     }
@@ -243,7 +242,7 @@ fn take_row(
             .leave(&row.facts.namespace, &row.labels, key);
         state.pod_counts.index.join(&facts.namespace, &labels, key);
         row.facts = facts;
-        row.name = PackedText::of(&pod.name);
+        row.name = Arc::clone(&pod.name);
         row.labels = labels;
         row.created = pod.created;
         row.gated = pod.gated;

@@ -35,7 +35,7 @@ impl Cycle<'_> {
             if !stands {
                 row.last_start = before.into();
             } else if row.group.is_some() {
-                self.decision.started.push((row.group_name(), now));
+                self.decision.started.push((row.name.clone(), now));
             }
         }
     }
@@ -90,7 +90,7 @@ impl Cycle<'_> {
         let (pod, namespace, name) = (
             row.uid.of_pod(),
             Arc::clone(&row.facts.namespace),
-            row.name.shared(),
+            Arc::clone(&row.name),
         );
         let row = self.state.tasks.get(task);
         let group = row.and_then(|row| self.state.group_name(row));
@@ -101,7 +101,7 @@ impl Cycle<'_> {
             && row.last_evicted() != Some(now)
         {
             row.past_mut().last_evicted = Some(now);
-            self.decision.delayed.push((row.group_name(), now));
+            self.decision.delayed.push((row.name.clone(), now));
         }
         self.state.open.insert(
             id,
@@ -142,7 +142,7 @@ impl Cycle<'_> {
                 self.decision.promises.push(Promise {
                     pod: row.uid.of_pod(),
                     namespace: Arc::clone(&row.facts.namespace),
-                    name: row.name.shared(),
+                    name: Arc::clone(&row.name),
                     node: node.name.clone(),
                     cards: cell
                         .holds()
@@ -210,7 +210,7 @@ pub(crate) fn bind(
         decision,
         pod: row.uid.of_pod(),
         namespace: Arc::clone(&row.facts.namespace),
-        name: row.name.shared(),
+        name: Arc::clone(&row.name),
         node: on.name.clone(),
         node_uid: node_uid.unwrap_or_else(|| NodeUid::new("")),
         grants,

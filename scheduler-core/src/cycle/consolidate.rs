@@ -205,7 +205,7 @@ impl Cycle<'_> {
         {
             return jobs.iter().copied().take(most).collect();
         }
-        let jobs = self.state.jobs_by_name.iter().copied();
+        let jobs = self.state.job_names.values().copied();
         jobs.filter(|job| Some(*job) != besides && is_placed(job))
             .take(most)
             .collect()

@@ -53,7 +53,7 @@ impl Fragments {
             return None;
         }
         let mut pods: FxHashMap<SpecKey, u64> = FxHashMap::default();
-        for (key, row) in state.tasks.iter() {
+        for (key, row) in &state.tasks {
             let done = state
                 .task_cells
                 .get(key)

@@ -31,7 +31,7 @@ fn paused(state: &State, job: JobKey) -> Option<Evicted> {
         return None;
     }
     let row = state.jobs.get(job)?;
-    let last = state.evicted.get(&row.group_name())?;
+    let last = state.evicted.get(&row.name)?;
     // A later search of this decision may still take a place that the decision gave.
     let active = active(state, row, |cell| !is_new(cell));
     (state.now < last.until && active <= last.active).then_some(*last)

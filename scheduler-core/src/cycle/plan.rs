@@ -12,7 +12,6 @@ use crate::fit::choose_whole;
 use crate::ids::GroupName;
 use crate::model::Front;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::job_row::JobRow;
 use crate::state::rows::{JobKey, TaskKey};
 use crate::units::Time;
 use rustc_hash::FxHashMap;
@@ -212,7 +211,7 @@ impl Cycle<'_> {
         self.state.capacity_version += 1;
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
-            .map(JobRow::group_name);
+            .map(|row| row.name.clone());
         let eviction = Eviction {
             cause,
             message: Arc::from(message),

@@ -303,7 +303,7 @@ impl Cycle<'_> {
         self.decision.reasons.push(PodReason {
             pod: row.uid.of_pod(),
             namespace: Arc::clone(&row.facts.namespace),
-            name: row.name.shared(),
+            name: Arc::clone(&row.name),
             mark,
             kind: why.kind,
             line: Arc::clone(&why.line),

@@ -17,7 +17,6 @@ use super::Cycle;
 use crate::action::EvictCause;
 use crate::config::Step;
 use crate::ids::GroupName;
-use crate::state::job_row::JobRow;
 use crate::state::rows::{JobKey, Rest};
 use crate::units::Duration;
 
@@ -53,7 +52,7 @@ impl Cycle<'_> {
         cause: EvictCause,
         search: impl FnOnce(&mut Self) -> bool,
     ) -> SearchOutcome {
-        let Some(name) = self.state.jobs.get(job).map(JobRow::group_name) else {
+        let Some(name) = self.state.jobs.get(job).map(|row| row.name.clone()) else {
             return SearchOutcome::Nothing;
         };
         if self.postponed.contains(&job) {

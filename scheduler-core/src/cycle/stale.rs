@@ -18,7 +18,7 @@ impl Cycle<'_> {
             };
             if !stale {
                 if std::mem::take(&mut row.stale_since).get().is_some() {
-                    self.decision.stale.push((row.group_name(), None));
+                    self.decision.stale.push((row.name.clone(), None));
                 }
                 continue;
             }
@@ -30,7 +30,7 @@ impl Cycle<'_> {
             let since = row.stale_since.get().filter(|since| *since <= now);
             if since.is_none() {
                 row.stale_since = now.into();
-                self.decision.stale.push((row.group_name(), Some(now)));
+                self.decision.stale.push((row.name.clone(), Some(now)));
             }
             let since = since.unwrap_or(now);
             let own = row

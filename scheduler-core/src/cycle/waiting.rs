@@ -524,7 +524,7 @@ impl Cycle<'_> {
     /// The same from the state alone.
     fn recomputed(&self) -> Seen {
         let mut seen = Seen::default();
-        for (job, row) in self.state.jobs.iter() {
+        for (job, row) in &self.state.jobs {
             if !waits(self.state, job) {
                 continue;
             }

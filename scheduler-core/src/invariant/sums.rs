@@ -115,7 +115,7 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
 impl Sums {
     fn of(state: &State) -> Self {
         let mut sums = Self::default();
-        for (key, cell) in state.task_cells.iter() {
+        for (key, cell) in &state.task_cells {
             sums.count(state, key, cell);
         }
         for ((node, attachment), used) in std::mem::take(&mut sums.attachments) {

@@ -402,7 +402,7 @@ fn waiting(state: &State, job: JobKey, tasks: &[TaskKey], place: usize, events: 
             last_start: None,
             stale_since: None,
             parked: None,
-            ..group.to_group(row.group_name())
+            ..group.to_group(row.name.clone())
         }));
     }
     for task in tasks {

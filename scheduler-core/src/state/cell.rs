@@ -383,7 +383,7 @@ impl State {
         if old.places() != new.places() {
             for node in old.places().into_iter().flatten() {
                 if let Some(set) = self.on_node.get_mut(node) {
-                    set.remove(key);
+                    set.remove(&key);
                 }
             }
             for node in new.places().into_iter().flatten() {
@@ -401,7 +401,7 @@ impl State {
         if new.status == Status::Pending {
             self.pending.insert(key);
         } else if old.status == Status::Pending {
-            self.pending.remove(key);
+            self.pending.remove(&key);
         }
         let moved = old.status != new.status;
         let statuses = [old.status, new.status];

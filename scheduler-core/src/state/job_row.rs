@@ -2,8 +2,6 @@
 
 use super::State;
 use super::interner::Interner;
-use super::key_list::KeyList;
-use super::packed_text::PackedText;
 use super::rows::{JobKey, QueueKey, TaskKey};
 use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
@@ -140,7 +138,7 @@ impl GroupRow {
     }
 
     /// What decides between groups that are alike in all else. `name`: the group's.
-    pub(crate) fn tie_breaker(&self, name: &PackedText) -> Uid {
+    pub(crate) fn tie_breaker(&self, name: &GroupName) -> Uid {
         if self.uid.is_empty() {
             Uid::of(&name.shared())
         } else {
@@ -187,13 +185,13 @@ pub(crate) struct JobPast {
 #[derive(Clone, Debug)]
 pub(crate) struct JobRow {
     /// Its group's.
-    pub name: PackedText,
+    pub name: GroupName,
     /// `None` for a pod of its own, or while the group is not there.
     pub group: Option<GroupRow>,
     /// True for a pod of its own.
     pub single: bool,
     /// In their order.
-    pub tasks: KeyList<TaskKey>,
+    pub tasks: Vec<TaskKey>,
     /// Another one whenever a pod of it has moved: what was computed from it is void.
     pub stamp: u64,
     pub queue: Option<QueueKey>,
@@ -213,10 +211,6 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    pub(crate) fn group_name(&self) -> GroupName {
-        GroupName::of(self.name.shared())
-    }
-
     pub(crate) fn last_evicted(&self) -> Option<Time> {
         self.past.as_ref()?.last_evicted
     }
@@ -256,12 +250,11 @@ impl State {
         if let Some(key) = self.job_of(name) {
             return key;
         }
-        let packed = PackedText::of(name.as_str());
         let key = self.jobs.insert(JobRow {
-            name: packed.clone(),
+            name: name.clone(),
             group: None,
             single,
-            tasks: KeyList::default(),
+            tasks: Vec::new(),
             queue: None,
             last_start: MaybeTime::default(),
             stale_since: MaybeTime::default(),
@@ -271,11 +264,7 @@ impl State {
             is_changed: false,
             taken: None,
         });
-        let jobs = &self.jobs;
-        self.job_names.insert(key, jobs);
-        let name_of = |known: &JobKey| jobs.get(*known).map(|row| &row.name);
-        self.jobs_by_name
-            .insert_by(key, |known| name_of(known).cmp(&Some(&packed)));
+        self.job_names.insert(name.clone(), key);
         key
     }
 
@@ -345,17 +334,11 @@ impl State {
         if unused {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
-                self.evicted.remove(&row.group_name());
+                self.evicted.remove(&row.name);
                 if row.taken.is_some() {
-                    self.changed_groups.is_gone(row.group_name());
+                    self.changed_groups.is_gone(row.name.clone());
                 }
-                let jobs = &self.jobs;
-                // Its own row is gone.
-                self.jobs_by_name.remove_by(|known| {
-                    let name = jobs.get(*known).map_or(&row.name, |row| &row.name);
-                    name.cmp(&row.name)
-                });
-                self.job_names.remove(row.name.bytes(), key);
+                self.job_names.remove(&row.name);
             }
         }
     }

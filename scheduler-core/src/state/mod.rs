@@ -26,17 +26,13 @@ mod card_names;
 mod card_use;
 pub(crate) mod cell;
 mod changed_groups;
-pub(crate) mod column;
 pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod footprint;
 mod interner;
 pub(crate) mod job_row;
-pub(crate) mod key_list;
-pub(crate) mod names;
 pub(crate) mod node_set;
 mod open;
-pub(crate) mod packed_text;
 pub(crate) mod pod_counts;
 pub(crate) mod pod_domains;
 mod pod_index;
@@ -45,10 +41,8 @@ pub(crate) mod products;
 mod queue_tree;
 pub(crate) mod room;
 pub(crate) mod rows;
-pub(crate) mod sorted;
 pub(crate) mod spreading;
 mod status_log;
-pub(crate) mod table;
 pub(crate) mod transition;
 pub(crate) mod uid;
 pub(crate) mod verdicts;
@@ -61,22 +55,17 @@ use crate::model::Topology;
 use crate::reason::WaitReason;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
-use column::Column;
 use job_row::{GroupRow, JobRow};
-use names::{Named, Names};
 pub(crate) use open::{Open, OpenDecision, Progress};
-use packed_text::pack;
 use rows::{
     CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
     SpecRow, TaskKey, TaskRow,
 };
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
-use sorted::Sorted;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use table::Table;
 use uid::Uid;
 
 /// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
@@ -96,22 +85,21 @@ pub(crate) struct State {
 
     pub nodes: SlotMap<NodeKey, NodeRow>,
     pub cards: SlotMap<CardKey, CardRow>,
-    pub tasks: Table<TaskKey, TaskRow>,
-    pub jobs: Table<JobKey, JobRow>,
+    pub tasks: SlotMap<TaskKey, TaskRow>,
+    pub jobs: SlotMap<JobKey, JobRow>,
     pub queues: SlotMap<QueueKey, QueueRow>,
     pub specs: SlotMap<SpecKey, SpecRow>,
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
     pub card_names: card_names::CardNames,
-    pub task_names: Names<TaskKey>,
-    pub job_names: Names<JobKey>,
-    /// In order of their names. To be walked: a name is found by its hash, with fewer rows read.
-    pub jobs_by_name: Sorted<JobKey>,
+    /// Looked up, never walked.
+    pub task_names: FxHashMap<Uid, TaskKey>,
+    pub job_names: BTreeMap<GroupName, JobKey>,
     pub queue_names: BTreeMap<QueueName, QueueKey>,
     pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
     pub topologies: BTreeMap<TopologyName, Topology>,
 
-    pub task_cells: Column<TaskKey, TaskCell>,
+    pub task_cells: SecondaryMap<TaskKey, TaskCell>,
     pub node_use: SecondaryMap<NodeKey, NodeUse>,
     pub card_use: SecondaryMap<CardKey, CardUse>,
     pub queue_use: SecondaryMap<QueueKey, QueueUse>,
@@ -142,14 +130,14 @@ pub(crate) struct State {
     /// What was said last about why a pod waits.
     pub said: FxHashMap<TaskKey, Arc<WaitReason>>,
     /// Pods placed on a node.
-    pub on_node: SecondaryMap<NodeKey, Sorted<TaskKey>>,
+    pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
     /// Pending pods.
-    pub pending: Sorted<TaskKey>,
+    pub pending: BTreeSet<TaskKey>,
     /// Jobs that may be victims: with pods that stand or are promised a place, by queue
     /// and priority.
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
-    pub placed_at: Column<JobKey, PlacedEntry>,
+    pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
@@ -220,22 +208,6 @@ impl ChangedJobs {
     pub(crate) fn take(&mut self, now: u64) -> Vec<JobKey> {
         self.since = now;
         std::mem::take(&mut self.jobs)
-    }
-}
-
-impl Named for TaskRow {
-    type Name = Uid;
-
-    fn name(&self) -> &Uid {
-        &self.uid
-    }
-}
-
-impl Named for JobRow {
-    type Name = [u8];
-
-    fn name(&self) -> &[u8] {
-        self.name.bytes()
     }
 }
 
@@ -312,13 +284,12 @@ impl State {
 
     /// The pod with that UID.
     pub(crate) fn task_of(&self, uid: impl Into<Uid>) -> Option<TaskKey> {
-        self.task_names.get(&uid.into(), &self.tasks)
+        self.task_names.get(&uid.into()).copied()
     }
 
     /// The job with that name.
     pub(crate) fn job_of(&self, name: &GroupName) -> Option<JobKey> {
-        let name = pack(name.as_str());
-        self.job_names.get(name.as_slice(), &self.jobs)
+        self.job_names.get(name).copied()
     }
 
     /// All pods, in order of their UIDs.
@@ -333,7 +304,7 @@ impl State {
         let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
             return row.facts.foreign_group.clone();
         };
-        (!job.single).then(|| job.group_name())
+        (!job.single).then(|| job.name.clone())
     }
 
     /// It is in that group, whether the group is there or not; `None`: in none.
@@ -341,9 +312,7 @@ impl State {
         let Some(job) = row.job.and_then(|job| self.jobs.get(job)) else {
             return row.facts.foreign_group.as_ref() == group;
         };
-        group.map_or(job.single, |group| {
-            !job.single && job.name.is(group.as_str())
-        })
+        group.map_or(job.single, |group| !job.single && job.name == *group)
     }
 
     /// The group of a task, where it has one that is there.
@@ -395,7 +364,7 @@ impl State {
             is_dirty: false,
         });
         self.node_use.insert(key, NodeUse::default());
-        self.on_node.insert(key, Sorted::default());
+        self.on_node.insert(key, BTreeSet::new());
         self.node_names.insert(name.clone(), key);
         self.nodes_moved += 1;
         self.rooms.rename();
@@ -404,7 +373,7 @@ impl State {
 
     /// Drops a node's row when nothing names it any more.
     pub(crate) fn release_node(&mut self, key: NodeKey) {
-        let empty = self.on_node.get(key).is_none_or(Sorted::is_empty)
+        let empty = self.on_node.get(key).is_none_or(BTreeSet::is_empty)
             && self.nodes.get(key).is_some_and(|row| {
                 row.node.is_none()
                     && row.agent.is_none()

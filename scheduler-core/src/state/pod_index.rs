@@ -5,7 +5,6 @@ use super::State;
 use super::interner::PodLabels;
 use super::pod_counts::{CountKey, Who};
 use super::rows::TaskKey;
-use super::sorted::Sorted;
 use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -229,7 +228,7 @@ impl Register {
 }
 
 /// Pods by the value that one of their labels has.
-type ByValue = BTreeMap<Arc<str>, Sorted<TaskKey>>;
+type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
 
 /// Both ways round.
 #[derive(Clone, Debug, Default)]
@@ -241,7 +240,7 @@ pub(crate) struct PodIndex {
     /// Selectors of preferred affinity and anti-affinity.
     pub(super) preferred: Register,
     /// Pods by namespace.
-    members: BTreeMap<Arc<str>, Sorted<TaskKey>>,
+    members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
     by_label: BTreeMap<(Arc<str>, Arc<str>), ByValue>,
 }
@@ -287,14 +286,14 @@ impl PodIndex {
             if let Some(values) = values
                 && let Some(tasks) = values.get_mut(value)
             {
-                tasks.remove(task);
+                tasks.remove(&task);
                 if tasks.is_empty() {
                     values.remove(value);
                 }
             }
         }
         if let Some(members) = self.members.get_mut(namespace) {
-            members.remove(task);
+            members.remove(&task);
             if members.is_empty() {
                 self.members.remove(namespace);
                 self.by_label.retain(|(name, _), _| name != namespace);

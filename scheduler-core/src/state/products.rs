@@ -192,7 +192,7 @@ impl State {
         if of.is_empty() {
             return of;
         }
-        for (key, cell) in self.task_cells.iter() {
+        for (key, cell) in &self.task_cells {
             let Some(node) = cell.node.filter(|_| cell.status.is_allocated()) else {
                 continue;
             };

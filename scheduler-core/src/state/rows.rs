@@ -16,7 +16,6 @@ use crate::model::{
 };
 use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
-use crate::state::packed_text::PackedText;
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
 use crate::state::products::Product;
@@ -172,7 +171,7 @@ pub(crate) struct Pause {
 #[derive(Clone, Debug)]
 pub(crate) struct TaskRow {
     pub uid: Uid,
-    pub name: PackedText,
+    pub name: Arc<str>,
     pub facts: Arc<PodFacts>,
     pub spec: SpecKey,
     pub labels: PodLabels,
@@ -582,7 +581,7 @@ mod tests {
             size_of::<JobRow>(),
         );
         assert!(
-            sizes.0 <= 104 && sizes.1 <= 48 && sizes.2 <= 144,
+            sizes.0 <= 104 && sizes.1 <= 48 && sizes.2 <= 152,
             "{sizes:?}"
         );
     }
