@@ -56,6 +56,24 @@ impl Disk {
     }
 }
 
+/// What starts the machine's containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    Runc,
+    /// Debian's.
+    Crun,
+}
+
+impl Runtime {
+    /// Its name in containerd's configuration.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Runc => "runc",
+            Self::Crun => "crun",
+        }
+    }
+}
+
 /// Who runs the machine's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Accelerator {
@@ -77,10 +95,11 @@ impl VirtualMachine {
         programs: &Programs,
         disk: &Disk,
         hardware: &Hardware,
+        runtime: Runtime,
     ) -> Result<Self> {
         let folder = place.state.join("machine");
         let payload = folder.join("payload");
-        lay_payload(&payload, place, programs, hardware)?;
+        lay_payload(&payload, place, programs, hardware, runtime)?;
         let second = folder.join("payload.img");
         pack(&payload, &second).await?;
         fs::remove_dir_all(&payload)?;
@@ -274,6 +293,7 @@ fn lay_payload(
     place: &Place<'_>,
     programs: &Programs,
     hardware: &Hardware,
+    runtime: Runtime,
 ) -> Result<()> {
     let bin = payload.join("bin");
     fs::create_dir_all(&bin)?;
@@ -302,9 +322,10 @@ fn lay_payload(
     let containerd = etc.join("containerd");
     let mirror = containerd.join("mirrors/_default");
     fs::create_dir_all(&mirror)?;
-    fs::copy(
-        sources.join("containerd/config.toml"),
+    let config = fs::read_to_string(sources.join("containerd.toml"))?;
+    fs::write(
         containerd.join("config.toml"),
+        config.replace("@RUNTIME@", runtime.name()),
     )?;
     fs::write(
         mirror.join("hosts.toml"),

@@ -20,7 +20,7 @@ use aliquot_tests::cluster::{Cluster, Programs};
 use aliquot_tests::daemon;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::{self, Work};
-use aliquot_tests::virtual_machine::{Disk, VirtualMachine};
+use aliquot_tests::virtual_machine::{Disk, Runtime, VirtualMachine};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
 use futures::FutureExt as _;
@@ -68,13 +68,15 @@ struct Options {
 /// A claim: its name is the sentence.
 struct Claim {
     name: &'static str,
+    runtime: Runtime,
     run: for<'a> fn(&'a mut MachineCluster) -> LocalBoxFuture<'a, Result<()>>,
 }
 
 macro_rules! claims {
-    ($($module:ident :: $name:ident),* $(,)?) => {
+    ($($runtime:ident $module:ident :: $name:ident),* $(,)?) => {
         [$(Claim {
             name: concat!(stringify!($module), "::", stringify!($name)),
+            runtime: Runtime::$runtime,
             run: |cluster| Box::pin($module::$name(cluster)),
         }),*]
     };
@@ -82,9 +84,11 @@ macro_rules! claims {
 
 fn all() -> impl Iterator<Item = Claim> {
     claims![
-        node::a_share_has_its_limit_on_a_node_with_systemd_and_cgroup_v2,
-        restarts::killed_programs_end_no_share_and_know_them_again,
-        power::a_power_cut_ends_what_ran_and_leaks_nothing,
+        Runc node::a_share_has_its_limit_on_a_node_with_systemd_and_cgroup_v2,
+        Runc restarts::killed_programs_end_no_share_and_know_them_again,
+        Crun restarts::killed_programs_end_no_share_with_crun,
+        Runc restarts::systemd_containerd_and_kubelet_restart_under_a_share,
+        Runc power::a_power_cut_ends_what_ran_and_leaks_nothing,
     ]
     .into_iter()
 }
@@ -160,7 +164,7 @@ async fn one(options: Options, work: Work, claim: &Claim) -> Result<ExitCode> {
         let hardware = Hardware::preset("RTX-6000-Ada", 1);
         let ours = programs.clone();
         let mut cluster = Cluster::start_on(programs, work, async |place| {
-            VirtualMachine::start(&place, &ours, &disk, &hardware).await
+            VirtualMachine::start(&place, &ours, &disk, &hardware, claim.runtime).await
         })
         .await?;
         let booted = cluster.started.1;

@@ -71,7 +71,7 @@ async fn in_scopes_below_their_pods(cluster: &MachineCluster, pod_uid: &str) -> 
     ensure!(
         found
             .iter()
-            .any(|one| one.cgroup.contains(&slice) && one.cgroup.ends_with(".scope")),
+            .any(|one| one.cgroup.contains(&slice) && one.cgroup.strip_suffix(".scope").is_some()),
         "no process in a scope below {slice}: {seen}"
     );
     let beside = |one: &&cgroups::Process| {

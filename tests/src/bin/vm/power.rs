@@ -21,7 +21,7 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     let ns = cluster.namespace().await?;
     // A kubelet fails a pod with devices of a plugin that it does not know yet, for good, and after
     // a reboot it knows none: only a controller brings another.
-    cluster.apply_one(&deployment(&ns)).await?;
+    cluster.apply_one(&job(&ns)).await?;
     let old = running(cluster, &ns, None).await?;
     cluster.said(&ns, &old.name_any(), "main", "alloc").await?;
     ledger_has_only(cluster, &ns, &old).await?;
@@ -46,29 +46,24 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     all_the_rest_is_free(cluster, &ns, &new).await
 }
 
-fn deployment(namespace: &str) -> serde_json::Value {
+/// A pod for as long as one succeeds: whoever fails is replaced.
+fn job(namespace: &str) -> serde_json::Value {
     let pod = share::pod(namespace, "", &[], "alloc 500 hold");
-    let mut spec = pod["spec"].clone();
-    spec["restartPolicy"] = json!("Always");
     json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "apiVersion": "batch/v1",
+        "kind": "Job",
         "metadata": { "namespace": namespace, "name": "tenant" },
         "spec": {
-            "replicas": 1,
-            "selector": { "matchLabels": { "app": "tenant" } },
+            "backoffLimit": 3,
             "template": {
-                "metadata": {
-                    "labels": { "app": "tenant" },
-                    "annotations": { "gpu-memory": MIB.to_string() },
-                },
-                "spec": spec,
+                "metadata": { "annotations": { "gpu-memory": MIB.to_string() } },
+                "spec": pod["spec"],
             },
         },
     })
 }
 
-/// Waits until a pod of the deployment runs that is not `old`, and `old` is over.
+/// Waits until a pod of the job runs that is not `old`, and `old` is over.
 async fn running(cluster: &MachineCluster, namespace: &str, old: Option<&Pod>) -> Result<Pod> {
     let pods = cluster.pods(namespace);
     until("the tenant runs", LIMIT, || async {
