@@ -20,6 +20,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use proto::names::condition::ISOLATION_VERIFIED;
 use proto::names::{NAMESPACE, resource};
+use serde_json::{Value, json};
 
 use crate::MachineCluster;
 
@@ -52,11 +53,22 @@ pub(crate) async fn bring_up(cluster: &mut MachineCluster) -> Result<Daemon> {
     ensure!(workloads.len() == PODS, "{} workloads", workloads.len());
     for workload in &mut workloads {
         adapt(workload)?;
+        be_patient(workload);
         cluster.apply_one(workload).await?;
     }
     ready(cluster).await?;
     offered(cluster).await?;
     Ok(binds)
+}
+
+/// A probe's second is one of a machine that is not emulated: what takes longer would be killed.
+fn be_patient(workload: &mut Value) {
+    let container = &mut workload["spec"]["template"]["spec"]["containers"][0];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        if container[probe].is_object() {
+            container[probe]["timeoutSeconds"] = json!(10);
+        }
+    }
 }
 
 /// Until both pods are ready.
