@@ -7,6 +7,7 @@
 //! /kubepods/burstable/pod<uid>/crio-<id>                                cgroupfs, CRI-O
 //! /kubepods.slice/…/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope    systemd
 //! /kubepods.slice/…/kubepods-pod<uid>.slice/crio-<id>.scope/container   systemd, CRI-O
+//! /kubepods.slice/…/kubepods-pod<uid>.slice/cri-containerd-<id>.scope/container    containerd, crun
 //! /kubepods-burstable-pod<uid>.slice:cri-containerd:<id>                v1, drivers that disagree
 //! ```
 //!
@@ -177,6 +178,8 @@ mod tests {
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod$_.slice/cri-containerd-$C.scope",
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod$_.slice/cri-containerd-$C.scope",
             "0::/kubepods.slice/kubepods-pod$_.slice/cri-containerd-$C.scope",
+            "0::/kubepods.slice/kubepods-pod$_.slice/cri-containerd-$C.scope/container",
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod$_.slice/cri-containerd-$C.scope/container",
             "0::/kubepods.slice/kubepods-pod$_.slice/crio-$C.scope",
             "0::/kubepods.slice/kubepods-pod$_.slice/crio-$C.scope/container",
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod$_.slice/docker-$C.scope",
@@ -207,6 +210,10 @@ mod tests {
         for (text, pod) in [
             ("0::/kubepods/pod$U/$C".into(), Some("/kubepods/pod$U")),
             (format!("0::{slice}/cri-containerd-$C.scope"), Some(slice)),
+            (
+                format!("0::{slice}/cri-containerd-$C.scope/container"),
+                Some(slice),
+            ),
             (format!("0::{slice}/crio-$C.scope"), Some(slice)),
             (format!("0::{slice}/crio-$C.scope/container"), Some(slice)),
             (format!("0::{slice}/aliquot-mps-GPU-{UID}"), Some(slice)),
