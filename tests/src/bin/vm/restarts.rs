@@ -4,6 +4,7 @@ use aliquot_tests::pod::LIMIT;
 use aliquot_tests::share;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
+use api::Fence;
 use api::gpu_node::GrantStatus;
 use serde_json::json;
 
@@ -86,7 +87,7 @@ impl Tenant {
         cluster.said(&namespace, "tenant", "main", "alloc").await?;
         installed::verified(cluster, &namespace, "tenant").await?;
         let holder = format!("{namespace}/tenant");
-        let ledger = cluster.ledger_is(&[(&holder, "main", 2000)]).await?;
+        let ledger = ledger_with_its_fence(cluster, &holder).await?;
         let servers = pids(cluster, SERVER).await?;
         ensure!(!servers.is_empty(), "no MPS server");
         Ok(Self {
@@ -110,7 +111,7 @@ impl Tenant {
     async fn goes_on(&self, cluster: &mut MachineCluster) -> Result<()> {
         let ns = &self.namespace;
         let holder = format!("{ns}/tenant");
-        let ledger = cluster.ledger_is(&[(&holder, "main", 2000)]).await?;
+        let ledger = ledger_with_its_fence(cluster, &holder).await?;
         ensure!(
             ledger == self.ledger,
             "the ledger is {ledger:?}, and was {:?}",
@@ -135,6 +136,23 @@ impl Tenant {
         ensure!(installed::restarts(&pod) == 0, "the tenant started again");
         Ok(())
     }
+}
+
+/// The ledger with the tenant alone, once its limit was read back: the agent publishes it without
+/// that first, and the pod's condition comes by another way.
+async fn ledger_with_its_fence(
+    cluster: &MachineCluster,
+    holder: &str,
+) -> Result<Vec<(String, GrantStatus)>> {
+    until("the ledger with the tenant's fence", LIMIT, || async {
+        let ledger = cluster.ledger_is(&[(holder, "main", 2000)]).await?;
+        let fenced = ledger
+            .iter()
+            .all(|(_, grant)| grant.fence == Some(Fence::ServerLimit));
+        let seen = format!("{ledger:?}");
+        Ok(Seen::from_option(fenced.then_some(ledger), seen))
+    })
+    .await
 }
 
 /// The one process of a program. A child of it has its command line until it runs its own.
