@@ -4,8 +4,8 @@ use aliquot_tests::pod::LIMIT;
 use aliquot_tests::share;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
-use api::Fence;
 use api::gpu_node::GrantStatus;
+use api::units::Fence;
 use serde_json::json;
 
 use crate::{MachineCluster, installed};
