@@ -375,11 +375,8 @@ async fn pack(folder: &Path, file: &Path) -> Result<()> {
     let bytes = size(folder)?;
     let image = fs::File::create(file)?;
     image.set_len(bytes + bytes / 8 + (32 << 20))?;
-    tool("mke2fs", |command| {
-        command
-            .args(["-q", "-F", "-t", "ext4", "-d"])
-            .arg(folder)
-            .arg(file)
+    tool("mkfs.ext4", |command| {
+        command.args(["-q", "-F", "-d"]).arg(folder).arg(file)
     })
     .await
 }

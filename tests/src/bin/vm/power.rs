@@ -46,7 +46,7 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     all_the_rest_is_free(cluster, &ns, &new).await
 }
 
-/// A pod for as long as one succeeds: whoever fails is replaced.
+/// A pod for as long as one succeeds: one that fails is replaced.
 fn job(namespace: &str) -> serde_json::Value {
     let pod = share::pod(namespace, "", &[], "alloc 500 hold");
     json!({
