@@ -61,15 +61,21 @@ pub struct Programs {
     pub tree: PathBuf,
 }
 
-/// A running cluster.
+/// What carries the pods, whatever it is made of.
+pub trait Machine {
+    /// Fails if a daemon of it has ended.
+    fn alive(&mut self) -> Result<()>;
+}
+
+/// A running cluster, with one node.
 #[expect(missing_debug_implementations, reason = "the client has none")]
-pub struct Cluster {
+pub struct Cluster<N = Node> {
     pub programs: Programs,
     pub work: Work,
     pub client: Client,
     pub kubectl: Kubectl,
     pub control_plane: ControlPlane,
-    pub node: Node,
+    pub node: N,
     pub registry: Registry,
     /// The programs under test, once a claim has asked for them.
     pub admission: Option<Admission>,
@@ -90,98 +96,7 @@ pub struct Cluster {
 impl Cluster {
     /// Makes the machine and starts everything on it.
     pub async fn start(programs: Programs, work: Work) -> Result<Self> {
-        let begin = Instant::now();
-        machine::prepare(&work)?;
-        let (bin, state, logs) = (programs.daemons.clone(), work.state(), work.logs());
-        let mut control_plane = ControlPlane::start(&bin, &state, &logs)?;
-        let registry = Registry::start(&bin, &state, &logs)?;
-        let node = Node::start(&Place {
-            bin: &bin,
-            state: &state,
-            logs: &logs,
-            kubeconfig: control_plane.kubeconfig("kubelet"),
-            cgroup: work.cgroup(),
-        })
-        .await?;
-        registry.ready().await?;
-        let images = state.join("images");
-        let pause = Recipe::busybox()
-            .entrypoint(["/bin/sleep", "2147483647"])
-            .build(&images, "pause")?;
-        let busybox = Recipe::busybox().build(&images, "busybox")?;
-        registry.push(&pause, node::PAUSE).await?;
-        registry.push(&busybox, "busybox").await?;
-
-        let client = control_plane.ready(&bin, &logs).await?;
-        let api_ready = begin.elapsed();
-        let kubectl = Kubectl {
-            program: bin.join("kubectl"),
-            kubeconfig: control_plane.kubeconfig("admin"),
-        };
-        let mut cluster = Self {
-            programs,
-            work,
-            client,
-            kubectl,
-            control_plane,
-            node,
-            registry,
-            admission: None,
-            scheduler: None,
-            gpus: None,
-            operators: Vec::new(),
-            fleet: None,
-            agents: None,
-            namespaces: 0,
-            started: (api_ready, api_ready),
-        };
-        cluster.node_ready().await?;
-        cluster.started.1 = begin.elapsed();
-        Ok(cluster)
-    }
-
-    /// Waits until the node is Ready and takes pods.
-    pub async fn node_ready(&mut self) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(self.client.clone());
-        let waited = until("node Ready", Duration::from_mins(1), || async {
-            let node = nodes.get(node::NAME).await?;
-            let tainted = node
-                .spec
-                .and_then(|spec| spec.taints)
-                .is_some_and(|taints| !taints.is_empty());
-            let condition = node
-                .status
-                .and_then(|status| status.conditions)
-                .unwrap_or_default()
-                .into_iter()
-                .find(|condition| condition.type_ == "Ready");
-            let ready = condition
-                .as_ref()
-                .is_some_and(|condition| condition.status == "True");
-            Ok(Seen::when(
-                ready && !tainted,
-                condition
-                    .and_then(|condition| condition.message)
-                    .unwrap_or_default(),
-            ))
-        })
-        .await;
-        self.alive()?;
-        waited
-    }
-
-    /// Fails if a daemon of the cluster has ended.
-    pub fn alive(&mut self) -> Result<()> {
-        self.control_plane.alive()?;
-        self.registry.alive()?;
-        self.node.alive()?;
-        self.admission
-            .as_mut()
-            .map_or(Ok(()), |admission| admission.daemon.alive())?;
-        self.scheduler
-            .as_mut()
-            .map_or(Ok(()), |scheduler| scheduler.daemon.alive())?;
-        self.gpus.as_mut().map_or(Ok(()), Gpus::alive)
+        Self::start_on(programs, work, async |place| Node::start(&place).await).await
     }
 
     /// After a failed claim: ends Aliquot's programs, in whatever state they are, so that
@@ -303,6 +218,190 @@ impl Cluster {
         let gpus = self.gpus.as_mut().context("no GPUs")?;
         gpus.driver = gpu::Driver::start(&place, &gpus.hardware).await?;
         gpus.mps.start_again()
+    }
+
+    /// Removes what a claim has made: pods until they are gone, from the node too, and
+    /// then their namespaces, which go in their own time.
+    pub async fn clean(&mut self) -> Result<()> {
+        self.delete_workloads().await?;
+        let everywhere: Api<Pod> = Api::all(self.client.clone());
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let ours = self.claimed_namespaces().await?;
+        for name in &ours {
+            self.delete_controllers(name).await?;
+            self.pods(name)
+                .delete_collection(
+                    &DeleteParams::default().grace_period(1),
+                    &ListParams::default(),
+                )
+                .await?;
+        }
+        until("the claim's pods gone", Duration::from_mins(1), || async {
+            let left: Vec<String> = everywhere
+                .list(&ListParams::default())
+                .await?
+                .into_iter()
+                .filter(|pod| {
+                    pod.namespace()
+                        .is_some_and(|namespace| ours.contains(&namespace))
+                })
+                .map(|pod| format!("{}: {}", pod.name_any(), describe(&pod)))
+                .collect();
+            Ok(Seen::when(left.is_empty(), left.join(", ")))
+        })
+        .await?;
+        self.disband().await?;
+        self.disperse().await?;
+        self.delete_queues().await?;
+        for name in ours.iter().filter(|name| *name != "default") {
+            match namespaces.delete(name, &DeleteParams::default()).await {
+                // One of an earlier claim, gone since the list was made.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                outcome => {
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the queues that claims have made.
+    async fn delete_queues(&self) -> Result<()> {
+        if self.scheduler.is_none() {
+            return Ok(());
+        }
+        let queues: Api<Queue> = Api::all(self.client.clone());
+        for queue in queues.list(&ListParams::default()).await? {
+            let name = queue.name_any();
+            if !INSTALLED_QUEUES.contains(&name.as_str()) {
+                queues.delete(&name, &DeleteParams::default()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what would recreate pods.
+    async fn delete_controllers(&self, namespace: &str) -> Result<()> {
+        let (all, now) = (ListParams::default(), DeleteParams::background());
+        Api::<Deployment>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<ReplicaSet>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<StatefulSet>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<CronJob>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Api::<Job>::namespaced(self.client.clone(), namespace)
+            .delete_collection(&now, &all)
+            .await?;
+        Ok(())
+    }
+}
+
+impl<N: Machine> Cluster<N> {
+    /// Makes the namespaces' machine, starts the control plane on it, and whatever `start` makes
+    /// of the node.
+    pub async fn start_on(
+        programs: Programs,
+        work: Work,
+        start: impl AsyncFnOnce(Place<'_>) -> Result<N>,
+    ) -> Result<Self> {
+        let begin = Instant::now();
+        machine::prepare(&work)?;
+        let (bin, state, logs) = (programs.daemons.clone(), work.state(), work.logs());
+        let mut control_plane = ControlPlane::start(&bin, &state, &logs)?;
+        let registry = Registry::start(&bin, &state, &logs)?;
+        let node = start(Place {
+            bin: &bin,
+            state: &state,
+            logs: &logs,
+            kubeconfig: control_plane.kubeconfig("kubelet"),
+            cgroup: work.cgroup(),
+        })
+        .await?;
+        registry.ready().await?;
+        let images = state.join("images");
+        let pause = Recipe::busybox()
+            .entrypoint(["/bin/sleep", "2147483647"])
+            .build(&images, "pause")?;
+        let busybox = Recipe::busybox().build(&images, "busybox")?;
+        registry.push(&pause, node::PAUSE).await?;
+        registry.push(&busybox, "busybox").await?;
+
+        let client = control_plane.ready(&bin, &logs).await?;
+        let api_ready = begin.elapsed();
+        let kubectl = Kubectl {
+            program: bin.join("kubectl"),
+            kubeconfig: control_plane.kubeconfig("admin"),
+        };
+        let mut cluster = Self {
+            programs,
+            work,
+            client,
+            kubectl,
+            control_plane,
+            node,
+            registry,
+            admission: None,
+            scheduler: None,
+            gpus: None,
+            operators: Vec::new(),
+            fleet: None,
+            agents: None,
+            namespaces: 0,
+            started: (api_ready, api_ready),
+        };
+        cluster.node_ready().await?;
+        cluster.started.1 = begin.elapsed();
+        Ok(cluster)
+    }
+
+    /// Waits until the node is Ready and takes pods.
+    pub async fn node_ready(&mut self) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(self.client.clone());
+        let waited = until("node Ready", Duration::from_mins(1), || async {
+            let node = nodes.get(node::NAME).await?;
+            let tainted = node
+                .spec
+                .and_then(|spec| spec.taints)
+                .is_some_and(|taints| !taints.is_empty());
+            let condition = node
+                .status
+                .and_then(|status| status.conditions)
+                .unwrap_or_default()
+                .into_iter()
+                .find(|condition| condition.type_ == "Ready");
+            let ready = condition
+                .as_ref()
+                .is_some_and(|condition| condition.status == "True");
+            Ok(Seen::when(
+                ready && !tainted,
+                condition
+                    .and_then(|condition| condition.message)
+                    .unwrap_or_default(),
+            ))
+        })
+        .await;
+        self.alive()?;
+        waited
+    }
+
+    /// Fails if a daemon of the cluster has ended.
+    pub fn alive(&mut self) -> Result<()> {
+        self.control_plane.alive()?;
+        self.registry.alive()?;
+        self.node.alive()?;
+        self.admission
+            .as_mut()
+            .map_or(Ok(()), |admission| admission.daemon.alive())?;
+        self.scheduler
+            .as_mut()
+            .map_or(Ok(()), |scheduler| scheduler.daemon.alive())?;
+        self.gpus.as_mut().map_or(Ok(()), Gpus::alive)
     }
 
     /// The manifests of `deploy/`, without the programs.
@@ -487,51 +586,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// Removes what a claim has made: pods until they are gone, from the node too, and
-    /// then their namespaces, which go in their own time.
-    pub async fn clean(&mut self) -> Result<()> {
-        self.delete_workloads().await?;
-        let everywhere: Api<Pod> = Api::all(self.client.clone());
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let ours = self.claimed_namespaces().await?;
-        for name in &ours {
-            self.delete_controllers(name).await?;
-            self.pods(name)
-                .delete_collection(
-                    &DeleteParams::default().grace_period(1),
-                    &ListParams::default(),
-                )
-                .await?;
-        }
-        until("the claim's pods gone", Duration::from_mins(1), || async {
-            let left: Vec<String> = everywhere
-                .list(&ListParams::default())
-                .await?
-                .into_iter()
-                .filter(|pod| {
-                    pod.namespace()
-                        .is_some_and(|namespace| ours.contains(&namespace))
-                })
-                .map(|pod| format!("{}: {}", pod.name_any(), describe(&pod)))
-                .collect();
-            Ok(Seen::when(left.is_empty(), left.join(", ")))
-        })
-        .await?;
-        self.disband().await?;
-        self.disperse().await?;
-        self.delete_queues().await?;
-        for name in ours.iter().filter(|name| *name != "default") {
-            match namespaces.delete(name, &DeleteParams::default()).await {
-                // One of an earlier claim, gone since the list was made.
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                outcome => {
-                    outcome?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The namespaces that claims use: all but the cluster's own and the operators'.
     pub(crate) async fn claimed_namespaces(&self) -> Result<Vec<String>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -543,42 +597,6 @@ impl Cluster {
             .filter(|name| !name.starts_with("kube-") && name != proto::names::NAMESPACE)
             .filter(|name| !self.operators.iter().any(|one| one.namespace == name))
             .collect())
-    }
-
-    /// Deletes the queues that claims have made.
-    async fn delete_queues(&self) -> Result<()> {
-        if self.scheduler.is_none() {
-            return Ok(());
-        }
-        let queues: Api<Queue> = Api::all(self.client.clone());
-        for queue in queues.list(&ListParams::default()).await? {
-            let name = queue.name_any();
-            if !INSTALLED_QUEUES.contains(&name.as_str()) {
-                queues.delete(&name, &DeleteParams::default()).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes what would recreate pods.
-    async fn delete_controllers(&self, namespace: &str) -> Result<()> {
-        let (all, now) = (ListParams::default(), DeleteParams::background());
-        Api::<Deployment>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<ReplicaSet>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<StatefulSet>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<CronJob>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<Job>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Ok(())
     }
 
     /// A client with the credentials of a kubeconfig file.

@@ -76,6 +76,11 @@ impl Hardware {
             .sum()
     }
 
+    /// The file that the simulated driver reads.
+    pub(crate) fn json(&self) -> Result<Vec<u8>> {
+        Ok(serde_json::to_vec_pretty(&self.file)?)
+    }
+
     /// A whole hardware file.
     pub fn described(file: Value) -> Self {
         Self {
@@ -225,7 +230,7 @@ impl Driver {
         let folder = place.state.join("gpu");
         fs::create_dir_all(&folder)?;
         let file = folder.join("hardware.json");
-        fs::write(&file, serde_json::to_vec_pretty(&hardware.file)?)?;
+        fs::write(&file, hardware.json()?)?;
         let program = place.programs.ours_static.join("sim-gpu");
         let mut daemon = Command::new("driver", &program)
             .arg("driver")
@@ -255,17 +260,7 @@ impl Driver {
             },
         )
         .await?;
-        // A driver's programs are files below its root: a process in there follows no link
-        // out of it. What tenants run is mounted into their containers and brings its C library
-        // along; what the MPS supervisor alone runs has another one than this system.
-        let smi = root.join("usr/bin/nvidia-smi");
-        fs::remove_file(&smi)?;
-        fs::copy(&program, &smi)?;
-        driver_root::foreign::lay_out(root)?;
-        for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
-            let target = root.join("usr/bin").join(name);
-            driver_root::foreign::install(&place.programs.ours.join("sim-gpu"), &target)?;
-        }
+        lay_out_programs(place.programs, root)?;
         Ok(Self { daemon, program })
     }
 
@@ -286,6 +281,26 @@ impl Driver {
         )
         .await
     }
+}
+
+/// Puts the driver's programs below its root, instead of links to them.
+///
+/// A driver's programs are files below its root: a process in there follows no link out of it. What
+/// tenants run is mounted into their containers and brings its C library along; what the MPS
+/// supervisor alone runs has another one than this system.
+pub(crate) fn lay_out_programs(programs: &Programs, root: &Path) -> Result<()> {
+    let smi = root.join("usr/bin/nvidia-smi");
+    if smi.is_symlink() {
+        fs::remove_file(&smi)?;
+    }
+    fs::create_dir_all(root.join("usr/bin"))?;
+    fs::copy(programs.ours_static.join("sim-gpu"), &smi)?;
+    driver_root::foreign::lay_out(root)?;
+    for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+        let target = root.join("usr/bin").join(name);
+        driver_root::foreign::install(&programs.ours.join("sim-gpu"), &target)?;
+    }
+    Ok(())
 }
 
 async fn run(program: &Path, words: Vec<&str>) -> Result<String> {

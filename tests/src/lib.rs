@@ -10,6 +10,7 @@
 //! - [`control_plane`]: etcd, the API server, the controller manager.
 //! - [`registry`] and [`image`]: where images come from, under their public names.
 //! - [`node`]: containerd and the kubelet.
+//! - [`virtual_machine`]: the same node in a machine of its own, with systemd and cgroup v2.
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`], [`scheduler`], [`observer`]: the programs under test, and the simulated driver.
 //! - [`adapt`]: what is installed, fitted to this cluster.
@@ -70,6 +71,7 @@ pub mod suite;
 pub mod token;
 pub mod two_sockets;
 pub mod verdict;
+pub mod virtual_machine;
 pub mod wait;
 pub mod wall_clock;
 pub mod workloads;

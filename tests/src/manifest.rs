@@ -12,7 +12,7 @@ use kube::core::GroupVersionKind;
 use kube::{Api, ResourceExt, discovery};
 use serde_json::Value;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Machine};
 use crate::wait::{Seen, until};
 
 /// The field manager, for server-side apply.
@@ -38,7 +38,7 @@ fn passes(refusal: &str) -> bool {
         || refusal.contains("error looking up service account")
 }
 
-impl Cluster {
+impl<N: Machine> Cluster<N> {
     /// Applies every document of a YAML text, in order, on the server's side.
     pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
         let mut applied = Vec::new();

@@ -11,6 +11,7 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::net::UnixStream;
 
+use crate::cluster::Machine;
 use crate::daemon::{Command, Daemon};
 use crate::wait::{Seen, until};
 use crate::{machine, registry, two_sockets};
@@ -62,8 +63,10 @@ impl Node {
             kubelet,
         })
     }
+}
 
-    pub fn alive(&mut self) -> Result<()> {
+impl Machine for Node {
+    fn alive(&mut self) -> Result<()> {
         self.containerd.alive()?;
         self.kubelet.alive()
     }
@@ -76,31 +79,10 @@ fn start_containerd(place: &Place<'_>) -> Result<Daemon> {
     fs::create_dir_all(mirrors.join("_default"))?;
     fs::write(
         mirrors.join("_default/hosts.toml"),
-        format!(
-            "server = \"http://{0}\"\n[host.\"http://{0}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
-            registry::ADDRESS
-        ),
+        mirror_of_all(registry::ADDRESS),
     )?;
-    let network = json!({
-        "cniVersion": "1.0.0",
-        "name": "pods",
-        "plugins": [{
-            "type": "bridge",
-            "bridge": "pods0",
-            "isGateway": true,
-            "ipMasq": false,
-            "ipam": {
-                "type": "host-local",
-                "dataDir": folder.join("addresses"),
-                "ranges": [[{ "subnet": machine::POD_NETWORK }]],
-                "routes": [{ "dst": "0.0.0.0/0" }],
-            },
-        }],
-    });
-    fs::write(
-        networks.join("pods.conflist"),
-        serde_json::to_vec(&network)?,
-    )?;
+    let network = pod_network(&folder.join("addresses"))?;
+    fs::write(networks.join("pods.conflist"), network)?;
 
     let unpinned = two_sockets::write_runtime(&folder)?;
     let config = folder.join("config.toml");
@@ -156,6 +138,34 @@ BinaryName = "{unpinned_runtime}"
         // It finds its shim there.
         .env("PATH", path_with(place.bin))
         .start(place.logs)
+}
+
+/// containerd's word that this registry serves what any other would.
+pub(crate) fn mirror_of_all(registry: &str) -> String {
+    format!(
+        "server = \"http://{registry}\"\n[host.\"http://{registry}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+    )
+}
+
+/// The configuration of the pods' network, which keeps in `addresses` who has which address.
+pub(crate) fn pod_network(addresses: &Path) -> Result<Vec<u8>> {
+    let network = json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": "pods0",
+            "isGateway": true,
+            "ipMasq": false,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": addresses,
+                "ranges": [[{ "subnet": machine::POD_NETWORK }]],
+                "routes": [{ "dst": "0.0.0.0/0" }],
+            },
+        }],
+    });
+    Ok(serde_json::to_vec(&network)?)
 }
 
 fn start_kubelet(place: &Place<'_>) -> Result<Daemon> {

@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, LogParams};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Machine};
 use crate::wait::{Seen, until};
 
 /// How long a pod may take to run. One takes about a second; beside another busy cluster on two
 /// cores, half a minute was seen.
 pub const LIMIT: Duration = Duration::from_mins(1);
 
-impl Cluster {
+impl<N: Machine> Cluster<N> {
     pub fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }

@@ -13,8 +13,10 @@ use crate::daemon::{Command, Daemon};
 use crate::image::Image;
 use crate::wait::{Seen, until};
 
-/// Where it listens.
+/// Where it listens, for programs in the cluster's network namespace.
 pub const ADDRESS: &str = "127.0.0.1:5000";
+/// It listens for a machine beside that, too.
+const EVERYWHERE: &str = "0.0.0.0:5000";
 
 /// The running registry.
 #[derive(Debug)]
@@ -29,7 +31,7 @@ impl Registry {
         std::fs::create_dir_all(&disk)?;
         let crane = bin.join("crane");
         let daemon = Command::new("registry", &crane)
-            .args(["registry", "serve", "--address", ADDRESS, "--disk"])
+            .args(["registry", "serve", "--address", EVERYWHERE, "--disk"])
             .arg(disk)
             .start(logs)?;
         Ok(Self { daemon, crane })

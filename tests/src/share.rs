@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Machine};
 use crate::image::WORKLOAD;
 use crate::node;
 use crate::pod::describe;
@@ -80,7 +80,7 @@ pub fn why_pending(pod: &Pod) -> Option<String> {
         .flatten()
 }
 
-impl Cluster {
+impl<N: Machine> Cluster<N> {
     /// Applies a share pod and waits until it runs.
     pub async fn run_share(&self, manifest: &Value) -> Result<Pod> {
         self.apply_one(manifest).await?;

@@ -5,6 +5,7 @@
 //! names what it waits for.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -17,6 +18,14 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// shortest pause. More often is not better: each check is a request, and a list of a hundred pods, read every 30 ms, takes the
 /// API server and the test a core that the pods wait for.
 const PART: u32 = 32;
+
+/// How many times longer than on a machine of its own a wait may last.
+static PATIENCE: AtomicU32 = AtomicU32::new(1);
+
+/// From now on every limit is this many times longer: for a node that is emulated.
+pub fn patience(factor: u32) {
+    PATIENCE.store(factor, Ordering::Relaxed);
+}
 
 /// The pause before the next check of a wait that has lasted so long.
 fn pause(since: Duration) -> Duration {
@@ -62,6 +71,7 @@ where
     Fut: Future<Output = Result<Seen<T>>>,
 {
     let start = Instant::now();
+    let limit = limit * PATIENCE.load(Ordering::Relaxed);
     loop {
         let seen = match probe().await {
             Ok(Seen::Done(value)) => return Ok(value),

@@ -7,6 +7,7 @@
 //! /kubepods/burstable/pod<uid>/crio-<id>                                cgroupfs, CRI-O
 //! /kubepods.slice/…/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope    systemd
 //! /kubepods.slice/…/kubepods-pod<uid>.slice/crio-<id>.scope/container   systemd, CRI-O
+//! /kubepods.slice/…/kubepods-pod<uid>.slice/cri-containerd-<id>.scope/container    containerd, crun
 //! /kubepods-burstable-pod<uid>.slice:cri-containerd:<id>                v1, drivers that disagree
 //! ```
 //!
@@ -14,6 +15,9 @@
 //! name them as it likes, but cannot move out.
 
 use std::ops::Range;
+
+/// What the cgroups of MPS daemons begin with, beside the container of their supervisor.
+pub const MPS_DAEMON: &str = "aliquot-mps-";
 
 /// One line of `/proc/<pid>/cgroup`: the cgroup of a process in one hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +52,8 @@ impl<'a> Membership<'a> {
 pub struct Place {
     /// `metadata.uid` of the pod, with dashes.
     pub pod_uid: String,
-    /// The container, without the runtime's prefix; `None` for the pod's own cgroup and
-    /// for the runtime's helpers in it.
+    /// The container, without the runtime's prefix; `None` for the pod's own cgroup, for the
+    /// runtime's helpers in it and for an MPS daemon.
     pub container_id: Option<String>,
 }
 
@@ -138,13 +142,15 @@ fn checked_uid(uid: &str) -> Option<String> {
     good.then(|| uid.to_owned())
 }
 
-/// The id in `<id>`, `<runtime>-<id>` or `<runtime>-<id>.scope`; none for CRI-O's monitor.
+/// The id in `<id>`, `<runtime>-<id>` or `<runtime>-<id>.scope`; none for CRI-O's monitor, and
+/// none for an MPS daemon, whose name ends as the UUID of its card does.
 fn container_of(unit: &str) -> Option<String> {
     let name = unit.strip_suffix(".scope").unwrap_or(unit);
     let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
     let good = (12..=128).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && !runtime.ends_with("conmon");
+        && !runtime.ends_with("conmon")
+        && !unit.starts_with(MPS_DAEMON);
     good.then(|| id.to_owned())
 }
 
@@ -170,6 +176,10 @@ mod tests {
             "0::/kubepods/pod$U/$C",
             "0::/kubepods/besteffort/pod$U/crio-$C",
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod$_.slice/cri-containerd-$C.scope",
+            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod$_.slice/cri-containerd-$C.scope",
+            "0::/kubepods.slice/kubepods-pod$_.slice/cri-containerd-$C.scope",
+            "0::/kubepods.slice/kubepods-pod$_.slice/cri-containerd-$C.scope/container",
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod$_.slice/cri-containerd-$C.scope/container",
             "0::/kubepods.slice/kubepods-pod$_.slice/crio-$C.scope",
             "0::/kubepods.slice/kubepods-pod$_.slice/crio-$C.scope/container",
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod$_.slice/docker-$C.scope",
@@ -200,8 +210,13 @@ mod tests {
         for (text, pod) in [
             ("0::/kubepods/pod$U/$C".into(), Some("/kubepods/pod$U")),
             (format!("0::{slice}/cri-containerd-$C.scope"), Some(slice)),
+            (
+                format!("0::{slice}/cri-containerd-$C.scope/container"),
+                Some(slice),
+            ),
             (format!("0::{slice}/crio-$C.scope"), Some(slice)),
             (format!("0::{slice}/crio-$C.scope/container"), Some(slice)),
+            (format!("0::{slice}/aliquot-mps-GPU-{UID}"), Some(slice)),
             (format!("0::{slice}"), Some(slice)),
             ("0::/a/kubepods-pod$_.slice:cri-containerd:$C".into(), None),
             ("0::/user.slice/session-1.scope".into(), None),
@@ -220,8 +235,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_own_cgroup_and_crios_monitor_are_no_container() {
+    fn a_pods_own_cgroup_and_what_is_beside_its_containers_are_no_container() {
         for text in [
+            "0::/kubepods.slice/kubepods-pod$_.slice/aliquot-mps-GPU-$U",
+            "0::/kubepods/pod$U/aliquot-mps-GPU-$U",
             "0::/kubepods/burstable/pod$U",
             "0::/kubepods/burstable/pod$U/crio-conmon-$C",
             "0::/kubepods.slice/kubepods-pod$_.slice/crio-conmon-$C.scope",

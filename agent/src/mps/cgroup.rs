@@ -7,13 +7,10 @@
 //! kubelet kills what is left in a pod's cgroup. In: `/proc/self/cgroup`, the node's mounts.
 //! Outside of a pod it does nothing.
 
-use crate::attribute::cgroup::Membership;
+use crate::attribute::cgroup::{MPS_DAEMON, Membership};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// What the folders' names begin with.
-const PREFIX: &str = "aliquot-mps-";
 
 /// Where daemons go: one folder in each hierarchy, as this process reaches it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,7 +47,7 @@ impl DaemonCgroups {
     /// The first hierarchy in which it stays where it is.
     pub fn take(&self, pid: u32, name: &str) -> io::Result<()> {
         for pod in &self.pods {
-            let folder = pod.join(format!("{PREFIX}{name}"));
+            let folder = pod.join(format!("{MPS_DAEMON}{name}"));
             match fs::create_dir(&folder) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
@@ -71,7 +68,7 @@ impl DaemonCgroups {
     /// Once nothing runs in it; a leftover does no harm.
     pub fn remove(&self, name: &str) {
         for pod in &self.pods {
-            let _ = fs::remove_dir(pod.join(format!("{PREFIX}{name}")));
+            let _ = fs::remove_dir(pod.join(format!("{MPS_DAEMON}{name}")));
         }
     }
 }

@@ -1,0 +1,145 @@
+//! Aliquot on the machine as a cluster has it: agent and MPS supervisor as pods of the image.
+//!
+//! In: a machine whose node is Ready. Out: shares in the node's allocatable. Scheduler and
+//! admission are processes outside, with the control plane. Must never change what the `DaemonSet`s
+//! say beyond what `adapt` has to: that is under test.
+
+use std::fs;
+
+use aliquot_tests::adapt::{adapt, is_workload};
+use aliquot_tests::daemon::Daemon;
+use aliquot_tests::image::Image;
+use aliquot_tests::manifest::documents;
+use aliquot_tests::pod::{LIMIT, describe};
+use aliquot_tests::scheduler::Replica;
+use aliquot_tests::wait::{Seen, until};
+use aliquot_tests::{node, share, stand_in};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use proto::names::condition::ISOLATION_VERIFIED;
+use proto::names::{NAMESPACE, resource};
+use serde_json::{Value, json};
+
+use crate::MachineCluster;
+
+/// As `deploy/` names it; the registry answers for it.
+const IMAGE: &str = "aliquot:0.1.0";
+/// The agent and the MPS supervisor.
+const PODS: usize = 2;
+/// The image of the sample in a seed.
+const SAMPLE: &str = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0";
+
+/// Installs it and waits until shares are offered. Answers the scheduler of Kubernetes' own, which
+/// binds the pods of the `DaemonSet`s for as long as it lives.
+pub(crate) async fn bring_up(cluster: &mut MachineCluster) -> Result<Daemon> {
+    let layout = cluster.programs.image.clone().context("no image")?;
+    cluster.registry.push(&Image::at(layout), IMAGE).await?;
+    for (reference, recipe) in stand_in::images(&cluster.programs) {
+        if [share::IMAGE, SAMPLE].contains(&reference) {
+            cluster.serve_image(&recipe, reference).await?;
+        }
+    }
+    cluster.install().await?;
+    cluster.admit().await?;
+    let mut scheduler = cluster.start_scheduler(Replica::only()).await?;
+    scheduler.ready().await?;
+    cluster.scheduler = Some(scheduler);
+    let binds = cluster.start_kube_scheduler()?;
+    let text = fs::read_to_string(cluster.programs.tree.join("deploy/daemonset.yaml"))?;
+    let mut workloads = documents(&text)?;
+    workloads.retain(is_workload);
+    ensure!(workloads.len() == PODS, "{} workloads", workloads.len());
+    for workload in &mut workloads {
+        adapt(workload)?;
+        be_patient(workload);
+        cluster.apply_one(workload).await?;
+    }
+    ready(cluster).await?;
+    offered(cluster).await?;
+    Ok(binds)
+}
+
+/// A probe's second is one of a machine that is not emulated: what takes longer would be killed.
+fn be_patient(workload: &mut Value) {
+    let container = &mut workload["spec"]["template"]["spec"]["containers"][0];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        if container[probe].is_object() {
+            container[probe]["timeoutSeconds"] = json!(10);
+        }
+    }
+}
+
+/// Until both pods are ready.
+pub(crate) async fn ready(cluster: &MachineCluster) -> Result<()> {
+    let pods = cluster.pods(NAMESPACE);
+    until("Aliquot's pods ready", LIMIT, || async {
+        let all = pods.list(&ListParams::default()).await?;
+        let ready = all.iter().filter(|pod| is_true(pod, "Ready")).count();
+        let told = all
+            .iter()
+            .map(|pod| format!("{}: {}", pod.name_any(), describe(pod)));
+        Ok(Seen::when(
+            ready == PODS,
+            told.collect::<Vec<_>>().join("; "),
+        ))
+    })
+    .await
+}
+
+/// Until the node's allocatable has shares.
+pub(crate) async fn offered(cluster: &MachineCluster) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    until("shares in allocatable", LIMIT, || async {
+        let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
+        let all = status.allocatable.unwrap_or_default();
+        let has = |name: &str| all.get(name).is_some_and(|amount| amount.0 != "0");
+        Ok(Seen::when(
+            has(resource::SHARE) && has(resource::MEMORY_MIB) && has(resource::GPU),
+            format!("{all:?}"),
+        ))
+    })
+    .await
+}
+
+/// Until the scheduler says of a pod that its fence was read back.
+pub(crate) async fn verified(cluster: &MachineCluster, namespace: &str, name: &str) -> Result<()> {
+    cluster
+        .pod_until(namespace, name, "with a fence that was read back", |pod| {
+            is_true(pod, ISOLATION_VERIFIED)
+        })
+        .await
+        .map(drop)
+}
+
+/// Whether a pod's condition is there and true.
+pub(crate) fn is_true(pod: &Pod, kind: &str) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+/// How often a pod's containers were started again.
+pub(crate) fn restarts(pod: &Pod) -> i32 {
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    statuses
+        .into_iter()
+        .flatten()
+        .map(|one| one.restart_count)
+        .sum()
+}
+
+/// Writes what the machine's journal and our pods say beside the other logs.
+pub(crate) async fn keep_journal(cluster: &MachineCluster) {
+    let wanted = "journalctl --no-pager -o short-monotonic; \
+                  for log in /var/log/pods/*/*/*.log; do echo \"== $log\"; cat \"$log\"; done";
+    let said = cluster.node.run(wanted).await;
+    let said = said.unwrap_or_else(|error| format!("no journal: {error:#}"));
+    // It is for a person who looks for a defect; what failed is told elsewhere.
+    let _ = fs::write(cluster.work.logs().join("journal.log"), said);
+}
