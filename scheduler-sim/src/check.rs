@@ -346,7 +346,7 @@ impl World {
 
     /// What objects say otherwise than `before`, when other processes had said it. Nothing where pods
     /// have moved: an eviction that was not tried again for a while is tried by a process that begins.
-    /// Nor where there is another group: one that somebody deleted while its pods ran is made again by
+    /// Nor where there is another group: one that a user deleted while its pods ran is made again by
     /// a process that begins, and by no other.
     pub(crate) fn said_otherwise(&self, before: &BTreeMap<Key, Value>) -> Vec<String> {
         let now = self.said();

@@ -72,8 +72,9 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
     write_with(context, condition, patch).await
 }
 
-fn because(context: &WriteContext, reason: &PodReason) -> &'static str {
-    match reason.kind {
+/// The condition's reason for why a pod waits.
+fn because(context: &WriteContext, waits: &PodReason) -> &'static str {
+    match waits.kind {
         scheduler_core::ReasonKind::Gated => "SchedulingGated",
         _ if context.asks_for_nodes => proto::names::scale_up::WAITING,
         _ => "Unschedulable",
