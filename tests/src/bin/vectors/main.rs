@@ -219,8 +219,13 @@ mod tests {
             total
         });
         assert_eq!(total[1], 0, "failed; {tally:?}");
-        // None was lost on the way.
-        assert_eq!(total.iter().sum::<usize>(), 930, "{tally:?}");
+        // Each line is one recorded decision, and none is lost on the way.
+        let recorded: usize = files
+            .iter()
+            .map(|file| std::fs::read_to_string(file).unwrap().lines().count())
+            .sum();
+        assert!(recorded > 0);
+        assert_eq!(total.iter().sum::<usize>(), recorded, "{tally:?}");
         assert_eq!(total[2], exceptions.len(), "listed, and not there");
     }
 
