@@ -10,14 +10,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use api::gpu_node::{GpuNode, GrantStatus};
 use api::grant::Grant;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt};
+use proto::names::resource;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Machine};
 use crate::image::WORKLOAD;
 use crate::node;
-use crate::pod::describe;
+use crate::pod::{LIMIT, describe};
 use crate::wait::{Seen, until};
 
 /// The image of [`pod`].
@@ -160,6 +161,21 @@ impl<N: Machine> Cluster<N> {
             } else {
                 Seen::NotYet(format!("{seen:?} instead of {wanted:?}"))
             })
+        })
+        .await
+    }
+
+    /// Waits until the node's allocatable has shares and whole GPUs.
+    pub async fn shares_are_offered(&self) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        until("shares in allocatable", LIMIT, || async {
+            let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
+            let all = status.allocatable.unwrap_or_default();
+            let has = |name: &str| all.get(name).is_some_and(|amount| amount.0 != "0");
+            Ok(Seen::when(
+                has(resource::SHARE) && has(resource::MEMORY_MIB) && has(resource::GPU),
+                format!("{all:?}"),
+            ))
         })
         .await
     }

@@ -59,7 +59,7 @@ async fn a_life(cluster: &mut Cluster) -> Result<()> {
     ensure!(said.contains("gpunodes"), "the notes: {said}");
     install::ready(cluster).await?;
     shard_in_force(cluster, "4").await?;
-    install::offered(cluster).await?;
+    cluster.shares_are_offered().await?;
     install::seed_004(cluster).await?;
     let said = helm(cluster, &["test", "aliquot", "--logs"]).await?;
     ensure!(said.contains("Succeeded"), "helm test: {said}");

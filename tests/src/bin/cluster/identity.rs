@@ -58,18 +58,8 @@ pub(crate) async fn two_pods_of_one_shape_bound_in_reverse_order_get_their_own_c
 pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    cluster
-        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
-        .await?;
-    let ns = cluster.namespace().await?;
-    let annotations = [
-        ("nvidia.com/container.prepare.gpu-memory.request", "1000Mi"),
-        ("nvidia.com/container.main.gpu-memory.request", "2000Mi"),
-    ];
-    let mut manifest = pod(&ns, "pod", &annotations, "report hold");
-    manifest["spec"]["initContainers"] = json!([container("prepare", "report exit 0")]);
-    cluster.run_share(&manifest).await?;
-    for (name, limit) in [("prepare", 1000), ("main", 2000)] {
+    let ns = with_an_init_container(cluster, "1000Mi", "2000Mi").await?;
+    for (name, limit) in [(INIT, 1000), ("main", 2000)] {
         let report = cluster.said(&ns, "pod", name, "report").await?;
         ensure!(
             report["devices"][0]["limit_mib"] == limit,
@@ -79,7 +69,7 @@ pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants
     // Both for the pod's life: the kubelet may run an init container again.
     let name = format!("{ns}/pod");
     cluster
-        .ledger_is(&[(&name, "main", 2000), (&name, "prepare", 1000)])
+        .ledger_is(&[(&name, INIT, 1000), (&name, "main", 2000)])
         .await?;
     Ok(())
 }
@@ -87,30 +77,40 @@ pub(crate) async fn an_init_container_and_its_app_container_get_their_own_grants
 pub(crate) async fn an_init_container_and_its_app_container_count_as_the_larger(
     cluster: &mut Cluster,
 ) -> Result<()> {
-    cluster
-        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
-        .await?;
-    let ns = cluster.namespace().await?;
-    let annotations = [
-        ("nvidia.com/container.load.gpu-memory.request", "30000Mi"),
-        ("nvidia.com/container.main.gpu-memory.request", "30000Mi"),
-    ];
-    let mut manifest = pod(&ns, "pod", &annotations, "report hold");
-    manifest["spec"]["initContainers"] = json!([container("load", "report exit 0")]);
-    cluster.run_share(&manifest).await?;
+    let ns = with_an_init_container(cluster, "30000Mi", "30000Mi").await?;
     let beside = pod(&ns, "beside", &[("gpu-memory", "15000")], "report hold");
     cluster.run_share(&beside).await?;
     let more = pod(&ns, "more", &[("gpu-memory", "5000")], "report hold");
     cluster.apply_one(&more).await?;
     let reason = cluster.reason(&ns, "more").await?;
     ensure!(reason.contains("MiB free, 5000 needed"), "{reason}");
-    // An agent that reads its own files counts them so, too.
+    // After a restart the agent counts by the turns in its own records.
     let agent = &mut cluster.gpus.as_mut().context("an agent")?.agent;
     agent.kill().await?;
     agent.start_again()?;
     cluster.delete_pod(&ns, "beside").await?;
     cluster.pod_phase(&ns, "more", "Running").await?;
     Ok(())
+}
+
+/// The init container of [`with_an_init_container`].
+const INIT: &str = "init";
+
+/// Runs the pod "pod" on a card of 48 GB, with a share for its init container and one for its app.
+/// Returns its namespace.
+async fn with_an_init_container(cluster: &mut Cluster, init: &str, app: &str) -> Result<String> {
+    cluster
+        .aliquot(&Hardware::preset("RTX-6000-Ada", 1))
+        .await?;
+    let ns = cluster.namespace().await?;
+    let annotations = [
+        ("nvidia.com/container.init.gpu-memory.request", init),
+        ("nvidia.com/container.main.gpu-memory.request", app),
+    ];
+    let mut manifest = pod(&ns, "pod", &annotations, "report hold");
+    manifest["spec"]["initContainers"] = json!([container(INIT, "report exit 0")]);
+    cluster.run_share(&manifest).await?;
+    Ok(ns)
 }
 
 pub(crate) async fn a_pod_bound_without_a_grant_gets_no_gpu(cluster: &mut Cluster) -> Result<()> {

@@ -17,7 +17,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use proto::names::{NAMESPACE, container, resource};
+use proto::names::{NAMESPACE, container};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -188,7 +188,7 @@ async fn brought_up(cluster: &mut Cluster) -> Result<()> {
         cluster.apply_one(&workload).await?;
     }
     ready(cluster).await?;
-    offered(cluster).await
+    cluster.shares_are_offered().await
 }
 
 /// The document's pod on what is installed, until it is gone again.
@@ -283,20 +283,6 @@ pub(crate) async fn bind(pods: &Api<Pod>, pod: &Pod) -> Result<()> {
         Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-pub(crate) async fn offered(cluster: &Cluster) -> Result<()> {
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    until("shares in allocatable", Duration::from_secs(30), || async {
-        let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
-        let all = status.allocatable.unwrap_or_default();
-        let has = |name: &str| all.get(name).is_some_and(|amount| amount.0 != "0");
-        Ok(Seen::when(
-            has(resource::SHARE) && has(resource::MEMORY_MIB) && has(resource::GPU),
-            format!("{all:?}"),
-        ))
-    })
-    .await
 }
 
 /// What `helm test` runs: the command line of the image, as the scheduler's account.

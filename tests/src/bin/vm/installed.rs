@@ -1,4 +1,4 @@
-//! Aliquot on the machine as a cluster has it: agent and MPS supervisor as pods of the image.
+//! Installs Aliquot on the machine as in a cluster: agent and MPS supervisor are pods of the image.
 //!
 //! In: a machine whose node is Ready. Out: shares in the node's allocatable. Scheduler and
 //! admission are processes outside, with the control plane. Must never change what the `DaemonSet`s
@@ -13,26 +13,26 @@ use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::{LIMIT, describe};
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::wait::{Seen, until};
-use aliquot_tests::{node, share, stand_in};
+use aliquot_tests::{share, stand_in};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use proto::names::NAMESPACE;
 use proto::names::condition::ISOLATION_VERIFIED;
-use proto::names::{NAMESPACE, resource};
 use serde_json::{Value, json};
 
 use crate::MachineCluster;
 
-/// As `deploy/` names it; the registry answers for it.
+/// The image as `deploy/` names it. The tests' registry serves it.
 const IMAGE: &str = "aliquot:0.1.0";
-/// The agent and the MPS supervisor.
+/// The number of Aliquot's pods on the node: the agent and the MPS supervisor.
 const PODS: usize = 2;
 /// The image of the sample in a seed.
 const SAMPLE: &str = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0";
 
-/// Installs it and waits until shares are offered. Answers the scheduler of Kubernetes' own, which
-/// binds the pods of the `DaemonSet`s for as long as it lives.
+/// Installs Aliquot and waits until shares are offered. Returns kube-scheduler, which binds the pods
+/// of the `DaemonSet`s while it runs.
 pub(crate) async fn bring_up(cluster: &mut MachineCluster) -> Result<Daemon> {
     let layout = cluster.programs.image.clone().context("no image")?;
     cluster.registry.push(&Image::at(layout), IMAGE).await?;
@@ -57,11 +57,12 @@ pub(crate) async fn bring_up(cluster: &mut MachineCluster) -> Result<Daemon> {
         cluster.apply_one(workload).await?;
     }
     ready(cluster).await?;
-    offered(cluster).await?;
+    cluster.shares_are_offered().await?;
     Ok(binds)
 }
 
-/// A probe's second is one of a machine that is not emulated: what takes longer would be killed.
+/// Gives probes more time. Their one second is too short on an emulated machine, and the kubelet
+/// would kill the container.
 fn be_patient(workload: &mut Value) {
     let container = &mut workload["spec"]["template"]["spec"]["containers"][0];
     for probe in ["livenessProbe", "readinessProbe"] {
@@ -71,7 +72,7 @@ fn be_patient(workload: &mut Value) {
     }
 }
 
-/// Until both pods are ready.
+/// Waits until both pods are ready.
 pub(crate) async fn ready(cluster: &MachineCluster) -> Result<()> {
     let pods = cluster.pods(NAMESPACE);
     until("Aliquot's pods ready", LIMIT, || async {
@@ -88,22 +89,7 @@ pub(crate) async fn ready(cluster: &MachineCluster) -> Result<()> {
     .await
 }
 
-/// Until the node's allocatable has shares.
-pub(crate) async fn offered(cluster: &MachineCluster) -> Result<()> {
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    until("shares in allocatable", LIMIT, || async {
-        let status = nodes.get(node::NAME).await?.status.unwrap_or_default();
-        let all = status.allocatable.unwrap_or_default();
-        let has = |name: &str| all.get(name).is_some_and(|amount| amount.0 != "0");
-        Ok(Seen::when(
-            has(resource::SHARE) && has(resource::MEMORY_MIB) && has(resource::GPU),
-            format!("{all:?}"),
-        ))
-    })
-    .await
-}
-
-/// Until the scheduler says of a pod that its fence was read back.
+/// Waits until the pod's condition says that its fence was read back.
 pub(crate) async fn verified(cluster: &MachineCluster, namespace: &str, name: &str) -> Result<()> {
     cluster
         .pod_until(namespace, name, "with a fence that was read back", |pod| {
@@ -113,7 +99,7 @@ pub(crate) async fn verified(cluster: &MachineCluster, namespace: &str, name: &s
         .map(drop)
 }
 
-/// Whether a pod's condition is there and true.
+/// Returns true if the pod has that condition and its status is `True`.
 pub(crate) fn is_true(pod: &Pod, kind: &str) -> bool {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
@@ -123,7 +109,7 @@ pub(crate) fn is_true(pod: &Pod, kind: &str) -> bool {
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// How often a pod's containers were started again.
+/// Returns how often the containers of a pod were started again.
 pub(crate) fn restarts(pod: &Pod) -> i32 {
     let status = pod.status.as_ref();
     let statuses = status.and_then(|status| status.container_statuses.as_ref());
@@ -134,12 +120,12 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Writes what the machine's journal and our pods say beside the other logs.
+/// Copies the machine's journal and the logs of its pods to the other logs.
 pub(crate) async fn keep_journal(cluster: &MachineCluster) {
     let wanted = "journalctl --no-pager -o short-monotonic; \
                   for log in /var/log/pods/*/*/*.log; do echo \"== $log\"; cat \"$log\"; done";
     let said = cluster.node.run(wanted).await;
     let said = said.unwrap_or_else(|error| format!("no journal: {error:#}"));
-    // It is for a person who looks for a defect; what failed is told elsewhere.
+    // The file only helps to find a defect, so an error here must not hide the claim's own.
     let _ = fs::write(cluster.work.logs().join("journal.log"), said);
 }
