@@ -289,6 +289,7 @@ impl Cycle {
             Fact::Claim(Seen::Listed) => self.outputs.awaited.tell_all(),
             _ => {}
         }
+        self.world.tell_time(self.clock.now());
         let admins = matches!(fact, Fact::Shard(_) | Fact::Config(_));
         for event in self.world.take(fact) {
             self.apply(event);
@@ -306,7 +307,8 @@ impl Cycle {
         }
     }
 
-    /// Has reasons compared with what pods say. Only who leads may write.
+    /// Passes changed reasons on, so that they are compared with those that were written. Only the
+    /// replica that leads may write.
     fn compare_reasons(&mut self, acts: bool) {
         for pod in self.world.reasons_shown() {
             if acts {

@@ -20,8 +20,8 @@ const PAUSES: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-/// Before the first write about a pod that says already why it waits: a process that has just begun
-/// to lead does not hear all agents yet.
+/// The pause before the first write about a pod that already says why it waits. A process that has
+/// just begun to lead does not hear all agents yet, and its first reason may be short-lived.
 const SETTLING: Duration = Duration::from_secs(5);
 /// A pod about which nothing was said for so long is forgotten.
 const MEMORY: Duration = Duration::from_mins(10);
@@ -40,12 +40,12 @@ pub(super) struct DueReport {
     pub(super) since: Timestamp,
 }
 
-/// What a pod said before this process said anything about it.
+/// The reason that the watch shows on a pod when the core reports one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
-    /// Since when it waits.
+    /// The time since when the pod waits.
     pub(super) since: Timestamp,
-    /// It gives this very reason.
+    /// True if both reasons are the same.
     pub(super) same: bool,
 }
 
@@ -55,7 +55,7 @@ struct LastReport {
     at: Instant,
     reason: PodReason,
     cards: Vec<String>,
-    /// It was not taken, or another writer has said something else since.
+    /// True if the write failed, or if another writer has replaced the reason since.
     lost: bool,
 }
 
@@ -69,7 +69,7 @@ struct PodReports {
     next: Option<(Instant, PodReason, Vec<String>)>,
     /// The reason that is being written, to be written again if the write fails.
     sent: Option<(PodReason, Vec<String>)>,
-    /// Another writer has said something else while a write was under way.
+    /// True if the watch showed another reason while a write was under way.
     overwritten: bool,
     /// A write is under way; answers when it is over.
     writing: Option<oneshot::Receiver<()>>,
@@ -106,8 +106,8 @@ impl ReportSchedule {
         }
     }
 
-    /// A reason changed. `told`: what the pod says, which matters where nothing was said about it: a
-    /// replica that begins to lead repeats nothing.
+    /// Takes in a reason that changed. `told` is the reason that the watch shows on the pod. It counts
+    /// until the first write about the pod, so that a replica that begins to lead repeats nothing.
     pub(super) fn say(
         &mut self,
         reason: PodReason,
@@ -215,31 +215,45 @@ impl ReportSchedule {
         }
     }
 
-    /// The watch shows another reason on the pod. What was said is said again where it is not shown:
-    /// the grouper writes the same condition while a group cannot be made. `says`: the pod gives this
-    /// reason.
+    /// Compares the last write with the reason that the watch shows. The reason is written again if
+    /// another writer has replaced it: the grouper writes the same condition while a group cannot be
+    /// made. `says` returns true for the reason that is shown.
     pub(super) fn shown(
         &mut self,
         pod: &PodUid,
         says: impl Fn(&PodReason, &[String]) -> bool,
         now: Instant,
     ) {
-        let Some(told) = self.pods.get_mut(pod).filter(|told| told.next.is_none()) else {
+        let Some(told) = self.pods.get_mut(pod) else {
             return;
         };
         let Some(last) = &mut told.last else {
             return;
         };
         if says(&last.reason, &last.cards) {
+            // The write has arrived, even if its answer was lost or overtook an older event.
             told.overwritten = false;
-        } else if told.writing.is_some() {
-            told.overwritten = true;
-        } else {
-            last.lost = true;
-            let at = now.max(last.at + pause_after(told.writes));
-            told.next = Some((at, last.reason.clone(), last.cards.clone()));
-            self.agenda.insert((at, pod.clone()));
+            last.lost = false;
+            let repeats = |(_, reason, cards): &mut (Instant, PodReason, Vec<String>)| {
+                reason.line == last.reason.line && *cards == last.cards
+            };
+            if let Some((at, ..)) = told.next.take_if(repeats) {
+                self.agenda.remove(&(at, pod.clone()));
+            }
+            return;
         }
+        if told.next.is_some() {
+            // The next write replaces whatever the pod says.
+            return;
+        }
+        if told.writing.is_some() {
+            told.overwritten = true;
+            return;
+        }
+        last.lost = true;
+        let at = now.max(last.at + pause_after(told.writes));
+        told.next = Some((at, last.reason.clone(), last.cards.clone()));
+        self.agenda.insert((at, pod.clone()));
     }
 
     /// The pod is bound now: nothing more is said, and a write under way is waited for.
@@ -321,7 +335,7 @@ mod tests {
         let told = |same| Some(Told { since, same });
         schedule.say(reason("a", "as before"), vec![], told(true), start);
         schedule.say(reason("b", "another"), vec![], told(false), start);
-        // Not all agents are heard yet, and the reason of before may come back.
+        // Some agents are not heard yet, and the earlier reason may come back.
         schedule.say(reason("c", "for now"), vec![], told(false), start);
         schedule.say(reason("c", "as before"), vec![], told(true), start);
         assert!(schedule.due(start, 9).is_empty());
@@ -331,7 +345,7 @@ mod tests {
             .map(|due| (&*due.reason.line, due.since))
             .collect();
         assert_eq!(due, [("another", since)]);
-        // What changes then is written as any second reason is.
+        // A reason that changes after that is written like any second reason.
         schedule.say(reason("a", "new"), vec![], told(false), start);
         assert_eq!(lines(schedule.due(start + PAUSES[0], 9)), ["new"]);
     }
@@ -352,13 +366,15 @@ mod tests {
         schedule.shown(&pod, shows("no group"), start);
         let at = start + PAUSES[0];
         assert_eq!(lines(schedule.due(at, 9)), ["one"]);
-        // Between the write and its answer.
+        // The watch shows the other reason between the write and its answer.
         let (_over, reported) = oneshot::channel();
         schedule.writing(&pod, reported);
         schedule.shown(&pod, shows("no group"), at);
         schedule.written(&pod, true, at);
         assert_eq!(lines(schedule.due(at + PAUSES[1], 9)), ["one"]);
-        schedule.written(&pod, true, at + PAUSES[1]);
+        // The answer is lost, and the watch shows what was written.
+        schedule.written(&pod, false, at + PAUSES[1]);
+        assert!(schedule.next().is_some());
         schedule.shown(&pod, shows("one"), at + PAUSES[1]);
         assert_eq!(schedule.next(), None);
     }

@@ -78,7 +78,7 @@ pub(super) struct IsolationConditions {
 struct Entry {
     /// What the agent says.
     wanted: Option<Isolation>,
-    /// The agent has refused the grant for good: what it reads back counts for nothing.
+    /// True if the agent has refused the grant for good. Limits that it reads back are ignored then.
     refused: bool,
     /// What the watch shows.
     shown: Option<Shown>,
@@ -103,7 +103,7 @@ impl IsolationConditions {
         }
     }
 
-    /// The agent refuses the grant, and only a new decision would help.
+    /// Takes in that the agent refuses the grant for good.
     fn refuse(&mut self, refusal: &Refusal) {
         let uid = refusal.pod_uid.clone();
         self.pods.entry(uid).or_default().refused = true;
@@ -230,7 +230,8 @@ impl World {
         }
     }
 
-    /// Of a pod that stands on the agent's own node.
+    /// Takes in the refusal of an agent. It is ignored for pods on other nodes, and if the agent keeps
+    /// trying.
     pub(super) fn read_refusal(&mut self, node: &str, refusal: &Refusal) {
         if refusal.r#final && self.is_on(&refusal.pod_uid, node) {
             self.isolation.refuse(refusal);

@@ -61,6 +61,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use listing::{ListedObjects, ListingState};
+use pod::Deletion;
 use proto::names::queue::QUOTA_CONDITION;
 use proto::telemetry::NodeState;
 use scheduler_core::Event;
@@ -75,9 +76,9 @@ use std::sync::Arc;
 /// A pod that is being deleted.
 #[derive(Debug)]
 struct Leaving {
-    /// When its end is no longer counted on.
+    /// The time from which the end of the pod is no longer counted on.
     until: Time,
-    /// The pod, to be converted again then; `None` once that was done.
+    /// The pod, which is converted again at that time. `None` once that was done.
     pod: Option<Box<KubePod>>,
 }
 
@@ -138,12 +139,12 @@ pub struct World {
     /// Where it did, by pod.
     held: BTreeMap<String, Vec<ContainerGrant>>,
     isolation: isolation::IsolationConditions,
-    /// Why pods without a node wait, as the watch shows it.
+    /// The reasons why pods wait, as the watch shows them, by UID.
     reasons: BTreeMap<String, Shown>,
-    /// Those of which the watch has shown another one since [`World::reasons_shown`].
+    /// Pods whose shown reason has changed since the last call of [`World::reasons_shown`].
     reasons_shown: Vec<PodUid>,
-    /// The conditions of queues, as the watch shows them: the status of each, and since when it has
-    /// it.
+    /// The status of the condition of each queue, and the time since when it has that status, as the
+    /// watch shows them.
     queue_conditions: BTreeMap<QueueName, (bool, Timestamp)>,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
     placed_on: BTreeMap<String, Arc<str>>,
@@ -266,10 +267,16 @@ impl World {
         self.states.len()
     }
 
+    /// Sets the time at which facts are taken. A replica that does not lead never calls
+    /// [`Self::elapse`] and depends on this.
+    pub fn tell_time(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
     /// Time went on, and a decision comes: pods that ought to be gone by now, and are not, and
     /// those whose turn it is to be looked at again.
     pub fn elapse(&mut self, now: Time) -> Vec<Event> {
-        self.now = self.now.max(now);
+        self.tell_time(now);
         let due = self.leaving.values();
         let due = due.filter(|leaving| leaving.until <= self.now);
         let due: Vec<Box<KubePod>> = due.filter_map(|leaving| leaving.pod.clone()).collect();
@@ -363,6 +370,7 @@ impl World {
         self.look_up(&pod, &mut converted);
         self.claim_devices(&pod, &mut converted);
         let mut events = self.devices_of_pod(&uid, &converted.phase);
+        let seen_before = self.pods.names.contains_key(&uid);
         self.pods.there(&uid);
         self.isolation.show(&uid, &pod);
         let waits = matches!(converted.phase, Phase::Pending);
@@ -378,7 +386,7 @@ impl World {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
         };
-        if self.is_given_up(&uid, &pod)
+        if self.is_given_up(&uid, &pod, seen_before)
             && let Phase::Releasing(Some(placement)) = converted.phase
         {
             converted.phase = Phase::Stuck(placement);
@@ -430,17 +438,21 @@ impl World {
         Some(converted)
     }
 
-    /// Whether the end of a pod that is being deleted is no longer counted on. The time runs from when
-    /// this process first saw the deletion: the API server's clock, by which the pod was to be gone,
-    /// may differ from this one.
-    fn is_given_up(&mut self, uid: &str, pod: &KubePod) -> bool {
-        let Some(patience) = pod::patience(pod) else {
+    /// Returns true if the end of a pod that is being deleted is no longer counted on. If the pod was
+    /// `seen_before` its deletion, the time runs from when the deletion was seen, because the API
+    /// server's clock may differ from this one. The deadline by the API server's clock counts only for
+    /// a pod that was already being deleted when it was first seen.
+    fn is_given_up(&mut self, uid: &str, pod: &KubePod, seen_before: bool) -> bool {
+        let Some(deletion) = Deletion::of(pod) else {
             self.leaving.remove(uid);
             return false;
         };
-        let until = Time(self.now.0.saturating_add(patience));
-        let known = self.leaving.get(uid).map(|leaving| leaving.until);
-        let until = known.unwrap_or(until).min(until);
+        let from_now = deletion.given_up_after(self.now);
+        let until = match self.leaving.get(uid) {
+            Some(known) => known.until.min(from_now),
+            None if seen_before => from_now,
+            None => deletion.given_up_at(),
+        };
         let given_up = until <= self.now;
         let pod = (!given_up).then(|| Box::new(pod.clone()));
         self.leaving.insert(uid.to_owned(), Leaving { until, pod });
@@ -549,7 +561,7 @@ impl World {
         changed.into_iter().collect()
     }
 
-    /// Notes since when the condition of a queue has its status.
+    /// Remembers the status of the condition of a queue, and since when it has that status.
     fn show_condition(&mut self, queue: &api::Queue) {
         let name = QueueName::from(queue.name_any());
         let all = queue.status.iter().flat_map(|status| &status.conditions);
@@ -563,17 +575,17 @@ impl World {
         }
     }
 
-    /// The conditions of queues: the status of each, and since when it has it.
+    /// Returns the status of the condition of each queue, and since when it has that status.
     pub fn queue_conditions(&self) -> &BTreeMap<QueueName, (bool, Timestamp)> {
         &self.queue_conditions
     }
 
-    /// Waiting pods of which the watch has shown another reason since the last call.
+    /// Returns the waiting pods whose shown reason has changed since the last call.
     pub fn reasons_shown(&mut self) -> Vec<PodUid> {
         std::mem::take(&mut self.reasons_shown)
     }
 
-    /// Why a pod waits, as the watch shows it; `None`: the pod does not say.
+    /// Returns the reason why a pod waits, as the watch shows it. `None`: the pod has none.
     pub fn shown_reason(&self, pod: &PodUid) -> Option<Shown> {
         self.reasons.get(pod.as_str()).copied()
     }

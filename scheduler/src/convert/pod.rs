@@ -21,10 +21,10 @@ use scheduler_core::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Front, Lead, Mode, Phase, Placement, Pod, Share,
     TaskOrder,
 };
-use scheduler_core::units::{Mib, NanoGpu, Percent};
+use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
 use std::sync::Arc;
 
-/// KAI's `stuck-in-releasing-threshold`. See [`patience`].
+/// KAI's `stuck-in-releasing-threshold`. See [`Deletion`].
 const PATIENCE_MS: u64 = 120_000;
 
 /// Whether the scheduler of that name places this pod.
@@ -349,16 +349,41 @@ fn phase(pod: &KubePod, held: Option<&[ContainerGrant]>) -> Phase {
     }
 }
 
-/// Returns for how long the end of a pod that is being deleted is counted on, in milliseconds from the
-/// deletion: its grace period, and two minutes more. Returns `None` if the pod is not being deleted.
+/// The deletion of a pod. Its end is counted on until [`PATIENCE_MS`] after it is due.
 ///
-/// KAI gives up pods that run alone. A pod whose containers were being created when its node died
-/// stays in Terminating as well, and a promise on what it holds would never come true.
-pub(super) fn patience(pod: &KubePod) -> Option<u64> {
-    pod.metadata.deletion_timestamp.as_ref()?;
-    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
-    let grace = u64::try_from(grace).unwrap_or(0).saturating_mul(1000);
-    Some(grace.saturating_add(PATIENCE_MS))
+/// KAI gives up only pods that run. A pod whose containers were being created when its node died stays
+/// in Terminating as well, and a promise on its resources would never come true.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deletion {
+    /// The time by which the pod is due to be gone, by the API server's clock, in milliseconds.
+    due: u64,
+    /// The grace period of the pod, in milliseconds.
+    grace: u64,
+}
+
+impl Deletion {
+    /// Returns `None` if the pod is not being deleted.
+    pub(super) fn of(pod: &KubePod) -> Option<Self> {
+        let due = pod.metadata.deletion_timestamp.as_ref()?.0.as_millisecond();
+        let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+        let positive = |number: i64| u64::try_from(number).unwrap_or(0);
+        Some(Self {
+            due: positive(due),
+            grace: positive(grace).saturating_mul(1000),
+        })
+    }
+
+    /// Returns the time from which the end of the pod is no longer counted on, by the API server's
+    /// clock.
+    pub(super) fn given_up_at(self) -> Time {
+        Time(self.due.saturating_add(PATIENCE_MS))
+    }
+
+    /// Returns the same time by the clock of this process, which saw the deletion at `seen`.
+    pub(super) fn given_up_after(self, seen: Time) -> Time {
+        let due = seen.0.saturating_add(self.grace);
+        Time(due.saturating_add(PATIENCE_MS))
+    }
 }
 
 /// What a bound pod holds.

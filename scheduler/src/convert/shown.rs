@@ -1,22 +1,23 @@
-//! What a condition of a pod says, as the watch shows it. What is owed is compared with it.
+//! A condition of a pod, as the watch shows it. The scheduler compares it with the condition that the
+//! pod ought to have, and writes only what differs.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// A condition on a pod.
+/// A condition that the watch shows on a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Its status is `True`.
+    /// True if the status is `True`.
     pub holds: bool,
-    /// Since when it has that status.
+    /// The time since when the condition has that status.
     pub since: Timestamp,
-    /// Of reason and message.
+    /// A digest of reason and message.
     digest: u64,
 }
 
 impl Shown {
-    /// The condition of that type; `None`: the pod has none.
+    /// Returns the condition of that type. `None`: the pod has none.
     pub(super) fn on(pod: &Pod, kind: &str) -> Option<Self> {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
         let one = conditions.iter().find(|one| one.type_ == kind)?;
@@ -31,7 +32,7 @@ impl Shown {
         })
     }
 
-    /// Whether it has this status, this reason and this message.
+    /// Returns true if the condition has this status, this reason and this message.
     pub fn says(&self, holds: bool, reason: &str, message: &str) -> bool {
         self.holds == holds && self.digest == digest(reason, message)
     }

@@ -7,7 +7,7 @@ use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
 use scheduler_core::ids::GpuUuid;
 use serde_json::{Value, json};
 
-pub(super) fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
+pub(crate) fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
     Seen::There(serde_json::from_value(object).unwrap())
 }
 
@@ -22,7 +22,7 @@ pub(super) fn settled(world: &mut World, fact: Fact) -> Vec<Event> {
     events
 }
 
-pub(super) fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
+pub(crate) fn pod(uid: &str, node: Option<&str>, gpus: u32) -> Value {
     json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
         "spec": {"schedulerName": "kai-scheduler", "nodeName": node, "containers": [
             {"name": "main", "resources": {"limits": {proto::names::resource::GPU: gpus.to_string()}}}]}})
@@ -281,34 +281,44 @@ fn a_pod_that_was_to_be_gone_two_minutes_ago_is_not_counted_on() {
 }
 
 fn gives_up(running: &str) {
-    let mut world = world();
     let mut leaving = pod("u1", Some("n1"), 1);
-    // The API server's clock is a year behind.
-    leaving["metadata"]["deletionTimestamp"] = json!("1969-01-01T00:01:00Z");
-    leaving["metadata"]["deletionGracePeriodSeconds"] = json!(60);
     leaving["status"] = json!({"phase": running});
+    let before = leaving.clone();
+    leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:01:00Z");
+    leaving["metadata"]["deletionGracePeriodSeconds"] = json!(60);
     let phase = |events: Vec<Event>| match <[Event; 1]>::try_from(events) {
         Ok([Event::Pod(pod)]) => pod.phase,
         other => panic!("{other:?}"),
     };
-    let seen = || Fact::Pod(there(leaving.clone()));
-    assert!(matches!(
-        phase(world.take(seen())),
-        Phase::Releasing(Some(_))
-    ));
-    assert_eq!(world.wake_at(), Some(Time(180_000)));
-    assert!(world.elapse(Time(179_999)).is_empty());
-    assert!(matches!(
-        phase(world.elapse(Time(180_000))),
-        Phase::Stuck(_)
-    ));
-    assert_eq!(world.wake_at(), None, "said once");
-    assert!(
-        matches!(phase(world.take(seen())), Phase::Stuck(_)),
-        "and it stays so"
-    );
-    world.take(Fact::Pod(gone(leaving.clone())));
-    assert_eq!(world.wake_at(), None);
+    let begin = 1_767_225_600_000;
+    let hour = 3_600_000;
+    // The first two pods are seen before their deletion, by a clock that is an hour ahead or behind,
+    // and by a replica that has decided nothing yet. The last is first seen while it is being deleted.
+    for (seen_before, now) in [(true, begin + hour), (true, begin - hour), (false, begin)] {
+        let mut world = world();
+        let see = |world: &mut World, pod: &Value| {
+            world.tell_time(Time(now));
+            phase(world.take(Fact::Pod(there(pod.clone()))))
+        };
+        if seen_before {
+            see(&mut world, &before);
+        }
+        assert!(matches!(
+            see(&mut world, &leaving),
+            Phase::Releasing(Some(_))
+        ));
+        let until = now + 180_000;
+        assert_eq!(world.wake_at(), Some(Time(until)));
+        assert!(world.elapse(Time(until - 1)).is_empty());
+        assert!(matches!(phase(world.elapse(Time(until))), Phase::Stuck(_)));
+        assert_eq!(world.wake_at(), None, "said once");
+        assert!(
+            matches!(see(&mut world, &leaving), Phase::Stuck(_)),
+            "and it stays so"
+        );
+        world.take(Fact::Pod(gone(leaving.clone())));
+        assert_eq!(world.wake_at(), None);
+    }
 }
 
 fn state(shares: Vec<HeldShare>) -> NodeState {

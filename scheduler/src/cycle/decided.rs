@@ -83,8 +83,8 @@ impl Cycle {
             } else {
                 Vec::new()
             };
-            // Of a pod that waits for something else than room the reason does not change with its
-            // cards, so that what is said of them would become false.
+            // If a pod waits for something other than room, its reason does not change when cards do.
+            // Lines about cards would become false without being written again.
             if !cards
                 .first()
                 .is_some_and(|card| reason.line.contains(card.as_str()))

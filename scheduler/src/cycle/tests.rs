@@ -63,6 +63,21 @@ impl Cycle {
     }
 }
 
+/// A replica that does not lead never decides, and would give up pods at once when it begins to.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_is_timed_by_who_does_not_decide() {
+    let mut cycle = cycle();
+    let mut pod = crate::convert::tests::pod("u1", Some("n1"), 1);
+    let see = |cycle: &mut Cycle, pod: &serde_json::Value| {
+        cycle.take(Fact::Pod(crate::convert::tests::there(pod.clone())));
+    };
+    see(&mut cycle, &pod);
+    pod["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:01:00Z");
+    see(&mut cycle, &pod);
+    let until = cycle.world.wake_at().unwrap();
+    assert!(until > cycle.clock.now(), "{until:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_parent_that_comes_a_moment_later_is_not_missed_and_one_that_does_not_come_is() {
     let mut cycle = cycle();
