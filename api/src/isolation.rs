@@ -21,7 +21,8 @@ pub struct Held<'a> {
 /// The reason of a condition that is true.
 pub const READ_BACK: &str = "LimitReadBack";
 
-/// The reason where the node does not honour the grant, whatever is read back.
+/// The condition's reason if the node does not honour the grant. The limit that was read back does
+/// not matter then.
 pub const GRANT_REFUSED: &str = "GrantRefused";
 
 /// Why a share's limit is not verified, by how little is known.

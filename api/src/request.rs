@@ -33,8 +33,8 @@ pub struct PodRequest {
 pub struct ContainerRequest {
     /// Its name.
     pub name: String,
-    /// True for an init container that ends before the next container starts; false for one that
-    /// restarts always (a sidecar) and for those that come after.
+    /// True for an init container that ends before the next container starts. False for a sidecar
+    /// (`restartPolicy: Always`) and for app containers.
     pub init: bool,
     /// Its request.
     pub gpus: GpuRequest,
@@ -181,7 +181,7 @@ pub fn whole(pod: &Pod) -> Vec<ContainerRequest> {
         .collect()
 }
 
-/// Whether an init container ends before the next container starts.
+/// Returns true if an init container ends before the next container starts.
 fn ends_first(container: &Container) -> bool {
     container.restart_policy.as_deref() != Some("Always")
 }

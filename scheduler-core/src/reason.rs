@@ -351,7 +351,7 @@ impl ReasonKey {
         }
     }
 
-    /// The same in the words about a gang.
+    /// Returns the key of the same reason in a sentence that also says how many pods the gang needs.
     pub(crate) fn in_gang_words(mut self) -> Self {
         if let Self::Nodes { of_gang, .. } = &mut self {
             *of_gang = true;
@@ -359,9 +359,9 @@ impl ReasonKey {
         self
     }
 
-    /// Whether a reason about this is true while the present one is about `now`. One that names nodes
-    /// as unavailable is not, once they are available; that others become unavailable makes no
-    /// reason false.
+    /// Returns true if a reason with this key is still true when the present key is `now`. A reason
+    /// that names unavailable nodes becomes false when they are available. A reason stays true when
+    /// more nodes become unavailable.
     pub(crate) fn covers(&self, now: &Self) -> bool {
         match (self, now) {
             (
@@ -390,7 +390,7 @@ impl WaitReason {
         })
     }
 
-    /// If this one was reported, `now` need not be.
+    /// Returns true if `now` need not be reported because this reason was.
     pub(crate) fn covers(&self, now: &Self) -> bool {
         self.kind == now.kind
             && self.about.covers(&now.about)

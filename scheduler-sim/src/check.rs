@@ -328,7 +328,7 @@ impl World {
         None
     }
 
-    /// What the scheduler says in objects: stamps, statuses and conditions, by object.
+    /// Returns all objects in which the scheduler writes stamps, statuses and conditions.
     pub(crate) fn said(&self) -> BTreeMap<Key, Value> {
         let mut said = BTreeMap::new();
         for plural in ["pods", "podgroups", "queues"] {
@@ -344,10 +344,10 @@ impl World {
         said
     }
 
-    /// What objects say otherwise than `before`, when other processes had said it. Nothing where pods
-    /// have moved: an eviction that was not tried again for a while is tried by a process that begins.
-    /// Nor where there is another group: one that a user deleted while its pods ran is made again by
-    /// a process that begins, and by no other.
+    /// Returns a line for each object that differs from `before`. Returns none if pods have moved,
+    /// because a new process may try an eviction again that the old one had paused. Returns none if
+    /// groups came or went, because a group that a user deleted while its pods ran is made again only
+    /// by a new process.
     pub(crate) fn said_otherwise(&self, before: &BTreeMap<Key, Value>) -> Vec<String> {
         let now = self.said();
         let place = |(key, object): (&Key, &Value)| {
@@ -440,9 +440,9 @@ fn undecided(config: scheduler_core::Config, events: Vec<Event>) -> Vec<String> 
     out
 }
 
-/// Of a pod that fits nowhere the words are left out: they are said again when it lacks something
-/// else, not when only their numbers change, and which of several hindrances they name is that of the
-/// last try.
+/// Removes the sentences that say why a pod fits nowhere. The scheduler does not write a sentence
+/// again when only its numbers change, and a pod with several hindrances names the one that its last
+/// try met.
 fn leave_out_words(of: &mut Value) {
     match of {
         Value::Object(fields) => {
@@ -460,7 +460,7 @@ fn leave_out_words(of: &mut Value) {
     }
 }
 
-/// A line for each field in which two objects differ.
+/// Adds a line for each field in which two objects differ.
 fn differences(old: &Value, new: &Value, at: String, out: &mut Vec<String>) {
     if let (Value::Object(old), Value::Object(new)) = (old, new) {
         let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();

@@ -140,7 +140,7 @@ impl World {
         if arrives {
             self.soon(delay, WorldEvent::Arrive(number));
             // No intermediary repeats a PATCH (RFC 9110, 9.2.2).
-            // Nor one that it has refused itself.
+            // An intermediary does not repeat a request that it has refused either.
             let refused = matches!(sent.fault, RequestFault::Refused(_));
             let repeats = writes && sent.asked.method != "PATCH" && !refused;
             if repeats && self.strikes("request twice") {

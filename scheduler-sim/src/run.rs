@@ -15,9 +15,10 @@ const QUIET: Ms = 4000;
 const REST: Ms = 420_000;
 /// Time within which everything is removed after its deletion.
 const CLEARED: Ms = 240_000;
-/// Time for a new process to become the leader and to say what it owes.
+/// The time in which a new process becomes the leader and writes everything that differs.
 const AGAIN: Ms = 60_000;
-/// So long nothing changes in a cluster at rest: longer than a pod runs that ends by itself.
+/// A cluster is at rest if nothing has changed for this time. It is longer than any pod runs that
+/// ends by itself.
 const STILL: Ms = 60_000;
 /// Time between two checks.
 const LOOK: Ms = 10_000;
@@ -157,12 +158,12 @@ pub fn run(seed: u64, shape: Shape) -> Report {
     }
 }
 
-/// All processes end, and new ones begin, which know what objects say and nothing else: they say the
-/// same.
+/// Replaces all processes of the scheduler. The new ones know only what objects say, and must not
+/// write anything else into them.
 fn say_the_same_again(world: &mut World) {
     let mut before = world.said();
     let deadline = world.now + REST;
-    // Pods that run for some time end.
+    // Some pods end by themselves, and their objects change until then.
     while world.now < deadline && world.violations.is_empty() {
         world.run(world.now + STILL);
         let now = world.said();

@@ -61,9 +61,9 @@ pub struct Programs {
     pub tree: PathBuf,
 }
 
-/// What carries the pods, whatever it is made of.
+/// The machine on which the pods run: namespaces of the host, or a virtual machine.
 pub trait Machine {
-    /// Fails if a daemon of it has ended.
+    /// Returns an error if a daemon of the machine has ended.
     fn alive(&mut self) -> Result<()>;
 }
 

@@ -26,27 +26,29 @@ use crate::machine::{ADDRESS as CONTROL_PLANE, POD_NETWORK};
 use crate::node::{self, Place};
 use crate::wait::{Seen, until};
 
-/// The machine's address.
+/// The IP address of the machine.
 pub const ADDRESS: &str = "10.99.0.2";
-/// Where it takes commands.
+/// The TCP port at which the machine takes commands.
 const COMMANDS: u16 = 2222;
-/// Its end of the wire, on the cluster's bridge.
+/// The name of the machine's tap device on the cluster's bridge.
 const WIRE: &str = "vm0";
-/// One processor for the MPS supervisor, which reserves it, and one for all else.
+/// The number of processors: the MPS supervisor reserves one, and the other is for everything else.
 const PROCESSORS: &str = "2";
-/// The MPS supervisor reserves two thirds of it.
+/// The memory of the machine in MiB. The MPS supervisor reserves two thirds of it.
 const MEMORY_MIB: &str = "3072";
-/// How often slower a machine is that is emulated.
+/// The factor by which limits are longer if the machine is emulated.
 const SLOWNESS: u32 = 10;
-/// Warnings go to the console, too, which is read where nothing in the machine answers.
+/// The kernel's command line. Warnings go to the console, which can be read when nothing in the machine
+/// answers.
 const KERNEL: &str = "console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off systemd.show_status=0 \
                       systemd.journald.forward_to_console=1 systemd.journald.max_level_console=warning";
-/// What the first process of the machine says once the kernel has found its disks.
+/// The line that the machine's first process prints once the kernel has found the disks.
 const FIRST_WORD: &str = "machine: disks";
-/// Hardware that runs a stock kernel has it there in a second or two.
+/// The time within which hardware acceleration must boot the kernel. Hardware that can boot it takes a
+/// second or two.
 const ACCELERATED_WITHIN: Duration = Duration::from_secs(15);
 
-/// What is kept between runs: the folder that `tests/vm/image` prints.
+/// The folder that `tests/vm/image` prints. It is kept between runs.
 #[derive(Debug, Clone)]
 pub struct Disk(pub PathBuf);
 
@@ -56,16 +58,16 @@ impl Disk {
     }
 }
 
-/// What starts the machine's containers.
+/// The OCI runtime that starts the machine's containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
     Runc,
-    /// Debian's.
+    /// crun, from Debian.
     Crun,
 }
 
 impl Runtime {
-    /// Its name in containerd's configuration.
+    /// Returns the name of the runtime in containerd's configuration.
     fn name(self) -> &'static str {
         match self {
             Self::Runc => "runc",
@@ -74,7 +76,7 @@ impl Runtime {
     }
 }
 
-/// Who runs the machine's instructions.
+/// How QEMU runs the machine's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Accelerator {
     Kvm,
@@ -89,7 +91,8 @@ pub struct VirtualMachine {
 }
 
 impl VirtualMachine {
-    /// Makes the run's disks and the wire, and switches it on; nothing in it answers yet.
+    /// Makes the disks and the tap device of the run, and switches the machine on. Nothing in the
+    /// machine answers yet.
     pub async fn start(
         place: &Place<'_>,
         programs: &Programs,
@@ -123,17 +126,17 @@ impl VirtualMachine {
         Ok(Self { qemu, console })
     }
 
-    /// Cuts the power: nothing in the machine is told, and what it had not written is lost.
+    /// Cuts the power. Nothing in the machine is told, and everything not yet written to disk is lost.
     pub async fn cut_power(&mut self) -> Result<()> {
         self.qemu.kill().await
     }
 
-    /// Switches it on again, with the disk as the power cut left it.
+    /// Switches the machine on again, with the disk as the power cut left it.
     pub fn boot(&mut self) -> Result<()> {
         self.qemu.start_again()
     }
 
-    /// What the machine has written to its console.
+    /// Returns the output of the machine's console.
     pub fn console(&self) -> &Path {
         &self.console
     }
@@ -156,19 +159,19 @@ impl VirtualMachine {
         .await
     }
 
-    /// Runs a shell script as root, and answers what it printed; fails where it failed.
+    /// Runs a shell script as root and returns its output, or an error if the script failed.
     pub async fn run(&self, script: &str) -> Result<String> {
         command(script).await
     }
 
-    /// Seconds that the machine has cost the processors of the host.
+    /// Returns the CPU time of the machine's process on the host, in seconds.
     pub fn processor_seconds(&self) -> Result<f64> {
         let pid = self.qemu.pid().context("the machine is off")?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let (_, rest) = stat.rsplit_once(')').context("stat")?;
         let mut fields = rest.split_whitespace().skip(11);
         let mut ticks = || -> Result<f64> { Ok(fields.next().context("stat")?.parse()?) };
-        // A hundred a second, on every architecture of Linux.
+        // The kernel counts in hundredths of a second on every architecture.
         Ok((ticks()? + ticks()?) / 100.0)
     }
 }
@@ -195,8 +198,8 @@ async fn command(script: &str) -> Result<String> {
     Ok(output.to_owned())
 }
 
-/// With hardware acceleration, where the host has one that boots this kernel. One that does not was
-/// asked once, and what it said is kept beside the disk.
+/// Chooses hardware acceleration if the host has one that boots this kernel. The host is probed once,
+/// and the result is kept beside the disk.
 async fn accelerated(
     disk: &Disk,
     logs: &Path,
@@ -260,13 +263,13 @@ fn qemu(
         .arg("-netdev")
         .arg(format!("tap,id=wire,ifname={WIRE},script=no,downscript=no"))
         .args(["-device", "virtio-net-pci,netdev=wire,romfile="])
-        // Randomness is slow to come by without it.
+        // Without this device the machine gathers randomness slowly.
         .args(["-device", "virtio-rng-pci"])
         .arg("-kernel")
         .arg(disk.file("vmlinuz"))
         .arg("-initrd")
         .arg(disk.file("initrd"))
-        // What the machine has written must be in the file when the power goes.
+        // Data that the machine has synced must be in the file when the power goes.
         .arg("-drive")
         .arg(drive(first, "format=qcow2,cache=writethrough"))
         .arg("-drive")
@@ -274,7 +277,7 @@ fn qemu(
         .args(["-append", KERNEL])
 }
 
-/// The wire from the cluster's bridge to the machine, and the way to the pods behind it.
+/// Makes the tap device between the cluster's bridge and the machine, and the route to its pods.
 async fn wire() -> Result<()> {
     for line in [
         format!("tuntap add dev {WIRE} mode tap"),
@@ -287,7 +290,7 @@ async fn wire() -> Result<()> {
     Ok(())
 }
 
-/// Everything that the second disk holds.
+/// Writes the files of the second disk.
 fn lay_payload(
     payload: &Path,
     place: &Place<'_>,
@@ -351,7 +354,7 @@ fn lay_payload(
     Ok(())
 }
 
-/// The units, each wanted by what its `WantedBy=` names.
+/// Installs the systemd units, each enabled in the targets that its `WantedBy=` names.
 fn lay_units(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
@@ -370,7 +373,7 @@ fn lay_units(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A file system of a folder, with a little room.
+/// Makes a file system from a folder, with some spare room.
 async fn pack(folder: &Path, file: &Path) -> Result<()> {
     let bytes = size(folder)?;
     let image = fs::File::create(file)?;

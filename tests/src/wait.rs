@@ -19,10 +19,10 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// API server and the test a core that the pods wait for.
 const PART: u32 = 32;
 
-/// How many times longer than on a machine of its own a wait may last.
+/// The factor by which all limits are longer on a slow node.
 static PATIENCE: AtomicU32 = AtomicU32::new(1);
 
-/// From now on every limit is this many times longer: for a node that is emulated.
+/// Makes every limit longer by this factor from now on. An emulated node needs that.
 pub fn patience(factor: u32) {
     PATIENCE.store(factor, Ordering::Relaxed);
 }

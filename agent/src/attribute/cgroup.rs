@@ -16,7 +16,8 @@
 
 use std::ops::Range;
 
-/// What the cgroups of MPS daemons begin with, beside the container of their supervisor.
+/// The prefix of the names of the cgroups in which MPS daemons run. These cgroups are beside that of
+/// the supervisor's container.
 pub const MPS_DAEMON: &str = "aliquot-mps-";
 
 /// One line of `/proc/<pid>/cgroup`: the cgroup of a process in one hierarchy.

@@ -279,8 +279,8 @@ pub fn ungranted(
     }
 }
 
-/// When a container of the pod runs beside the others. The default where none of them is an init
-/// container, so that agents of before can read the record of such a share.
+/// Returns when a container of the pod runs beside the others. Without an init container this is the
+/// default, which is left out of records, so that older agents can read them.
 fn turn(pod: &PodView, container: &str) -> Turn {
     let init = |one: &ContainerView| one.kind == ContainerKind::Init;
     let mut all = pod.containers.iter().zip(0..);

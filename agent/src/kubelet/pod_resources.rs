@@ -140,8 +140,9 @@ pub fn pools(
         .collect()
 }
 
-/// Follows what the kubelet shows, until `stop`. `serves_whole`: whole cards are this agent's to
-/// offer; else another plugin may, whose devices are never in the offer.
+/// Follows what the kubelet shows, until `stop`. `serves_whole` is true if this agent offers whole
+/// cards. If it does not, another plugin may, and the kubelet shows devices that are in no offer of
+/// this agent.
 pub async fn follow(
     lister: Lister,
     serves_whole: bool,
@@ -189,7 +190,8 @@ pub async fn follow(
     }
 }
 
-/// Whether the kubelet shows exactly what was offered of the resources that this agent serves.
+/// Returns true if the kubelet shows exactly the devices that were offered. Resources that this agent
+/// does not serve are ignored.
 fn shows(
     ids: &BTreeSet<(Resource, String)>,
     expected: &BTreeSet<(Resource, String)>,

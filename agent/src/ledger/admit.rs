@@ -18,7 +18,7 @@ pub struct Claim {
     pub pod: PodIdentity,
     /// Which container.
     pub container: String,
-    /// When it runs beside the others of its pod.
+    /// When the container runs beside the others of its pod.
     pub turn: Turn,
     /// Which cards.
     pub gpus: Vec<GpuUuid>,

@@ -67,8 +67,8 @@ impl Ledger {
         once(self.on(card))
     }
 
-    /// The most of what is kept on a card at one time. Two containers of one pod that hold the card
-    /// whole hold it one after the other: they count once.
+    /// Returns the most memory that is kept for shares of a card at one time. Two containers of one
+    /// pod that hold the whole card hold it one after the other, and count once.
     pub fn granted(&self, card: &GpuUuid) -> Mib {
         let holds = || self.holds_on(card);
         let whole = holds().filter(|share| share.mode == Mode::Exclusive);
@@ -140,8 +140,8 @@ impl Ledger {
     }
 }
 
-/// The most of an amount that shares have at one time: the containers of a pod do not all run at
-/// once. See [`Turn`].
+/// Returns the most of an amount that shares have at one time. The containers of a pod do not all run
+/// at once (see [`Turn`]).
 fn at_once<'a>(shares: impl Iterator<Item = &'a Share>, amount: impl Fn(&Share) -> u64) -> u64 {
     let mut pods: BTreeMap<&str, Vec<&Share>> = BTreeMap::new();
     for share in shares {
@@ -163,7 +163,7 @@ fn at_once<'a>(shares: impl Iterator<Item = &'a Share>, amount: impl Fn(&Share) 
     sum
 }
 
-/// Client slots of the containers that run at one time.
+/// Returns the number of client slots for the containers that run at one time.
 fn slots<'a>(shares: impl Iterator<Item = &'a Share>) -> u32 {
     u32::try_from(at_once(shares, |_| 1)).unwrap_or(u32::MAX)
 }

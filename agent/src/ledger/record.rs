@@ -26,7 +26,7 @@ struct Record {
     pod: Option<PodIdentity>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     container: Option<String>,
-    /// None in a record of before, whose containers count all at once.
+    /// `None` in the record of an older agent: all containers of the pod are counted at once then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<Turn>,
     gpus: Vec<String>,

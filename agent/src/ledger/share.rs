@@ -46,14 +46,15 @@ pub struct HolderKey {
     pub container: String,
 }
 
-/// When a container runs beside the others of its pod. Kubernetes counts a pod's requests so: an
-/// init container has ended before the next container starts, and every other one goes on.
+/// When a container runs beside the others of its pod. The rule is the one by which Kubernetes counts
+/// requests: an init container has ended before the next container starts, and every other container
+/// runs until the pod ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Turn {
-    /// Its place among the pod's containers that ask for cards or take a claim.
+    /// The position of the container among those of the pod that ask for cards or take a claim.
     pub place: u32,
-    /// It ends before the next container starts.
+    /// True if the container ends before the next one starts.
     pub init: bool,
 }
 
@@ -107,8 +108,8 @@ pub struct Share {
     pub pod: PodIdentity,
     /// Which container.
     pub container: String,
-    /// When it runs. Of a container of a claim, which is counted with all others of the claim, the
-    /// default.
+    /// When the container runs. This is the default for a share by claim, which is counted once for
+    /// all containers of the claim.
     pub turn: Turn,
     /// The cards that are really held: for whole cards the kubelet's pick may have been adopted in
     /// place of the grant's.

@@ -1,4 +1,4 @@
-//! Which process belongs to which container.
+//! Finds the container to which a process belongs.
 
 use super::observation::Device;
 use crate::attribute::{self, Origin};
@@ -9,21 +9,22 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Which process belongs to which container, cached for a short time. Reading it is most of the
-/// cost of a sample of a card's processes.
+/// The containers of processes, cached for a short time. Reading them is most of the cost of a sample
+/// of a card's processes.
 #[derive(Debug, Default)]
 pub(super) struct Origins(BTreeMap<u32, Known>);
 
-/// Where a process was found to belong.
+/// The container in which a process was found.
 #[derive(Debug, Default)]
 struct Known {
     origin: Arc<Origin>,
-    /// Refers to the process, and to none that gets its number later. `None` if it had ended.
+    /// A pidfd of the process. It never refers to another process that gets the same number later.
+    /// `None` if the process had ended.
     process: Option<OwnedFd>,
 }
 
 impl Known {
-    /// The process has not ended, so that its number is still its own.
+    /// Returns true if the process has not ended, so that no other process has its number.
     fn lives(&self) -> bool {
         let Some(process) = &self.process else {
             return false;
@@ -34,12 +35,12 @@ impl Known {
 }
 
 impl Origins {
-    /// Reads it again, and forgets the others when a full reading was requested.
+    /// Reads the container of a process again.
     pub(super) fn read(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
         let known = self.0.entry(pid).or_default();
         if !known.lives() {
             let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            // It is opened first: what is read after that is of the same process or of none.
+            // The pidfd is opened first, so that everything read after that belongs to this process.
             known.process = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         }
         let origin = attribute::origin(proc_root, pid);
@@ -49,7 +50,7 @@ impl Origins {
         Arc::clone(&known.origin)
     }
 
-    /// Where the process was found to belong, unless it has ended since.
+    /// Returns the known container of a process, or reads it if the process is new or has ended.
     pub(super) fn known(&mut self, proc_root: &Path, pid: u32) -> Arc<Origin> {
         match self.0.get(&pid) {
             Some(known) if *known.origin != Origin::default() && known.lives() => {
@@ -59,7 +60,7 @@ impl Origins {
         }
     }
 
-    /// Keeps those alone that are in this look at all cards.
+    /// Drops all processes that are on none of these cards.
     pub(super) fn keep(&mut self, devices: &[Device]) {
         let readings = devices
             .iter()

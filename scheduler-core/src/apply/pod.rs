@@ -469,7 +469,7 @@ fn placed(
     }
 }
 
-/// A grant's content as holds on cards, in the order in which the pod's containers start.
+/// Converts a grant into holds on cards, in the order in which the pod's containers start.
 pub(super) fn holds(
     state: &mut State,
     config: &Config,
@@ -517,7 +517,8 @@ pub(super) fn holds(
     take_turns(asks, holds)
 }
 
-/// Brings what a pod holds into the order in which its containers start, by its present request.
+/// Sorts the holds of a pod into the order in which its containers start, and marks those of init
+/// containers, by the pod's present request.
 fn take_turns(asks: &[ContainerAsk], mut holds: Vec<Hold>) -> Vec<Hold> {
     let place = |hold: &Hold| asks.iter().position(|ask| ask.container == hold.container);
     for hold in &mut holds {

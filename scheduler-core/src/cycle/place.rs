@@ -360,7 +360,7 @@ impl Cycle<'_> {
                 return Some(WaitReason::of(ReasonKind::Unschedulable, ""));
             }
         }
-        // Containers that run in turn were counted as if they had the same cards.
+        // The request counts containers that run in turn as if they had the same cards.
         let in_turn = assignment.holds.iter().any(|hold| hold.init);
         if spec.share_mib == 0 && !in_turn {
             return None;

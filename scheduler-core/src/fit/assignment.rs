@@ -36,7 +36,7 @@ pub(crate) struct Assignment {
 /// Tentative allocations while the containers of one pod are assigned one after the other.
 #[derive(Default)]
 struct Tentative {
-    /// In the order in which their containers start.
+    /// What was assigned so far, in the order in which the containers start.
     seated: Vec<Seated>,
     /// Whole cards that shares of this pod have opened.
     opened: i64,
@@ -44,25 +44,25 @@ struct Tentative {
 
 /// One card of a container that has been assigned.
 struct Seated {
-    /// Of its container among those of the pod that ask for cards.
+    /// The position of the container among those of the pod that ask for cards.
     place: usize,
     hold: Hold,
-    /// It counts as free only once something has left.
+    /// The card has room only once other pods have left.
     promised: bool,
 }
 
-/// What is on a card for a container that has not been assigned.
+/// The use of a card as a container finds it that is still to be assigned.
 struct Found {
-    /// With all that other containers of its pod take.
+    /// The use including everything that other containers of the pod take.
     all: CardUse,
-    /// With what other containers of its pod take while it runs.
+    /// The use including only what other containers of the pod take while this one runs.
     at_once: CardUse,
-    /// The mode of another container of its pod that has the card.
+    /// The mode in which another container of the pod has the card. `None`: none has it.
     own: Option<Mode>,
 }
 
 impl Found {
-    /// The container takes the card in turn with others of its pod.
+    /// Returns true if the container would use the card in turn with others of its pod.
     fn in_turn(&self) -> bool {
         self.own.is_some() && self.all != self.at_once
     }
@@ -299,8 +299,9 @@ struct Candidate {
     rank: Rank,
 }
 
-/// Whether another container of the pod has the card in turn, which makes it cost less than any
-/// other, and how well the share fits there.
+/// The rank of a candidate, larger is better. The first part is true if another container of the pod
+/// has the card in turn: such a card costs less than any other. The second part says how well the
+/// share fits on the card.
 type Rank = (bool, (bool, bool, u128, bool, Reverse<u64>, bool));
 
 /// What a card says to a share in one mode.
@@ -376,8 +377,8 @@ fn candidate(
     })
 }
 
-/// A card is in one mode for all containers of a pod, and its server has one default for all of
-/// them, also for those that do not run at the same time.
+/// Checks the rules that hold for all containers of a pod, even if they do not run at the same time:
+/// a card is in one mode, and its server has one default limit.
 fn beside_own(row: &CardRow, found: &Found, offer: Offer, mode: Mode) -> Result<(), CardReason> {
     if let Some(is) = found.own.filter(|is| *is != mode) {
         return Err(CardReason::InMode { is, wanted: mode });

@@ -66,7 +66,7 @@ pub(crate) fn choose_whole(
             continue;
         };
         let count = count as usize;
-        // An init container has the first cards in turn with the containers after it.
+        // An init container uses the same cards as the containers after it, in turn.
         for key in chosen.iter().skip(next).take(count) {
             let Some(row) = state.cards.get(*key) else {
                 continue;

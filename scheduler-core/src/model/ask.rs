@@ -10,8 +10,8 @@ use std::sync::Arc;
 pub struct ContainerAsk {
     /// Which container.
     pub container: ContainerName,
-    /// True for an init container that ends before the next container starts: it takes a card in
-    /// turn with the containers after it. False for one that goes on (a sidecar).
+    /// True for an init container that ends before the next container starts, so that both use a card
+    /// in turn. False for a sidecar, which goes on, and for app containers.
     pub init: bool,
     /// How much.
     pub ask: Ask,

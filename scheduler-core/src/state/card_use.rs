@@ -43,7 +43,8 @@ impl CardSums {
         }
     }
 
-    /// The larger of the two in each sum but the squares, which do not compare.
+    /// Returns the larger value of each sum. The squares stay as they are: sums modulo 2^64 cannot be
+    /// compared.
     pub(crate) fn max(mut self, other: Self) -> Self {
         self.limits = self.limits.max(other.limits);
         self.tops = self.tops.max(other.tops);
@@ -54,7 +55,7 @@ impl CardSums {
         self
     }
 
-    /// The sums over the holds of both.
+    /// Returns the sums over the holds of both.
     pub(crate) fn plus(mut self, other: Self) -> Self {
         self.limits += other.limits;
         self.tops += other.tops;

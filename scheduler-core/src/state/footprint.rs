@@ -1,8 +1,8 @@
-//! What a pod takes of a card, whose containers do not all run at once.
+//! The footprint of a pod on a card: the most that its containers hold there at one time.
 //!
-//! In: what the containers of one pod hold, in the order in which they start. Out: for each card the
-//! most that runs at one time. The rule is Kubernetes' for requests: an init container has ended
-//! before the next container starts, and every other container goes on until the pod ends.
+//! Input: the holds of one pod, in the order in which its containers start. Output: a footprint for
+//! each card. The rule is the one by which Kubernetes counts requests: an init container has ended
+//! before the next container starts, and every other container runs until the pod ends.
 
 use super::card_use::{CardSums, square};
 use super::rows::{CardKey, Hold};
@@ -12,7 +12,7 @@ use crate::units::Mib;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
     pub sums: CardSums,
-    /// What queues are charged for it, in nano-GPU.
+    /// The amount that queues are charged, in nano-GPU.
     pub nano: u128,
 }
 
@@ -48,8 +48,8 @@ impl Footprint {
     }
 }
 
-/// The limits of all holds of one pod on a card, which say whether a server's one default fits all
-/// of them, whenever they run.
+/// The limits of all holds of one pod on a card. They show whether the one default limit of a server
+/// fits all of them, at whatever time they run.
 #[derive(Default)]
 struct Sizes {
     first: Option<Mib>,
@@ -64,9 +64,9 @@ impl Sizes {
         self.squares = self.squares.wrapping_add(square(top));
     }
 
-    /// Returns the sum of squares for [`CardSums::all_have`] over that many holds. Where the limits
-    /// differ, the sum of all of them is larger than that of equal ones with the same sum, so that
-    /// no limit is the one of all.
+    /// Returns the sum of squares that [`CardSums::all_have`] needs for that many holds. If the limits
+    /// differ, this is the sum over all of them. It is larger than the sum for equal limits with the
+    /// same total, so `all_have` returns false for every limit.
     fn squares(&self, holds: u32) -> u64 {
         match self.first {
             Some(first) if !self.differ => u64::from(holds).wrapping_mul(square(first)),
@@ -89,8 +89,8 @@ pub(crate) fn of_pod(holds: &[Hold]) -> impl Iterator<Item = (CardKey, Footprint
 }
 
 /// Returns the most that other containers of the pod hold of a card while one container runs.
-/// `others`: what they hold there and the place of each in the order in which they start. `place`:
-/// the place of the one container. `init`: whether it ends before the next starts.
+/// `others` are their holds on the card, each with its position in the starting order. `place` is the
+/// position of the one container, and `init` is true if it ends before the next container starts.
 pub(crate) fn beside<'a>(
     others: impl Iterator<Item = (usize, &'a Hold)>,
     place: usize,
@@ -152,7 +152,7 @@ mod tests {
             (vec![(init, 40), (app, 40)], (40, 1)),
             (vec![(init, 30), (init, 60), (app, 40)], (60, 1)),
             (vec![(init, 30), (app, 20), (app, 20)], (40, 2)),
-            // A sidecar runs beside what starts after it.
+            // A sidecar runs beside every container that starts after it.
             (vec![(app, 20), (init, 60), (app, 40)], (80, 2)),
             (vec![(init, 60), (app, 20), (app, 40)], (60, 2)),
         ] {
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_container_runs_beside_those_that_have_not_ended() {
-        // sidecar 10, init 60, app 20.
+        // The sidecar holds 10, the init container 60, and the app 20.
         let all = [hold(false, 10), hold(true, 60), hold(false, 20)];
         let beside = |place: usize| {
             let others = all.iter().enumerate().filter(|(at, _)| *at != place);

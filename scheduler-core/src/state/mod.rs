@@ -92,7 +92,7 @@ pub(crate) struct State {
 
     pub node_names: BTreeMap<NodeName, NodeKey>,
     pub card_names: card_names::CardNames,
-    /// Looked up, never walked.
+    /// Names are only looked up in this map: its order is chance.
     pub task_names: FxHashMap<Uid, TaskKey>,
     pub job_names: BTreeMap<GroupName, JobKey>,
     pub queue_names: BTreeMap<QueueName, QueueKey>,

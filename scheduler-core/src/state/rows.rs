@@ -524,8 +524,8 @@ pub(crate) struct QueueRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub container: ContainerName,
-    /// It is an init container, which ends before the next container starts: see
-    /// [`super::footprint`].
+    /// True if the container is an init container, which ends before the next container starts (see
+    /// [`super::footprint`]).
     pub init: bool,
     pub card: CardKey,
     /// What is kept for it.

@@ -64,8 +64,8 @@ impl ExtraUse {
     }
 }
 
-/// Whole GPUs that a spec takes of a node, by the kubelet's rule: the most that its containers use
-/// at one time.
+/// Returns the number of whole GPUs that a spec takes of a node, by the kubelet's rule: the most that
+/// its containers use at one time.
 pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
     let count = |ask: &ContainerAsk| match &ask.ask {
         Ask::Whole(count) => u128::from(*count),
@@ -74,8 +74,8 @@ pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
     u32::try_from(most_at_once(&spec.gpus, count)).unwrap_or(u32::MAX)
 }
 
-/// The most of an amount that the containers of a pod, in the order in which they start, request at
-/// one time.
+/// Returns the most of an amount that the containers of a pod request at one time. `asks` are in the
+/// order in which the containers start.
 fn most_at_once(asks: &[ContainerAsk], amount: impl Fn(&ContainerAsk) -> u128) -> u128 {
     let (mut running, mut most) = (0_u128, 0);
     for ask in asks {

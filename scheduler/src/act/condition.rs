@@ -72,7 +72,7 @@ pub(super) async fn waiting(context: &WriteContext, due: &DueReport) -> bool {
     write_with(context, condition, patch).await
 }
 
-/// The condition's reason for why a pod waits.
+/// Returns the reason of the condition `PodScheduled` for a pod that waits.
 fn because(context: &WriteContext, waits: &PodReason) -> &'static str {
     match waits.kind {
         scheduler_core::ReasonKind::Gated => "SchedulingGated",
@@ -81,7 +81,7 @@ fn because(context: &WriteContext, waits: &PodReason) -> &'static str {
     }
 }
 
-/// Whether a pod says already why it waits.
+/// Returns true if the watch shows this very reason on the pod.
 pub(super) fn is_shown(
     context: &WriteContext,
     reason: &PodReason,

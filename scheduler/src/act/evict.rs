@@ -114,8 +114,9 @@ fn is_owned(pod: &Pod) -> bool {
         .any(|owner| owner.controller == Some(true))
 }
 
-/// A bare pod that were deleted would be lost: its user is told instead, by an event and by the
-/// condition `IsolationVerified`, which follows from what the agent says.
+/// Tells the user of a bare pod why its grant is not honoured. The pod is not deleted, because nothing
+/// would create it again. The condition `IsolationVerified` says the same; it is written from the
+/// agent's refusal.
 fn tell(context: &WriteContext, evict: &Evict) {
     let note = format!(
         "{}. No controller would create this pod again, so it is left as it is: delete it and create it again",

@@ -75,7 +75,7 @@ pub enum Work {
     Evictions(Vec<Evict>),
     /// Why a pod waits; a line per card follows the reason where there is one.
     Reason(PodReason, Vec<String>, Option<Shown>),
-    /// The watch shows another reason on a pod, or none any more.
+    /// The reason that the watch shows on a waiting pod has changed. `None`: the pod has none.
     Shown(PodUid, Option<Shown>),
     /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),

@@ -53,7 +53,8 @@ pub struct Views {
     pub queues: Vec<QueueView>,
     /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
     pub capacity: [u128; 3],
-    /// Their conditions, as the watch shows them: the status of each, and since when it has it.
+    /// The status of the condition of each queue, and the time since when it has that status, as the
+    /// watch shows them.
     pub shown: BTreeMap<QueueName, (bool, Timestamp)>,
     /// False while another replica reports.
     pub leading: bool,
@@ -94,8 +95,8 @@ impl Written {
         }
     }
 
-    /// Says in a queue's condition since when it has its status. `before`: what was said last, or,
-    /// where nothing was said yet, what the watch shows.
+    /// Sets the time since when a queue's condition has its status. `before` has the conditions that
+    /// were written last or, before the first write, those that the watch shows.
     fn stamp(&mut self, before: &mut Since, queue: &QueueName, status: &mut Value, now: Timestamp) {
         if let Some(condition) = status.pointer_mut("/conditions/0") {
             let is = condition["status"] == "True";

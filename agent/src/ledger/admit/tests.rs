@@ -170,7 +170,7 @@ fn containers_of_one_pod_hold_a_whole_card_in_turn() {
     assert_eq!(ledger.granted(&uuids(&[0])[0]), Mib(1000));
 }
 
-/// Shares of 600 and 400 MiB beside one of 300 on a card of 1000, by the places of their containers.
+/// A pod holds 600 and 400 MiB beside another pod's 300 on a card of 1000.
 #[test]
 fn shares_of_containers_that_run_in_turn_count_as_the_larger() {
     let node = node(1);

@@ -1,7 +1,7 @@
-//! Where the machine's processes run.
+//! Reads the cgroups of the machine's processes.
 //!
-//! In: a machine. Out: the lines of `/proc/<pid>/cgroup` of the processes of pods, as the parsers of
-//! the agent meet them.
+//! In: a machine. Out: the lines of `/proc/<pid>/cgroup` that the agent's parsers read, for the
+//! processes of pods.
 
 use anyhow::{Context, Result};
 
@@ -11,13 +11,13 @@ use crate::MachineCluster;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
-    /// Its command line, words separated by blanks.
+    /// The command line, with blanks between its words.
     pub(crate) command: String,
-    /// Its path below the root of the one hierarchy.
+    /// The path of its cgroup below the root of the hierarchy.
     pub(crate) cgroup: String,
 }
 
-/// Those of all pods.
+/// Returns the processes of all pods.
 pub(crate) async fn of_pods(cluster: &MachineCluster) -> Result<Vec<Process>> {
     let script = "cd /proc; for pid in [0-9]*; do \
                   read -r line 2>/dev/null <$pid/cgroup || continue; \

@@ -29,9 +29,9 @@ use futures::future::LocalBoxFuture;
 /// A cluster whose node is a machine of its own.
 type MachineCluster = Cluster<VirtualMachine>;
 
-/// No claim takes longer on an emulated machine that has one of two processors for itself.
+/// The longest time for one claim. A claim takes 4 to 6 minutes on an emulated machine.
 const LIMIT: Duration = Duration::from_mins(20);
-/// Lines of each log that are shown when a claim failed.
+/// The number of lines of each log that are printed when a claim has failed.
 const LOG_LINES: usize = 15;
 
 /// Claims about a node in a virtual machine.
@@ -136,7 +136,7 @@ async fn each(filter: Option<&str>) -> Result<ExitCode> {
             .await?;
         match status.code() {
             Some(0) => {}
-            // It was interrupted, and so are those that would follow.
+            // After an interrupt the other claims are not run either.
             Some(code @ (130 | 143)) => return Ok(ExitCode::from(u8::try_from(code)?)),
             _ => failed += 1,
         }
@@ -145,7 +145,7 @@ async fn each(filter: Option<&str>) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed > 0)))
 }
 
-/// Runs one inside the namespaces and reports it.
+/// Runs one claim inside its namespaces and prints the result.
 async fn one(options: Options, work: Work, claim: &Claim) -> Result<ExitCode> {
     let begin = Instant::now();
     let disk = Disk(options.disk);

@@ -46,7 +46,8 @@ pub(crate) async fn a_share_has_its_limit_on_a_node_with_systemd_and_cgroup_v2(
     Ok(())
 }
 
-/// A test on another kind of node would hold for the wrong reason.
+/// Checks that the node has systemd, cgroup v2 and the systemd driver, so that the claim does not hold
+/// for the wrong reason.
 async fn is_as_distributions_have_it(cluster: &mut MachineCluster) -> Result<()> {
     cluster.node.answers().await?;
     let first = cluster.node.run("cat /proc/1/comm").await?;
@@ -61,8 +62,8 @@ async fn is_as_distributions_have_it(cluster: &mut MachineCluster) -> Result<()>
     Ok(())
 }
 
-/// The share's processes are in a scope below the slice of their pod, and the MPS server that it
-/// talks to is in the slice of the supervisor's pod, beside the container's scope.
+/// Checks that the share's processes are in a scope below the slice of their pod, and that the MPS
+/// server is in the slice of the supervisor's pod, beside the container's scope.
 async fn in_scopes_below_their_pods(cluster: &MachineCluster, pod_uid: &str) -> Result<()> {
     let slice = format!("pod{}.slice/cri-containerd-", pod_uid.replace('-', "_"));
     let found = cgroups::of_pods(cluster).await?;

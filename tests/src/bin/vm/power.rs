@@ -1,4 +1,4 @@
-//! The machine's power goes, and comes back.
+//! A power cut of the machine.
 
 use aliquot_tests::pod::{LIMIT, describe, phase_of};
 use aliquot_tests::wait::{Seen, until};
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{MachineCluster, installed};
 
-/// Of the share that is running.
+/// The size of the share that runs when the power goes, in MiB.
 const MIB: u64 = 2000;
 
 pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
@@ -19,8 +19,8 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
 ) -> Result<()> {
     let _binds = installed::bring_up(cluster).await?;
     let ns = cluster.namespace().await?;
-    // A kubelet fails a pod with devices of a plugin that it does not know yet, for good, and after
-    // a reboot it knows none: only a controller brings another.
+    // After a reboot the kubelet admits pods before device plugins have registered, and pods with
+    // devices fail for good then. Only a controller makes another pod.
     cluster.apply_one(&job(&ns)).await?;
     let old = running(cluster, &ns, None).await?;
     cluster.said(&ns, &old.name_any(), "main", "alloc").await?;
@@ -46,7 +46,7 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     all_the_rest_is_free(cluster, &ns, &new).await
 }
 
-/// A pod for as long as one succeeds: one that fails is replaced.
+/// A Job, which replaces its pod if the pod fails.
 fn job(namespace: &str) -> serde_json::Value {
     let pod = share::pod(namespace, "", &[], "alloc 500 hold");
     json!({
@@ -63,7 +63,7 @@ fn job(namespace: &str) -> serde_json::Value {
     })
 }
 
-/// Waits until a pod of the job runs that is not `old`, and `old` is over.
+/// Waits until `old` has failed and another pod of the job runs.
 async fn running(cluster: &MachineCluster, namespace: &str, old: Option<&Pod>) -> Result<Pod> {
     let pods = cluster.pods(namespace);
     until("the tenant runs", LIMIT, || async {
@@ -93,7 +93,7 @@ async fn ledger_has_only(cluster: &MachineCluster, namespace: &str, pod: &Pod) -
     Ok(())
 }
 
-/// A share of all that one of [`MIB`] leaves of the card runs beside it.
+/// Checks that nothing has leaked: a share with the rest of the card's memory runs beside the other.
 async fn all_the_rest_is_free(cluster: &MachineCluster, ns: &str, beside: &Pod) -> Result<()> {
     let status = cluster.gpu_node().await?.status.context("no status")?;
     let rest = status.gpus[0].grantable_mib.0 - MIB;
@@ -113,7 +113,7 @@ async fn all_the_rest_is_free(cluster: &MachineCluster, ns: &str, beside: &Pod) 
     cluster.limits_hold().await
 }
 
-/// What the kernel calls this boot, as the kubelet says it of the node.
+/// Returns the ID of the machine's current boot, as the kubelet reports it.
 async fn boot_id(cluster: &MachineCluster) -> Result<String> {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let status = nodes.get(node::NAME).await?.status.unwrap_or_default();

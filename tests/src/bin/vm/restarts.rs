@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{MachineCluster, installed};
 
-/// The command lines of the agent, of the supervisor and of a server, as `pgrep -f` finds them.
+/// Patterns with which `pgrep -f` finds the agent, the supervisor and an MPS server.
 const AGENT: &str = "^aliquot-agent run";
 const SUPERVISOR: &str = "^aliquot-agent mps";
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -30,7 +30,7 @@ pub(crate) async fn killed_programs_end_no_share_and_know_them_again(
     tenant.goes_on(cluster).await
 }
 
-/// With crun a container's processes are one level deeper than its scope, which ends with it.
+/// With crun the processes of a container are in a cgroup one level below the container's scope.
 pub(crate) async fn killed_programs_end_no_share_with_crun(
     cluster: &mut MachineCluster,
 ) -> Result<()> {
@@ -65,11 +65,11 @@ pub(crate) async fn systemd_containerd_and_kubelet_restart_under_a_share(
     }
     cluster.node_ready().await?;
     installed::ready(cluster).await?;
-    installed::offered(cluster).await?;
+    cluster.shares_are_offered().await?;
     tenant.goes_on(cluster).await
 }
 
-/// A share that runs, and what was known of it.
+/// A running share, with its ledger entry and MPS servers from the beginning of the claim.
 struct Tenant {
     namespace: String,
     ledger: Vec<(String, GrantStatus)>,
@@ -81,7 +81,7 @@ impl Tenant {
         let namespace = cluster.namespace().await?;
         let says = [("gpu-memory", "2000")];
         let mut pod = share::pod(&namespace, "tenant", &says, "alloc 500 hold");
-        // A container that ends starts again, and its count says so.
+        // If the container ends, the kubelet starts it again and counts that.
         pod["spec"]["restartPolicy"] = json!("Always");
         cluster.run_share(&pod).await?;
         cluster.said(&namespace, "tenant", "main", "alloc").await?;
@@ -107,7 +107,8 @@ impl Tenant {
         Ok(())
     }
 
-    /// It has not ended, the ledger is what it was, and a second share of the same server starts.
+    /// Checks that the share has not ended, that the ledger is unchanged, and that a second share starts
+    /// on the same server.
     async fn goes_on(&self, cluster: &mut MachineCluster) -> Result<()> {
         let ns = &self.namespace;
         let holder = format!("{ns}/tenant");
@@ -138,8 +139,8 @@ impl Tenant {
     }
 }
 
-/// The ledger with the tenant alone, once its limit was read back: the agent publishes it without
-/// that first, and the pod's condition comes by another way.
+/// Waits until the ledger shows the tenant with a fence that was read back, and returns the ledger. The
+/// agent first publishes the share without a fence, and the pod's condition may be true before that.
 async fn ledger_with_its_fence(
     cluster: &MachineCluster,
     holder: &str,
@@ -155,7 +156,8 @@ async fn ledger_with_its_fence(
     .await
 }
 
-/// The one process of a program. A child of it has its command line until it runs its own.
+/// Returns the only process of a program. It waits while there are two, because a child has the same
+/// command line until it runs its own program.
 async fn one(cluster: &MachineCluster, program: &str) -> Result<u32> {
     until("one process of it", LIMIT, || async {
         let found = pids(cluster, program).await?;
@@ -168,7 +170,7 @@ async fn one(cluster: &MachineCluster, program: &str) -> Result<u32> {
     .await
 }
 
-/// Waits until another process of a program runs, and `old` no longer.
+/// Waits until the process `old` has ended and another process of the program runs.
 async fn another(cluster: &MachineCluster, program: &str, old: u32) -> Result<()> {
     until("another process of it", LIMIT, || async {
         let found = pids(cluster, program).await?;
@@ -183,7 +185,7 @@ async fn cgroup_of_servers(cluster: &MachineCluster) -> Result<String> {
     cluster.node.run(&script).await
 }
 
-/// Pids of those whose command line matches, ascending; none is an answer.
+/// Returns the pids of the processes whose command line matches, in ascending order.
 async fn pids(cluster: &MachineCluster, pattern: &str) -> Result<Vec<u32>> {
     let script = format!("pgrep -f '{pattern}' || true");
     let said = cluster.node.run(&script).await?;
