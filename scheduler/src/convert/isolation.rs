@@ -18,6 +18,10 @@ const PAUSE: u64 = 5_000;
 /// So often: up to 80 s.
 const DOUBLED: u32 = 4;
 
+/// The end of the message of a pod whose grant was refused for good.
+const ADVICE: &str =
+    ". A pod that no controller creates again is left as it is: delete it and create it again";
+
 /// What an agent says about the fence around a pod's share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
@@ -112,17 +116,19 @@ impl IsolationConditions {
             namespace: refusal.pod_namespace.clone(),
             name: refusal.pod_name.clone(),
             because: isolation::GRANT_REFUSED,
-            message: format!(
-                "{}. A pod that no controller creates again is left as it is: delete it and create it again",
-                refusal.reason.trim_end_matches('.')
-            ),
+            message: format!("{}{ADVICE}", refusal.reason.trim_end_matches('.')),
             complaint: None,
         });
     }
 
-    /// The watch shows this pod.
+    /// Takes in the condition that the watch shows on a pod. A pod whose grant was refused for good
+    /// says so itself: the agent repeats its refusal for two minutes only, and a process that begins
+    /// later learns of it here.
     pub(super) fn show(&mut self, uid: &str, pod: &Pod) {
         let shown = Shown::on(pod, ISOLATION_VERIFIED);
+        if refusal_on(pod).is_some() {
+            self.pods.entry(uid.to_owned()).or_default().refused = true;
+        }
         if let Some(entry) = self.pods.get_mut(uid) {
             if entry.shown == shown {
                 return;
@@ -206,6 +212,17 @@ impl IsolationConditions {
         }
         owed
     }
+}
+
+/// Returns why the grant of a pod was refused for good, as its condition says. `None`: it does not.
+pub(super) fn refusal_on(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let one = conditions
+        .iter()
+        .find(|one| one.type_ == ISOLATION_VERIFIED)?;
+    let refused = one.status == "False" && one.reason.as_deref() == Some(isolation::GRANT_REFUSED);
+    let message = one.message.as_deref().filter(|_| refused)?;
+    Some(message.strip_suffix(ADVICE).unwrap_or(message))
 }
 
 impl World {
@@ -333,6 +350,17 @@ mod tests {
         let owed = all.owed(Time(0));
         assert_eq!(owed.len(), 1);
         assert_eq!(owed[0].isolation.because, isolation::GRANT_REFUSED);
+    }
+
+    #[test]
+    fn a_refusal_that_a_pod_shows_is_known_to_the_next_process() {
+        let mut all = IsolationConditions::default();
+        let pod = shows(false, isolation::GRANT_REFUSED, &format!("no{ADVICE}"));
+        all.show("u", &pod);
+        all.want(said(isolation::READ_BACK));
+        assert!(all.owed(Time(0)).is_empty());
+        assert_eq!(refusal_on(&pod), Some("no"));
+        assert_eq!(refusal_on(&shows(false, "ClientLimit", "no")), None);
     }
 
     #[test]

@@ -64,11 +64,11 @@ use listing::{ListedObjects, ListingState};
 use pod::Deletion;
 use proto::names::queue::QUOTA_CONDITION;
 use proto::telemetry::NodeState;
-use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::scale_up::Groups;
 use scheduler_core::units::Time;
+use scheduler_core::{Event, Refusal};
 pub use shown::Shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -401,6 +401,18 @@ impl World {
                 .any(|ask| matches!(ask.ask, scheduler_core::model::Ask::Whole(_)));
         let spec = pod.spec.as_ref();
         let node = spec.and_then(|spec| spec.node_name.as_deref());
+        let stands = matches!(converted.phase, Phase::Bound(_) | Phase::Running(_));
+        let refused = node.zip(isolation::refusal_on(&pod));
+        let refused = refused.filter(|_| stands && !seen_before);
+        let refused = refused.map(|(node, reason)| {
+            Event::Refused(Refusal {
+                pod: PodUid::new(&uid),
+                node: NodeName::from(node),
+                decision: None,
+                reason: reason.into(),
+                last_word: true,
+            })
+        });
         // A claim may be for a share, which its node's agent then tells.
         let claims = spec.and_then(|spec| spec.resource_claims.as_deref());
         let asks = !converted.gpus.is_empty() || !claims.unwrap_or_default().is_empty();
@@ -421,6 +433,7 @@ impl World {
             }
         }
         events.push(Event::Pod(Box::new(converted)));
+        events.extend(refused);
         events.extend(self.wishes_for(&uid));
         events
     }

@@ -321,6 +321,32 @@ fn gives_up(running: &str) {
     }
 }
 
+#[test]
+fn a_refusal_that_a_pod_shows_is_told_once_and_only_of_a_pod_that_stands() {
+    let refused = |running: &str| {
+        let mut pod = pod("u1", Some("n1"), 1);
+        pod["status"] = json!({"phase": running, "conditions": [
+            {"type": "aliquot.dev/IsolationVerified", "status": "False", "reason": "GrantRefused",
+                "message": "the grant is for another node"}]});
+        pod
+    };
+    let told = |world: &mut World, pod: Value| {
+        let events = world.take(Fact::Pod(there(pod)));
+        let reason = events.iter().find_map(|event| match event {
+            Event::Refused(refusal) => Some(refusal.reason.to_string()),
+            _ => None,
+        });
+        assert!(matches!(events[0], Event::Pod(_)), "the pod comes first");
+        reason
+    };
+    let mut world = world();
+    let reason = told(&mut world, refused("Running"));
+    assert_eq!(reason.as_deref(), Some("the grant is for another node"));
+    assert_eq!(told(&mut world, refused("Running")), None, "told again");
+    let mut next = self::world();
+    assert_eq!(told(&mut next, refused("Succeeded")), None);
+}
+
 fn state(shares: Vec<HeldShare>) -> NodeState {
     NodeState {
         node: "n1".into(),
