@@ -10,9 +10,8 @@ use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::cell::QueueUse;
-use crate::state::rows::{NodeKey, NodeRow, QueueKey, SpecRow, TaskKey};
+use crate::state::rows::{NodeKey, NodeRow, QueueKey, QueueRow, SpecRow, TaskKey};
 use crate::units::{Bound, NanoGpu, Time};
-use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 
 /// GPU, CPU, memory.
@@ -80,8 +79,6 @@ pub(crate) fn less(one: QueueAmounts, other: QueueAmounts) -> QueueAmounts {
 /// What one node adds to what there is.
 #[derive(Clone, Copy, Debug)]
 struct NodeTotals {
-    /// [`NodeRow::generation`] at that time.
-    generation: u64,
     has: QueueAmounts,
     /// Its smallest and its largest card, MiB.
     smallest: u64,
@@ -90,14 +87,13 @@ struct NodeTotals {
 
 impl NodeTotals {
     fn of(state: &State, key: NodeKey, row: &NodeRow) -> Self {
-        let mut surveyed = Self {
-            generation: row.generation,
+        let mut totals = Self {
             has: [0; 3],
             smallest: u64::MAX,
             largest: 0,
         };
         let Some(node) = &row.node else {
-            return surveyed;
+            return totals;
         };
         let mut cards: u128 = 0;
         for card in row
@@ -106,40 +102,27 @@ impl NodeTotals {
             .filter_map(|card| state.cards.get(*card)?.card.as_ref())
         {
             if card.total.0 > 0 && !card.mig {
-                surveyed.smallest = surveyed.smallest.min(card.total.0);
-                surveyed.largest = surveyed.largest.max(card.total.0);
+                totals.smallest = totals.smallest.min(card.total.0);
+                totals.largest = totals.largest.max(card.total.0);
                 cards += u128::from(card.unhealthy.is_none());
             }
         }
         // A node that no pod may go to is none (KAI's `filterUnmarkedNodes`).
         let closed = row.lacks.gpu.is_some() && row.lacks.cpu.is_some();
         if closed || !node.not_ready.is_empty() {
-            return surveyed;
+            return totals;
         }
         let mut has = has(state, node, cards);
         if row.lacks.gpu.is_some() {
             has[0] = 0;
         }
         let foreign = state.node_use.get(key).map(|used| used.foreign);
-        surveyed.has = less(has, foreign.unwrap_or_default());
-        surveyed
+        totals.has = less(has, foreign.unwrap_or_default());
+        totals
     }
 }
 
-/// Siblings, and the divided amount.
-#[derive(Debug)]
-struct Level {
-    /// All that the division depends on of each sibling: which one it is, what it has and
-    /// wants, and [`crate::state::rows::QueueRow::facts`].
-    siblings: Vec<(QueueKey, QueueUse, u64)>,
-    /// What there was, and the smallest card, by which GPU memory counts.
-    total: [f64; 3],
-    smallest_card: u128,
-    /// What each got.
-    fair: Vec<[f64; 3]>,
-}
-
-/// The whole tree's shares, and their inputs.
+/// The shares of all queues, and the capacity that was divided.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     pub of: SecondaryMap<QueueKey, Share>,
@@ -150,147 +133,54 @@ pub(crate) struct Shares {
     pub largest_card: u128,
     /// Among queues that stay within their quotas priority decides, whatever their shares.
     pub priority_in_quota: bool,
-    nodes: SecondaryMap<NodeKey, NodeTotals>,
-    /// The divisions, by parent.
-    levels: FxHashMap<Option<QueueKey>, Level>,
-    /// [`State::queue_trees`] and [`State::nodes_moved`] at the last time.
-    trees: u64,
-    nodes_moved: Option<u64>,
-    /// Incremented whenever queues may lose more or less to others than before, by what they hold:
-    /// by their quota, limit or priority, or since they are above their share, or no longer.
-    pub version: u64,
-    /// Queues whose fair share the last update changed.
-    pub changed: Vec<QueueKey>,
 }
 
 impl Shares {
-    /// From the state as it is now.
+    /// Computes the shares from the state as it is now. `k` is KAI's weight of past usage.
     pub(crate) fn compute(state: &State, k: f64) -> Self {
-        let mut shares = Self::default();
-        shares.update(state, k);
+        let mut shares = Self::of_nodes(state);
+        let total = [0, 1, 2].map(|index| to_kai(shares.total[index], index));
+        shares.divide(state, k, total, &state.top_queues);
         shares
     }
 
-    /// Brings them up to date: the same as [`Self::compute`], but what was divided among
-    /// unchanged siblings is not divided again. `k`: always the same.
-    pub(crate) fn update(&mut self, state: &State, k: f64) {
-        self.changed.clear();
-        if self.trees != state.queue_trees {
-            let is_in_tree = |key: QueueKey| {
-                let row = state.queues.get(key);
-                row.is_some_and(|row| !row.chain.is_empty())
-            };
-            let before = self.of.len();
-            self.of.retain(|key, _| is_in_tree(key));
-            self.version += u64::from(self.of.len() < before);
-            self.levels.retain(|key, _| key.is_none_or(is_in_tree));
-            self.trees = state.queue_trees;
-        }
-        self.refresh_totals(state);
-        let total = [0, 1, 2].map(|index| to_kai(self.total[index], index));
-        self.divide(state, k, total, None);
-    }
-
-    /// The same shares, whatever they were computed from.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.total == other.total
-            && (self.smallest_card, self.largest_card) == (other.smallest_card, other.largest_card)
-            && self.of.len() == other.of.len()
-            && self
-                .of
-                .iter()
-                .all(|(key, share)| other.of.get(key) == Some(share))
-    }
-
-    /// What there is to divide: of nodes of which nothing has moved, as of the last time.
-    fn refresh_totals(&mut self, state: &State) {
-        if self.nodes_moved.replace(state.nodes_moved) == Some(state.nodes_moved) {
-            return;
-        }
-        self.version += 1;
-        self.nodes.retain(|key, _| state.nodes.contains_key(key));
+    /// Sums what nodes have. No queue has a share yet.
+    fn of_nodes(state: &State) -> Self {
+        let mut shares = Self::default();
         let mut smallest = u64::MAX;
         let mut largest = 0;
-        self.total = [0; 3];
         for (key, row) in &state.nodes {
-            let known = self.nodes.get(key).copied();
-            let node = known.filter(|known| known.generation == row.generation);
-            let node = node.unwrap_or_else(|| {
-                let node = NodeTotals::of(state, key, row);
-                self.nodes.insert(key, node);
-                node
-            });
+            let node = NodeTotals::of(state, key, row);
             smallest = smallest.min(node.smallest);
             largest = largest.max(node.largest);
-            self.total = plus(self.total, node.has);
+            shares.total = plus(shares.total, node.has);
         }
-        self.smallest_card = if largest == 0 { 0 } else { smallest.into() };
-        self.largest_card = largest.into();
+        shares.smallest_card = if largest == 0 { 0 } else { smallest.into() };
+        shares.largest_card = largest.into();
+        shares
     }
 
-    /// Among the children of a queue, or those without a parent, and on below them.
-    #[allow(clippy::float_cmp)] // What differs at all is divided again.
-    fn divide(&mut self, state: &State, k: f64, total: [f64; 3], parent: Option<QueueKey>) {
-        let children = match parent {
-            None => Some(&state.top_queues),
-            Some(parent) => state.queues.get(parent).map(|row| &row.children),
-        };
-        let siblings = children.into_iter().flatten().filter_map(|key| {
-            let row = state.queues.get(*key)?;
-            let used = state.queue_use.get(*key).copied().unwrap_or_default();
-            row.queue.as_ref().map(|_| (*key, used, row.facts))
-        });
-        let known = self.levels.get(&parent).filter(|level| {
-            level.total == total
-                && level.smallest_card == self.smallest_card
-                && level.siblings.iter().copied().eq(siblings.clone())
-        });
-        if known.is_none() {
-            let level = Level {
-                siblings: siblings.collect(),
-                total,
-                smallest_card: self.smallest_card,
-                fair: Vec::new(),
-            };
-            let level = self.divide_level(state, k, level);
-            self.levels.insert(parent, level);
-        }
-        let Some(level) = self.levels.get(&parent) else {
-            return;
-        };
-        let has_children = |key: QueueKey| {
-            let row = state.queues.get(key);
-            row.is_some_and(|row| !row.children.is_empty())
-        };
-        let fair = level.siblings.iter().zip(&level.fair);
-        let below: Vec<(QueueKey, [f64; 3])> = fair
-            .filter(|((key, _, _), _)| has_children(*key))
-            .map(|((key, _, _), fair)| (*key, *fair))
-            .collect();
-        for (key, fair) in below {
-            self.divide(state, k, fair, Some(key));
-        }
-    }
-
-    fn divide_level(&mut self, state: &State, k: f64, mut level: Level) -> Level {
-        let rows: Vec<(QueueKey, &Queue, QueueUse)> = (level.siblings.iter())
-            .filter_map(|(key, used, _)| {
-                let queue = state.queues.get(*key)?.queue.as_ref()?;
-                Some((*key, queue, *used))
+    /// Divides an amount among siblings, and what each of them gets among its children.
+    fn divide(&mut self, state: &State, k: f64, total: [f64; 3], siblings: &[QueueKey]) {
+        let rows: Vec<(QueueKey, &QueueRow, &Queue, QueueUse)> = (siblings.iter())
+            .filter_map(|key| {
+                let row = state.queues.get(*key)?;
+                let used = state.queue_use.get(*key).copied().unwrap_or_default();
+                Some((*key, row, row.queue.as_ref()?, used))
             })
             .collect();
-        level.fair = vec![[0.0; 3]; rows.len()];
+        let mut fair = vec![[0.0; 3]; rows.len()];
         for resource in 0..3 {
             let claims: Vec<Claim> = rows
                 .iter()
-                .map(|(_, queue, used)| self.claim(queue, *used, resource))
+                .map(|(_, _, queue, used)| self.claim(queue, *used, resource))
                 .collect();
-            let parts = fair_share::divide(level.total[resource], k, &claims);
-            for (all, part) in level.fair.iter_mut().zip(parts) {
+            let parts = fair_share::divide(total[resource], k, &claims);
+            for (all, part) in fair.iter_mut().zip(parts) {
                 all[resource] = part;
             }
         }
-        for ((key, queue, used), fair) in rows.into_iter().zip(&level.fair) {
+        for ((key, row, queue, _), fair) in rows.into_iter().zip(fair) {
             let share = Share {
                 quota: queue.bound3(|resource| resource.quota),
                 limit: queue.bound3(|resource| resource.limit),
@@ -298,17 +188,11 @@ impl Shares {
                 priority: queue.priority,
                 created: queue.created,
             };
-            if let Some(known) = self.of.get(key).filter(|known| **known != share) {
-                let has = used.allocated;
-                let loses = |share: &Share| !within(has, share.allocatable());
-                let bounds = |share: &Share| (share.quota, share.limit, share.priority);
-                let is_other = loses(known) != loses(&share) || bounds(known) != bounds(&share);
-                self.version += u64::from(is_other);
-                self.changed.push(key);
-            }
             self.of.insert(key, share);
+            if !row.children.is_empty() {
+                self.divide(state, k, fair, &row.children);
+            }
         }
-        level
     }
 
     fn claim(&self, queue: &Queue, used: QueueUse, index: usize) -> Claim {

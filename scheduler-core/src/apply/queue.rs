@@ -23,7 +23,6 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     let of = |queue: Option<&Queue>| queue.map_or_else(Vec::new, |queue| queue.products.clone());
     let products = of(row.queue.as_ref()) != queue.products;
     row.queue = Some(queue);
-    row.facts += 1;
     if products {
         state.products_changed();
     }
@@ -54,7 +53,6 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         return;
     };
     let known = row.queue.take();
-    row.facts += 1;
     if known.is_some_and(|queue| !queue.products.is_empty()) {
         state.products_changed();
     }

@@ -1,9 +1,8 @@
 //! The cluster as [`crate::fragment`] sees it: its pods by shape, and what a node would have left
 //! after one more pod.
 //!
-//! Input: the state. Output: the score of an assignment. Results are kept by a node's free amounts
-//! and not by its name: identical nodes are computed once, and the next decision reuses the result
-//! as long as the mix of pods is the same.
+//! Input: the state. Output: the score of an assignment. Results are kept for one decision, by a
+//! node's free amounts and not by its name: identical nodes are computed once.
 
 use crate::config::{Config, Placement};
 use crate::fit::{self, Assignment, card, free};
@@ -19,9 +18,6 @@ use slotmap::SecondaryMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Number of node states that are cached.
-const MOST_KNOWN: usize = 100_000;
 
 /// What distinguishes pods: their shape, and the nodes that they may use.
 type PodClass<'a> = (Shape, Option<&'a Arc<Spec>>);
@@ -41,13 +37,8 @@ pub(crate) struct Fragments {
 }
 
 impl Fragments {
-    /// `None` where no placement asks for it. `last`: the decision's before.
-    pub(super) fn of(
-        state: &State,
-        config: &Config,
-        smallest_card: u128,
-        last: Option<Self>,
-    ) -> Option<Self> {
+    /// Returns `None` if no placement asks for it.
+    pub(super) fn of(state: &State, config: &Config, smallest_card: u128) -> Option<Self> {
         let wanted = [config.gpu_placement, config.cpu_placement];
         if !wanted.contains(&Placement::Fragmentation) {
             return None;
@@ -85,19 +76,11 @@ impl Fragments {
             .into_iter()
             .map(|((shape, _), (_, spec))| (shape, Arc::clone(spec)))
             .collect();
-        let mut waste = RefCell::default();
-        if let Some(last) = last
-            && last.demand == demand
-            && last.kinds == kinds
-            && last.waste.borrow().len() < MOST_KNOWN
-        {
-            waste = last.waste;
-        }
         Some(Self {
             demand,
             kinds,
             open: RefCell::default(),
-            waste,
+            waste: RefCell::default(),
         })
     }
 

@@ -58,13 +58,13 @@ pub(crate) use fragments::Fragments;
 pub(crate) use history::pause_line;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
+use relax::Relaxations;
 pub use relax::relaxations;
-use relax::{Depends, Relaxations};
 use rustc_hash::{FxHashMap, FxHashSet};
 use search_budget::SearchOutcome;
 use solve::JobClass;
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use waiting::Waiting;
 
@@ -81,20 +81,10 @@ pub(crate) struct CycleCache {
     wake: Option<Time>,
     /// The promises of that decision still hold.
     promises: Vec<Promise>,
-    /// Results about nodes of that decision.
-    fragments: Option<Fragments>,
     /// The jobs that were pending then.
     waiting: Waiting,
     /// What was known of searches for victims then.
     relaxations: Relaxations,
-    /// What queues deserved then.
-    shares: Shares,
-    /// What topologies had then.
-    topologies: topology::Topologies,
-    /// Actions of which no search could find anything then.
-    barren: BTreeMap<Step, Depends>,
-    /// All nodes in order of name, by [`Rooms::ranked`](crate::state::room::Rooms) then.
-    nodes: Option<(u64, Arc<[NodeKey]>)>,
     /// Where the next decision continues the last one.
     turns: TriedJobs,
 }
@@ -151,11 +141,6 @@ pub(crate) struct Cycle<'a> {
     goes_on: bool,
     /// The same, for searches alone.
     search_goes_on: bool,
-    /// Actions of which no search can find anything, as far as [`Depends`] and the jobs that have
-    /// not changed go.
-    barren: BTreeMap<Step, Depends>,
-    /// A job was met that is too young to evict others for.
-    young: bool,
     /// The jobs that had one.
     turns: TriedJobs,
     /// Pods may bring queues above their quota of a product. False in a first round, where queues
@@ -183,16 +168,6 @@ pub(crate) struct Cycle<'a> {
     topologies: topology::Topologies,
 }
 
-impl CycleCache {
-    /// All nodes, in order of name.
-    fn nodes_of(&mut self, state: &State) -> Arc<[NodeKey]> {
-        let ranked = state.rooms.ranked();
-        let known = self.nodes.take().filter(|(at, _)| *at == ranked);
-        let all = || (ranked, state.node_names.values().copied().collect());
-        Arc::clone(&self.nodes.insert(known.unwrap_or_else(all)).1)
-    }
-}
-
 /// Decides.
 pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache) -> Decision {
     state.end_due_pauses();
@@ -207,17 +182,13 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     }
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
-    let mut shares = std::mem::take(&mut memory.shares);
-    shares.update(state, k);
-    if config.verify && !shares.is_same(&Shares::compute(state, k)) {
-        state.contradicts("shares are out of date");
-    }
+    let mut shares = Shares::compute(state, k);
     shares.priority_in_quota = config.queue_priority_in_quota;
-    let fragments = Fragments::of(state, config, shares.smallest_card, memory.fragments.take());
+    let fragments = Fragments::of(state, config, shares.smallest_card);
     // Sets of nodes go by the ranks of the index.
     state.refresh_rooms();
-    let nodes = memory.nodes_of(state);
     let began = state.touched;
+    let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     let mut cycle = Cycle {
         shares,
         fragments,
@@ -238,8 +209,6 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         grown: 0,
         goes_on: false,
         search_goes_on: false,
-        barren: std::mem::take(&mut memory.barren),
-        young: false,
         turns: std::mem::take(&mut memory.turns),
         borrows: true,
         deferred: Cell::new(false),
@@ -251,7 +220,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         refusals: find::Refusals::default(),
         open: FxHashMap::default(),
         scores: FxHashMap::default(),
-        topologies: std::mem::take(&mut memory.topologies),
+        topologies: topology::Topologies::default(),
         state,
         config,
     };
@@ -263,9 +232,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         match step {
             Step::Allocate => cycle.allocate(),
             // No pod is evicted for a job that may still fit.
-            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {
-                cycle.barren.remove(step);
-            }
+            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
             Step::Preempt => cycle.preempt(),
@@ -298,10 +265,6 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     }
     decision.ruled_out = cycle.relaxations.end_decision(began);
     memory.relaxations = cycle.relaxations;
-    memory.fragments = cycle.fragments;
-    memory.topologies = cycle.topologies.keep();
-    memory.shares = cycle.shares;
-    memory.barren = cycle.barren;
     let goes_on = goes_on || cycle.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
@@ -405,7 +368,6 @@ impl Cycle<'_> {
         let young = group.spec.preemption_delay.0 > 0 && self.state.now < until;
         if young {
             self.wake_at(until);
-            self.young = true;
         }
         young
     }

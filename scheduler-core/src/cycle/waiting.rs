@@ -306,30 +306,6 @@ impl Cycle<'_> {
         one.chain(self.waiting.others.iter().copied()).collect()
     }
 
-    /// Of those, or of their kind, the ones that have changed since the last decision, or whose
-    /// queue's fair share has.
-    pub(super) fn ready_changed(&self) -> Vec<JobKey> {
-        let waiting = &self.waiting;
-        let is_ready = |job: &JobKey| {
-            let listed = waiting.listed.get(job);
-            waiting.others.contains(job) || listed.is_some_and(|listed| listed.kind.is_some())
-        };
-        let fresh = waiting.fresh.iter().copied();
-        let mut jobs: Vec<JobKey> = fresh.filter(is_ready).collect();
-        let queues: FxHashSet<QueueKey> = self.shares.changed.iter().copied().collect();
-        if !queues.is_empty() {
-            let kinds = waiting.kinds.iter();
-            let kinds = kinds.filter(|(kind, _)| queues.contains(&kind.queue));
-            jobs.extend(kinds.filter_map(|(_, alike)| alike.jobs.first()));
-            let others = waiting.others.iter().copied();
-            jobs.extend(others.filter(|job| {
-                let queue = self.state.jobs.get(*job).and_then(|row| row.queue);
-                queue.is_some_and(|queue| queues.contains(&queue))
-            }));
-        }
-        jobs
-    }
-
     /// Waiting jobs that are ready, and old enough to evict others for.
     pub(super) fn old_enough(&mut self) -> Vec<JobKey> {
         let mut jobs = self.ready_jobs();

@@ -152,16 +152,12 @@ pub(crate) struct State {
     pub top_queues: Vec<QueueKey>,
     /// A queue came, went or moved: chains and sums are to be rebuilt.
     pub queues_dirty: bool,
-    /// How often they were.
-    pub queue_trees: u64,
     /// Incremented whenever something may fit that did not.
     pub capacity_version: u64,
     /// Incremented whenever there may be something to decide.
     pub wake_version: u64,
     /// Incremented with every change of a node.
     pub touched: u64,
-    /// Incremented whenever a node comes, goes or changes, or devices of claims do.
-    pub nodes_moved: u64,
     /// Incremented with every change that is kept; rolled-back trials do not count.
     pub settled: u64,
     /// Rises whenever a pod may be hindered that was not, or the other way round, other
@@ -250,7 +246,6 @@ impl State {
     /// What the node has left changed.
     pub(crate) fn move_node(&mut self, key: NodeKey) {
         self.touched += 1;
-        self.nodes_moved += 1;
         if !self.in_trial() {
             self.settled += 1;
         }
@@ -366,7 +361,6 @@ impl State {
         self.node_use.insert(key, NodeUse::default());
         self.on_node.insert(key, BTreeSet::new());
         self.node_names.insert(name.clone(), key);
-        self.nodes_moved += 1;
         self.rooms.rename();
         key
     }
@@ -385,7 +379,6 @@ impl State {
                 self.verdict_cache.touch(key);
             }
             self.node_names.remove(&row.name);
-            self.nodes_moved += 1;
             self.rooms.rename();
             self.node_use.remove(key);
             self.on_node.remove(key);
@@ -480,7 +473,6 @@ impl State {
         let key = self.queues.insert(QueueRow {
             name: name.clone(),
             queue: None,
-            facts: 0,
             users: 0,
             chain: Vec::new(),
             children: Vec::new(),

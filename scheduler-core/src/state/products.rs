@@ -66,8 +66,6 @@ pub(crate) struct Products {
     /// A queue names others, or a node with pods has another product: the sums are rebuilt before
     /// they are next needed.
     pub dirty: bool,
-    /// How often they were.
-    pub version: u64,
 }
 
 impl State {
@@ -93,7 +91,6 @@ impl State {
     /// The sums of products are void.
     pub(crate) fn products_changed(&mut self) {
         self.products.dirty = true;
-        self.products.version += 1;
         self.capacity_grew();
     }
 

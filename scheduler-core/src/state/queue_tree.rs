@@ -86,7 +86,6 @@ impl State {
             self.hindered += 1;
         }
         self.queues_dirty = false;
-        self.queue_trees += 1;
     }
 
     /// Itself and its ancestors; empty where one is missing, they go round or are too many.

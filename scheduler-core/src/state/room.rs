@@ -61,8 +61,6 @@ pub(crate) struct Rooms {
     dirty: Vec<NodeKey>,
     /// A node came or went: ranks have to be given again.
     names_changed: bool,
-    /// How often ranks were given.
-    ranked: u64,
     /// Nodes by name.
     by_rank: Vec<NodeKey>,
     rank: SecondaryMap<NodeKey, u32>,
@@ -103,11 +101,6 @@ impl Rooms {
     /// The node of that rank.
     pub(crate) fn node(&self, rank: u32) -> Option<NodeKey> {
         self.by_rank.get(rank as usize).copied()
-    }
-
-    /// Moves with each change of ranks.
-    pub(crate) fn ranked(&self) -> u64 {
-        self.ranked
     }
 
     /// The node's place in the order of names.
@@ -189,10 +182,7 @@ impl State {
     /// Brings the index up to date with every node that was touched.
     pub(crate) fn refresh_rooms(&mut self) {
         if self.rooms.names_changed {
-            self.rooms = Rooms {
-                ranked: self.rooms.ranked + 1,
-                ..Rooms::default()
-            };
+            self.rooms = Rooms::default();
             let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
             for (rank, key) in (0..).zip(&keys) {
                 let known = self.look_at_room(*key, None);

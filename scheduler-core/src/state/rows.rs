@@ -507,8 +507,6 @@ pub(crate) struct QueueRow {
     pub name: QueueName,
     /// `None` until announced, and after it is gone while jobs name it.
     pub queue: Option<Queue>,
-    /// Moves with each change of what was announced.
-    pub facts: u64,
     /// Jobs that name it.
     pub users: u32,
     /// Itself and its ancestors, upwards, as far as they are there; empty when it is not,

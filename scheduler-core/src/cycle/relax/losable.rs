@@ -57,10 +57,6 @@ impl Relaxation for Losable {
         let losable = cycle.losable_to(below, queue, wanted);
         u128::from(row.whole) * one <= free + losable
     }
-
-    fn end_decision(&mut self, _began: u64) {
-        self.below = None;
-    }
 }
 
 impl Cycle<'_> {

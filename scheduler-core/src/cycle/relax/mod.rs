@@ -12,9 +12,10 @@
 //! 2. It asks the action's rule, and does not restate it.
 //! 3. A *perhaps* costs nothing but time, so a relaxation may take victims for permitted that are
 //!    not: pods that are protected for a while, that are being bound, or whose eviction failed.
-//! 4. Its answer follows from the [`Query`] and the state alone. So answers are kept while nothing
-//!    changes. What one remembers beyond that is [`Cached`], and with `verify` its answer is
-//!    compared with that of one that remembers nothing.
+//! 4. Its answer follows from the [`Query`] and the state alone. So answers are kept within a
+//!    decision, while nothing changes ([`Cached`]). One relaxation is kept for the next decision, and
+//!    says what that saves ([`emptied`]). With `verify` each answer is compared with that of a
+//!    relaxation that remembers nothing.
 //!
 //! [`Config::verify`]: crate::config::Config::verify
 
@@ -28,9 +29,8 @@ mod victim_filter;
 use super::Cycle;
 use super::scenario::{ProbeDemand, Scenario};
 use super::solve::VictimSearch;
-use crate::config::Step;
 use crate::state::State;
-use crate::state::rows::{JobKey, NodeKey, SpecKey};
+use crate::state::rows::{JobKey, SpecKey};
 use rustc_hash::FxHashMap;
 pub(super) use slots::SlotsDemand;
 use std::cell::OnceCell;
@@ -53,9 +53,11 @@ trait Relaxation: Debug + Send + Sync {
         true
     }
 
-    /// The decision that began at that [`State::touched`] ends. Only what depends on nodes alone
-    /// is kept.
-    fn end_decision(&mut self, _began: u64) {}
+    /// Returns true if the relaxation is kept for the next decision. `began` is [`State::touched`]
+    /// when this one began.
+    fn end_decision(&mut self, _began: u64) -> bool {
+        false
+    }
 }
 
 /// All relaxations that remember nothing, the cheapest first.
@@ -105,12 +107,11 @@ pub(super) struct VictimSet<'a> {
     pub scenario: &'a Scenario,
 }
 
-/// A value, and what was the case when it was computed.
+/// A value, and [`State::settled`] when it was computed.
 #[derive(Clone, Copy, Debug)]
 struct Cached<T> {
     value: T,
     settled: u64,
-    touched: u64,
 }
 
 impl<T> Cached<T> {
@@ -118,19 +119,12 @@ impl<T> Cached<T> {
         Self {
             value,
             settled: state.settled,
-            touched: state.touched,
         }
     }
 
-    /// Nothing that was kept has changed since: for what depends on anything.
+    /// Returns true if nothing has changed since.
     fn is_current(&self, state: &State) -> bool {
         self.settled == state.settled
-    }
-
-    /// The node has not changed since: for what depends on one node alone.
-    fn is_unchanged(&self, state: &State, node: NodeKey) -> bool {
-        let row = state.nodes.get(node);
-        row.is_some_and(|row| row.generation <= self.touched)
     }
 }
 
@@ -179,69 +173,30 @@ impl Relaxations {
         }
     }
 
-    /// The decision that began at that [`State::touched`] ends. How often each said no in it.
+    /// Ends the decision that began at that [`State::touched`]. Returns how often each relaxation has
+    /// said no in it. Those that never did are left out.
     pub(super) fn end_decision(&mut self, began: u64) -> BTreeMap<&'static str, u64> {
         self.answers = None;
         let mut ruled_out = BTreeMap::new();
-        for one in &mut self.list {
-            one.relaxation.end_decision(began);
+        for (one, fresh) in self.list.iter_mut().zip(list()) {
             let times = std::mem::take(&mut one.ruled_out);
             if times > 0 {
                 ruled_out.insert(one.relaxation.name(), times);
+            }
+            if !one.relaxation.end_decision(began) {
+                one.relaxation = fresh;
             }
         }
         ruled_out
     }
 }
 
-/// What the answers for all jobs together depend on, but for the jobs themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Depends {
-    /// Nodes, placed pods, and what queues hold.
-    nodes: u64,
-    /// Of reclaim alone.
-    shares: u64,
-    volumes: u64,
-    /// What queues may have of single products.
-    products: u64,
-}
-
 impl Cycle<'_> {
-    /// Some job that is ready may find room by this action. `of_job`: whether that one may, by all
-    /// of the action's rules. Where none could in the last decision, and nothing has changed on
-    /// which that depends, only jobs that have changed since are asked, and those of queues whose
-    /// fair share has.
+    /// Returns true if some job that is ready may find room by this action. `of_job` says whether one
+    /// job may, by all of the action's rules.
     pub(super) fn any_may_find(&mut self, of_job: impl Fn(&mut Self, JobKey) -> bool) -> bool {
-        self.refresh_waiting();
-        let depends = Depends {
-            nodes: self.state.nodes_moved,
-            shares: match self.acting {
-                Step::Reclaim => self.shares.version,
-                _ => 0,
-            },
-            volumes: self.state.volumes_version,
-            products: self.state.products.version,
-        };
-        let is_barren = self.barren.remove(&self.acting) == Some(depends);
-        self.young = false;
-        let mut may_find = is_barren && {
-            let changed = self.ready_changed();
-            changed.into_iter().any(|job| of_job(self, job))
-        };
-        if !is_barren || self.config.verify {
-            let all = self.ready_kinds();
-            let any = all.into_iter().any(|job| of_job(self, job));
-            if is_barren && any && !may_find {
-                self.state
-                    .contradicts("a job may find room by an action that was barren");
-            }
-            may_find = any;
-        }
-        // Those will be older.
-        if !may_find && !self.young {
-            self.barren.insert(self.acting, depends);
-        }
-        may_find
+        let kinds = self.ready_kinds();
+        kinds.into_iter().any(|job| of_job(self, job))
     }
 
     /// Which relaxation rules out a search by this rule for the job; `None`: it may find room. Not

@@ -111,10 +111,6 @@ impl Relaxation for Packing {
         let movable = cycle.movable_pods(&jobs);
         cycle.could_be_arranged(first, &movable, &mut self.known(cycle).places)
     }
-
-    fn end_decision(&mut self, _began: u64) {
-        self.known = None;
-    }
 }
 
 /// What a pod needs of a card.

@@ -75,18 +75,10 @@ impl Scores {
     }
 }
 
-/// Data about topologies that is kept between decisions.
+/// What domains have for the demands of this decision.
 #[derive(Debug, Default)]
 pub(super) struct Topologies {
     rooms: Vec<DomainRoom>,
-}
-
-impl Topologies {
-    /// What no job asked for since the last time is forgotten.
-    pub(super) fn keep(mut self) -> Self {
-        self.rooms.retain_mut(|room| std::mem::take(&mut room.used));
-        self
-    }
 }
 
 impl Cycle<'_> {
@@ -176,7 +168,6 @@ impl Cycle<'_> {
     /// The room that the domains of a topology have for a demand, as it is now.
     fn room_of(&mut self, levels: &[Arc<str>], demand: PartDemand) -> usize {
         let rooms = &mut self.topologies.rooms;
-        rooms.retain(|room| !room.tree.has_levels(levels) || room.tree.is_current(self.state));
         let known = |room: &DomainRoom| room.tree.has_levels(levels) && room.demand == demand;
         let at = rooms.iter().position(known).unwrap_or_else(|| {
             let mut trees = rooms.iter().map(|room| &room.tree);

@@ -120,8 +120,6 @@ pub(super) struct DomainRoom {
     pub demand: PartDemand,
     nodes: Vec<Available>,
     domains: Vec<Available>,
-    /// Asked for since this was last set to false.
-    pub used: bool,
 }
 
 impl DomainRoom {
@@ -137,13 +135,11 @@ impl DomainRoom {
             domains: tree.domains.iter().map(|_| none()).collect(),
             tree,
             demand,
-            used: true,
         }
     }
 
     /// Checks every changed node again. `nodes`: all, by rank.
     pub(super) fn refresh(&mut self, state: &State, nodes: &[NodeKey]) {
-        self.used = true;
         let tree = Arc::clone(&self.tree);
         for rank in &tree.domain(super::tree::ROOT).nodes {
             let Some((node, row)) = nodes

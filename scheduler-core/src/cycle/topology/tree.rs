@@ -28,26 +28,9 @@ pub(super) struct Domain {
     pub nodes: Vec<u32>,
 }
 
-/// What the tree was made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TreeInputs {
-    nodes_changed: u64,
-    ranked: u64,
-}
-
-impl TreeInputs {
-    fn of(state: &State) -> Self {
-        Self {
-            nodes_changed: state.nodes_changed,
-            ranked: state.rooms.ranked(),
-        }
-    }
-}
-
 /// All domains of one topology.
 #[derive(Debug)]
 pub(in crate::cycle) struct Tree {
-    basis: TreeInputs,
     /// Node labels, the widest level first.
     levels: Vec<Arc<str>>,
     pub(super) domains: Vec<Domain>,
@@ -59,7 +42,6 @@ impl Tree {
     /// From the labels of these nodes, which come in order of rank.
     pub(super) fn new(state: &State, nodes: &[NodeKey], levels: &[Arc<str>]) -> Self {
         let mut tree = Self {
-            basis: TreeInputs::of(state),
             levels: levels.to_vec(),
             domains: vec![Domain::default()],
             leaves: Vec::with_capacity(nodes.len()),
@@ -112,11 +94,6 @@ impl Tree {
     /// It is of a topology with these levels.
     pub(super) fn has_levels(&self, levels: &[Arc<str>]) -> bool {
         self.levels == levels
-    }
-
-    /// Nodes and their labels are as they were.
-    pub(super) fn is_current(&self, state: &State) -> bool {
-        self.basis == TreeInputs::of(state)
     }
 
     pub(super) fn domain(&self, id: DomainId) -> &Domain {

@@ -365,7 +365,6 @@ impl State {
         let after = self.devices.counts_for(&slot, hold.as_ref());
         self.move_uses(&before, &after);
         self.touched += 1;
-        self.nodes_moved += 1;
         self.settled += 1;
     }
 
