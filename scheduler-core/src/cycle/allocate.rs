@@ -49,7 +49,7 @@ impl Cycle<'_> {
         self.borrows = !self.state.has_product_quotas();
         self.place_all();
         self.borrows = true;
-        if self.deferred.get() && !self.goes_on {
+        if self.deferred.get() && !self.budget.goes_on {
             self.place_all();
         }
         self.report_pod_classes();
@@ -76,10 +76,10 @@ impl Cycle<'_> {
             }
             let infeasible = kind.is_some_and(|kind| self.is_infeasible(kind.spec));
             // Whatever came of the last one.
-            if self.is_budget_spent() {
+            if self.budget.are_placements_spent() {
                 break;
             }
-            let (grown, acted) = (self.grown, self.plan.words());
+            let (grown, acted) = (self.budget.grown, self.plan.words());
             let turn = (job, self.borrows);
             let tried = self.turns.placed.get(&turn).copied();
             if tried == Some(false) {
@@ -95,7 +95,7 @@ impl Cycle<'_> {
                         placeable.of_groups.remove(&job);
                         // Jobs whose try was cheap are tried again in each decision, before those
                         // behind them in the queue.
-                        if self.grown > grown {
+                        if self.budget.grown > grown {
                             self.turns.placed.insert(turn, false);
                         }
                     }
@@ -113,9 +113,9 @@ impl Cycle<'_> {
             }
             stuck.clear();
             // A promise is searched in each decision, and counts once.
-            if self.grown > grown && self.plan.words() == acted {
+            if self.budget.grown > grown && self.plan.words() == acted {
                 if tried.is_some() {
-                    self.grown = grown;
+                    self.budget.grown = grown;
                 }
                 self.turns.placed.insert(turn, true);
             }
@@ -145,17 +145,8 @@ impl Cycle<'_> {
         let pods = self.state.jobs.get(job).map_or(0, |row| row.tasks.len());
         let sets = self.gang_of(job).sets.len();
         let cost = PLACED + sets / SETS + pods / PODS;
-        self.grown += u64::try_from(cost).unwrap_or(u64::MAX);
-        self.is_budget_spent()
-    }
-
-    /// The rest continues in the next decision, so that earlier results of this decision are not
-    /// delayed.
-    fn is_budget_spent(&mut self) -> bool {
-        /// About 50 ms: 4,400 pods of a group of 8,000.
-        const MOST: u64 = 1_000_000;
-        self.goes_on = self.grown > MOST;
-        self.goes_on
+        self.budget.grown += u64::try_from(cost).unwrap_or(u64::MAX);
+        self.budget.are_placements_spent()
     }
 
     /// Removes jobs behind one that found nothing, and that would find nothing either.
@@ -184,7 +175,7 @@ impl Cycle<'_> {
 
     /// With `verify`, jobs that are skipped are tried all the same.
     fn compare_passed(&mut self, passed: &[(JobKey, PodClass)]) {
-        let before = (self.decision.steps, self.pondered, self.wake);
+        let before = (self.budget.steps, self.budget.pondered, self.wake);
         for (job, kind) in passed {
             let why = |cycle: &mut Self| cycle.waiting.kinds.get_mut(kind)?.why.take();
             let said = why(self);
@@ -196,7 +187,7 @@ impl Cycle<'_> {
                 alike.why = said;
             }
         }
-        (self.decision.steps, self.pondered, self.wake) = before;
+        (self.budget.steps, self.budget.pondered, self.wake) = before;
     }
 
     /// It is known that the request fits nowhere now.

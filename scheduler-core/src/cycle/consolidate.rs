@@ -103,7 +103,7 @@ impl Cycle<'_> {
         if !self.consolidates() {
             return;
         }
-        self.infeasible.clear();
+        self.memos.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
         let may_find = self.any_may_find(|cycle, job| {
@@ -199,7 +199,7 @@ impl Cycle<'_> {
         }
         let most = bound.map_or(most, |bound| bound.min(most));
         let is_placed = |job: &JobKey| self.state.placed_at.contains_key(*job);
-        if let Some((at, jobs)) = &self.moves
+        if let Some((at, jobs)) = &self.memos.moves
             && *at == self.state.settled
             && besides.is_none_or(|job| !is_placed(&job))
         {
@@ -219,18 +219,20 @@ impl Cycle<'_> {
             return false;
         }
         if self
+            .memos
             .moves
             .as_ref()
             .is_none_or(|(at, _)| *at != self.state.settled)
         {
             let jobs = self.movable(None, usize::MAX);
-            self.moves = Some((self.state.settled, jobs));
+            self.memos.moves = Some((self.state.settled, jobs));
         }
         let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) else {
             return false;
         };
         let own = self.entry(job).rank;
         let others: Vec<JobKey> = self
+            .memos
             .moves
             .iter()
             .flat_map(|(_, jobs)| jobs)

@@ -65,7 +65,7 @@ pub(super) fn best(
     over: &mut Option<Arc<WaitReason>>,
 ) -> BestNode {
     cycle.state.refresh_rooms();
-    let mut refusals = std::mem::take(&mut cycle.refusals);
+    let mut refusals = std::mem::take(&mut cycle.memos.refusals);
     let mut search = NodeSearch {
         cycle,
         task,
@@ -88,7 +88,7 @@ pub(super) fn best(
         best: best.or(search.later),
         looked_at: search.looked_at,
     };
-    cycle.refusals = refusals;
+    cycle.memos.refusals = refusals;
     best
 }
 

@@ -18,6 +18,7 @@
 
 mod allocate;
 mod assign;
+mod budget;
 mod commit;
 mod consolidate;
 mod empty_nodes;
@@ -26,6 +27,7 @@ mod find;
 mod fragments;
 mod history;
 mod losses;
+mod memos;
 mod place;
 mod plan;
 mod preempt;
@@ -51,18 +53,18 @@ use crate::shares::{QueueAmounts, Shares, plus};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
+use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Duration, Time};
+use budget::Budget;
 pub(crate) use commit::{bind, grants};
 pub(crate) use fragments::Fragments;
 pub(crate) use history::pause_line;
+use memos::Memos;
 use plan::Plan;
 pub(crate) use reason::{hindrance, no_fit, released_line};
 use relax::Relaxations;
 pub use relax::relaxations;
-use rustc_hash::{FxHashMap, FxHashSet};
-use search_budget::SearchOutcome;
-use solve::JobClass;
+use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -105,8 +107,6 @@ pub(crate) struct Cycle<'a> {
     pub state: &'a mut State,
     pub config: &'a Config,
     pub shares: Shares,
-    /// Where a placement asks for it.
-    fragments: Option<Fragments>,
     pub decision: Decision,
     /// The action to continue.
     acting: Step,
@@ -120,27 +120,10 @@ pub(crate) struct Cycle<'a> {
     failures: FxHashMap<JobKey, Arc<WaitReason>>,
     /// When something will change by time alone.
     wake: Option<Time>,
-    /// By queue, the job for which no room was found last, while nothing has moved since:
-    /// the next in line that is its like finds none either.
-    infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
-    /// The steps at which the current search is cut short, and whether it was.
-    search_until: u64,
-    search_cut: bool,
-    /// Other work of searches, in units of about the same time as a step: sets that were built, and
-    /// victims that were checked.
-    pondered: u64,
-    /// What searches of the current action took, of both.
-    searched: u64,
-    /// At which it begins no further search.
-    search_quota: u64,
-    /// Jobs that an action has yet to search for.
-    postponed: FxHashSet<JobKey>,
-    /// Pods of jobs that were placed in part and processed again for their next part.
-    grown: u64,
-    /// Not every job was tried: the next decision continues.
-    goes_on: bool,
-    /// The same, for searches alone.
-    search_goes_on: bool,
+    /// What this decision may do, and has done.
+    budget: Budget,
+    /// What this decision has computed.
+    memos: Memos,
     /// The jobs that had one.
     turns: TriedJobs,
     /// Pods may bring queues above their quota of a product. False in a first round, where queues
@@ -154,18 +137,6 @@ pub(crate) struct Cycle<'a> {
     waiting: Waiting,
     /// How often running pods were evicted or moved to make room.
     rearranged: u64,
-    /// What rules out searches for victims.
-    relaxations: Relaxations,
-    /// The jobs that may be moved, by [`State::settled`] at that time.
-    moves: Option<(u64, Vec<JobKey>)>,
-    /// Nodes that refused requests for devices.
-    refusals: find::Refusals,
-    /// Nodes whose own rules let one of these in.
-    open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
-    /// Preferred topology domains of the job being placed: node scores by set name.
-    scores: FxHashMap<String, topology::Scores>,
-    /// Cached data about topologies.
-    topologies: topology::Topologies,
 }
 
 /// Decides.
@@ -191,7 +162,6 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
     let mut cycle = Cycle {
         shares,
-        fragments,
         all: Arc::new(NodeSet::first(nodes.len())),
         nodes,
         decision: Decision::default(),
@@ -199,46 +169,36 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         plan: Plan::default(),
         failures: FxHashMap::default(),
         wake: None,
-        infeasible: FxHashMap::default(),
-        search_until: 0,
-        search_cut: false,
-        pondered: 0,
-        searched: 0,
-        search_quota: 0,
-        postponed: FxHashSet::default(),
-        grown: 0,
-        goes_on: false,
-        search_goes_on: false,
+        budget: Budget::default(),
+        memos: Memos {
+            fragments,
+            relaxations: std::mem::take(&mut memory.relaxations),
+            ..Memos::default()
+        },
         turns: std::mem::take(&mut memory.turns),
         borrows: true,
         deferred: Cell::new(false),
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
-        relaxations: std::mem::take(&mut memory.relaxations),
-        moves: None,
-        refusals: find::Refusals::default(),
-        open: FxHashMap::default(),
-        scores: FxHashMap::default(),
-        topologies: topology::Topologies::default(),
         state,
         config,
     };
     cycle.evict_unwanted();
     for step in &config.actions {
         cycle.acting = *step;
-        cycle.begin_searches();
-        let before = cycle.decision.steps;
+        cycle.budget.begin_action(config);
+        let before = cycle.budget.steps;
         match step {
             Step::Allocate => cycle.allocate(),
             // No pod is evicted for a job that may still fit.
-            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.goes_on => {}
+            Step::Consolidation | Step::Reclaim | Step::Preempt if cycle.budget.goes_on => {}
             Step::Consolidation => cycle.consolidate(),
             Step::Reclaim => cycle.reclaim(),
             Step::Preempt => cycle.preempt(),
             Step::StaleGangEviction => cycle.evict_stale(),
         }
-        let steps = cycle.decision.steps - before;
+        let steps = cycle.budget.steps - before;
         cycle.tally().steps += steps;
     }
     cycle.scale_down();
@@ -254,18 +214,19 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     cycle.report_reasons();
     cycle.release_promises();
     let wake = cycle.wake;
-    let goes_on = cycle.goes_on || cycle.state.has_pending_verdicts();
+    let goes_on = cycle.budget.goes_on || cycle.state.has_pending_verdicts();
     cycle.decision.cut_short |= goes_on;
     let mut decision = cycle.decision;
+    decision.steps = cycle.budget.steps;
     decision.displaced = cycle.plan.displaced();
     // If bindings were taken back, other pods may be placed in the next decision.
     if cycle.plan.displaced() == 0 {
         memory.waiting = cycle.waiting;
         memory.waiting.keep();
     }
-    decision.ruled_out = cycle.relaxations.end_decision(began);
-    memory.relaxations = cycle.relaxations;
-    let goes_on = goes_on || cycle.search_goes_on;
+    decision.ruled_out = cycle.memos.relaxations.end_decision(began);
+    memory.relaxations = cycle.memos.relaxations;
+    let goes_on = goes_on || cycle.budget.search_goes_on;
     if goes_on {
         memory.turns = cycle.turns;
     }

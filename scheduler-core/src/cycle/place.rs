@@ -54,7 +54,7 @@ impl Cycle<'_> {
         nodes: &NodeSet,
         way: Way,
     ) -> Result<(), Failure> {
-        self.scores.clear();
+        self.memos.scores.clear();
         let wanted = self
             .shares
             .wanted(self.state, tasks, self.shares.largest_card);
@@ -222,9 +222,9 @@ impl Cycle<'_> {
         }
         let shared = spec.shares;
         let among_others = spec.spec.others.is_some();
-        let before = self.decision.steps;
+        let before = self.budget.steps;
         let looks = self.state.refresh_domains(spec_key);
-        self.looked_at(looks / TERMS, false);
+        self.budget.looked_at(looks / TERMS, false);
         let Some(spec) = self.state.specs.get(spec_key) else {
             return Err(None);
         };
@@ -238,7 +238,7 @@ impl Cycle<'_> {
             if indexed {
                 let among = (!all).then_some(nodes);
                 let found = find::best(self, task, spec_key, way, among, &mut over);
-                self.looked_at(found.looked_at, shared);
+                self.budget.looked_at(found.looked_at, shared);
                 if self.config.verify
                     && found.best
                         != self.state.specs.get(spec_key).and_then(|spec| {
@@ -251,7 +251,7 @@ impl Cycle<'_> {
                 found.best
             } else {
                 let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
-                self.looked_at(nodes.len() as u64, shared);
+                self.budget.looked_at(nodes.len() as u64, shared);
                 best
             };
         let is_deferred = self.deferred.get();
@@ -260,7 +260,7 @@ impl Cycle<'_> {
         let waits = |best: &(NodeKey, Assignment)| way == Way::Real && !best.1.now;
         let best = best.filter(|best| !(is_deferred && waits(best)));
         if among_others && way == Way::Real {
-            self.grown += LOOK * (self.decision.steps - before);
+            self.budget.grown += LOOK * (self.budget.steps - before);
         }
         let Some((node, assignment)) = best else {
             if way == Way::Promise {
@@ -315,7 +315,7 @@ impl Cycle<'_> {
                 spec,
                 key,
                 &assignment,
-                self.fragments.as_ref(),
+                self.memos.fragments.as_ref(),
             );
             score.prefer_domain(topology.and_then(|scores| scores.of(rank)));
             let avoided = !avoid.is_empty()

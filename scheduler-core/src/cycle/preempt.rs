@@ -51,7 +51,7 @@ impl ActionRules for Preemption {
 
 impl Cycle<'_> {
     pub(super) fn preempt(&mut self) {
-        self.infeasible.clear();
+        self.memos.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
         let may_find = self.any_may_find(|cycle, job| {

@@ -75,7 +75,7 @@ impl ActionRules for Reclaim {
         if self.new.get().is_none() {
             let (new, places) = cycle.new_places();
             let _ = self.new.set(new);
-            if cycle.charge(places / PLACES) {
+            if cycle.budget.charge(places / PLACES) {
                 return false;
             }
         }
@@ -319,7 +319,7 @@ fn either(one: [bool; 3], other: [bool; 3]) -> [bool; 3] {
 
 impl Cycle<'_> {
     pub(super) fn reclaim(&mut self) {
-        self.infeasible.clear();
+        self.memos.infeasible.clear();
         self.passed_over.clear();
         // A failed search changes nothing.
         let may_find = self.any_may_find(|cycle, job| {

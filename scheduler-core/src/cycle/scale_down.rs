@@ -40,7 +40,7 @@ impl Cycle<'_> {
         let Some(rules) = self.config.scale_down else {
             return;
         };
-        let is_busy = self.goes_on || self.search_goes_on || self.plan.words() > 0;
+        let is_busy = self.budget.goes_on || self.budget.search_goes_on || self.plan.words() > 0;
         if is_busy || !self.consolidates() || self.some_job_may_run() {
             return;
         }
@@ -177,7 +177,7 @@ impl Cycle<'_> {
         for task in &found.tasks {
             self.make_victim(*task);
         }
-        self.decision.steps += 1;
+        self.budget.steps += 1;
         let Some(moved) = self.place_elsewhere(found, stable) else {
             self.state.rollback(mark);
             return false;

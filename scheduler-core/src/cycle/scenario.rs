@@ -190,7 +190,7 @@ impl Cycle<'_> {
             .filter_map(|task| Some(self.state.tasks.get(*task)?.spec))
             .collect();
         let specs: Vec<SpecKey> = specs.into_iter().collect();
-        if let Some(open) = self.open.get(&specs) {
+        if let Some(open) = self.memos.open.get(&specs) {
             return Arc::clone(open);
         }
         let rows = specs.iter().filter_map(|spec| self.state.specs.get(*spec));
@@ -204,7 +204,7 @@ impl Cycle<'_> {
             row.is_some_and(lets_in)
         });
         let open: Arc<NodeSet> = Arc::new(open.map(|(rank, _)| rank).collect());
-        self.open.insert(specs, Arc::clone(&open));
+        self.memos.open.insert(specs, Arc::clone(&open));
         open
     }
 

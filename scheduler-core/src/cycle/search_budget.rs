@@ -22,15 +22,10 @@ use crate::units::Duration;
 
 /// Steps of a job's first search: less than a second.
 const FIRST: u64 = 400_000;
-/// A decision whose actions have each used their part of this many steps begins no further search.
-const DECISION: u64 = 400_000;
 /// A search backs off for this time for each [`FIRST`] that it used,
 const PAUSE: Duration = Duration::seconds(5);
 /// and at most for this time.
 const LONGEST: Duration = Duration::seconds(60);
-
-/// Additional steps for a node with cards that is checked for a share.
-const CARDS: u64 = 7;
 
 /// How a search went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +50,7 @@ impl Cycle<'_> {
         let Some(name) = self.state.jobs.get(job).map(|row| row.name.clone()) else {
             return SearchOutcome::Nothing;
         };
-        if self.postponed.contains(&job) {
+        if self.budget.postponed.contains(&job) {
             return SearchOutcome::Postponed;
         }
         if let Some(until) = self.eviction_pause(job) {
@@ -81,25 +76,23 @@ impl Cycle<'_> {
         if self.turns.searched.contains(&(job, cause)) {
             return SearchOutcome::CutShort;
         }
-        if self.searched >= self.search_quota {
+        if self.budget.is_searched() {
             self.decision.cut_short = true;
-            self.search_goes_on = true;
+            self.budget.search_goes_on = true;
             self.postpone(job);
             return SearchOutcome::Postponed;
         }
         let allowance = rest.map_or(FIRST, |rest| rest.allowance).min(most);
-        let before = self.taken();
-        self.search_until = before.saturating_add(allowance);
-        self.search_cut = false;
+        let before = self.budget.taken();
+        self.budget.begin_search(allowance);
         let found = search(self);
-        let took = self.taken() - before;
-        self.searched += took;
+        let was_cut = self.budget.end_search(before);
         if found {
             self.state.search_backoffs.remove(&key);
             return SearchOutcome::Room;
         }
         self.turns.searched.insert((job, cause));
-        if !self.search_cut {
+        if !was_cut {
             self.state.search_backoffs.remove(&key);
             return SearchOutcome::Nothing;
         }
@@ -107,40 +100,12 @@ impl Cycle<'_> {
         SearchOutcome::CutShort
     }
 
-    /// An action begins: no other takes what it has for searches.
-    pub(super) fn begin_searches(&mut self) {
-        let actions = self.config.actions.iter();
-        let searching = actions.filter(|step| step.searches()).count().max(1);
-        self.searched = 0;
-        self.search_quota = (DECISION.min(self.config.budget) / searching as u64).max(1);
-    }
-
     /// The job is searched for in the next decision, by this action before any other. What a search
     /// would have moved before the job is placed keeps nothing back.
     pub(super) fn postpone(&mut self, job: JobKey) {
         if self.acting != Step::Allocate {
-            self.postponed.insert(job);
+            self.budget.postponed.insert(job);
         }
-    }
-
-    /// Counts nodes that were checked for a pod. For a share, each of their cards counts.
-    pub(super) fn looked_at(&mut self, nodes: u64, shared: bool) {
-        self.decision.steps += nodes;
-        if shared {
-            self.pondered += nodes * CARDS;
-        }
-    }
-
-    /// What this decision took, in steps and as much as steps.
-    fn taken(&self) -> u64 {
-        self.decision.steps + self.pondered
-    }
-
-    /// Counts; true when the current search has used its allowance.
-    pub(super) fn charge(&mut self, pieces: u64) -> bool {
-        self.pondered += pieces;
-        self.search_cut |= self.taken() >= self.search_until;
-        self.search_cut
     }
 
     fn rest(&mut self, key: (GroupName, EvictCause), took: u64) {

@@ -103,7 +103,7 @@ impl Cycle<'_> {
         }
         let job_class = self.job_class(job, rules);
         if let Some((queue, job_class)) = &job_class
-            && let Some((before, found)) = self.infeasible.get(queue)
+            && let Some((before, found)) = self.memos.infeasible.get(queue)
             && before == job_class
         {
             match *found {
@@ -125,9 +125,9 @@ impl Cycle<'_> {
             cycle.tried(has_room)
         });
         if found == SearchOutcome::Room {
-            self.infeasible.clear();
+            self.memos.infeasible.clear();
         } else if let Some((queue, job_class)) = job_class {
-            self.infeasible.insert(queue, (job_class, found));
+            self.memos.infeasible.insert(queue, (job_class, found));
         } else {
             self.forget_job_class(job);
         }
@@ -137,7 +137,7 @@ impl Cycle<'_> {
     /// Drop the result: the next job is adjacent to this one, not to the job before it.
     pub(super) fn forget_job_class(&mut self, job: JobKey) {
         if let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) {
-            self.infeasible.remove(&queue);
+            self.memos.infeasible.remove(&queue);
         }
     }
 
@@ -146,9 +146,8 @@ impl Cycle<'_> {
         if !self.config.verify {
             return;
         }
-        let before = (self.decision.steps, self.pondered, self.wake);
-        self.search_until = self.decision.steps.saturating_add(self.config.budget);
-        self.search_cut = false;
+        let before = (self.budget.steps, self.budget.pondered, self.wake);
+        self.budget.begin_search(self.config.budget);
         let tallies = self.decision.tallies.clone();
         if let Some(found) = self.find_room(job, rules) {
             self.state.rollback(found.mark);
@@ -156,7 +155,7 @@ impl Cycle<'_> {
                 .contradicts(&format!("room was found, which was ruled out by {by}"));
         }
         self.decision.tallies = tallies;
-        (self.decision.steps, self.pondered, self.wake) = before;
+        (self.budget.steps, self.budget.pondered, self.wake) = before;
     }
 
     /// With `verify`, a set of victims that is skipped is tried all the same.
@@ -385,7 +384,10 @@ impl Cycle<'_> {
         failed: &mut FailedAttempt,
     ) -> Option<(Mark, Scenario)> {
         let pieces = search.victims.len() / VICTIMS;
-        if self.charge(u64::try_from(pieces).unwrap_or(u64::MAX)) {
+        if self
+            .budget
+            .charge(u64::try_from(pieces).unwrap_or(u64::MAX))
+        {
             return None;
         }
         let mut queue = JobQueue::new(true);
@@ -417,7 +419,7 @@ impl Cycle<'_> {
                 Vec::new()
             };
             for scenario in scenarios {
-                if self.charge(1) {
+                if self.budget.charge(1) {
                     return None;
                 }
                 let victims = scenario.tasks();
@@ -439,7 +441,7 @@ impl Cycle<'_> {
                 }
                 failed.insert((count, victims));
             }
-            if self.charge(1) {
+            if self.budget.charge(1) {
                 return None;
             }
             self.next_victims(&mut queue, &known, &mut taken)?;

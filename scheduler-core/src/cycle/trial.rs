@@ -41,7 +41,7 @@ impl Cycle<'_> {
         if let Some(barred) = search.rules.barred() {
             nodes.remove_all(barred);
         }
-        self.decision.steps += 1;
+        self.budget.steps += 1;
         self.tally().simulated += 1;
         let placed = self.simulate(search, tasks, &nodes, scenario);
         if placed {
@@ -160,7 +160,7 @@ impl Cycle<'_> {
         let outer = std::mem::replace(&mut self.borrows, !self.state.has_product_quotas());
         let mut deferred = Vec::new();
         let mut placed = false;
-        while let Some(entry) = queue.pop_own(self.state, &self.shares, &mut self.pondered) {
+        while let Some(entry) = queue.pop_own(self.state, &self.shares, &mut self.budget.pondered) {
             match again(self, entry.job) {
                 Seat::Found => placed |= entry.job == job,
                 Seat::Deferred => deferred.push(entry.job),

@@ -217,7 +217,7 @@ impl Cycle<'_> {
             is_placed,
         };
         let current = |known: &&Cached<Answers>| known.is_current(self.state);
-        let known = self.relaxations.answers.as_ref().filter(current);
+        let known = self.memos.relaxations.answers.as_ref().filter(current);
         let is_kept = matches!(filter, VictimFilter::LosersTo(..));
         let known = known.filter(|_| is_kept);
         let known = known.and_then(|known| known.value.get(&query).copied());
@@ -238,7 +238,7 @@ impl Cycle<'_> {
         }
         // Under the other filters an answer takes no longer than looking it up.
         if is_kept {
-            self.relaxations.keep(self.state, query, answer);
+            self.memos.relaxations.keep(self.state, query, answer);
         }
         answer
     }
@@ -260,7 +260,7 @@ impl Cycle<'_> {
         admits: impl Fn(&mut dyn Relaxation, &Self) -> bool,
     ) -> Option<&'static str> {
         let verify = self.config.verify;
-        let mut relaxations = std::mem::take(&mut self.relaxations.list);
+        let mut relaxations = std::mem::take(&mut self.memos.relaxations.list);
         let mut fresh = if verify { list() } else { Vec::new() }.into_iter();
         let mut first = None;
         for listed in &mut relaxations {
@@ -283,7 +283,7 @@ impl Cycle<'_> {
                 }
             }
         }
-        self.relaxations.list = relaxations;
+        self.memos.relaxations.list = relaxations;
         first
     }
 }

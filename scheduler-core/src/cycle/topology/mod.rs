@@ -117,7 +117,7 @@ impl Cycle<'_> {
         let (demand, sum) = PartDemand::of(self.state, tasks);
         let levels = topology.levels.clone();
         let at = self.room_of(&levels, demand);
-        let room = &self.topologies.rooms[at];
+        let room = &self.memos.topologies.rooms[at];
         let tree = Arc::clone(&room.tree);
         let common = tree.common(nodes, lowest);
         let failed = |why: &str| {
@@ -157,7 +157,7 @@ impl Cycle<'_> {
         if let Some(level) = preferred {
             let order = of_level(level).map_or(&[][..], Vec::as_slice);
             let scores = Scores::new(&tree, level, order);
-            self.scores.insert(name.to_owned(), scores);
+            self.memos.scores.insert(name.to_owned(), scores);
         }
         if found.is_empty() {
             return failed("no domain has enough resources");
@@ -167,7 +167,7 @@ impl Cycle<'_> {
 
     /// The room that the domains of a topology have for a demand, as it is now.
     fn room_of(&mut self, levels: &[Arc<str>], demand: PartDemand) -> usize {
-        let rooms = &mut self.topologies.rooms;
+        let rooms = &mut self.memos.topologies.rooms;
         let known = |room: &DomainRoom| room.tree.has_levels(levels) && room.demand == demand;
         let at = rooms.iter().position(known).unwrap_or_else(|| {
             let mut trees = rooms.iter().map(|room| &room.tree);
@@ -182,17 +182,17 @@ impl Cycle<'_> {
 
     /// Scores of the part's own rule, or of the nearest part above it.
     pub(super) fn topology_scores(&self, task: TaskKey, set: &str) -> Option<&Scores> {
-        if self.scores.is_empty() {
+        if self.memos.scores.is_empty() {
             return None;
         }
-        if let Some(scores) = self.scores.get(set) {
+        if let Some(scores) = self.memos.scores.get(set) {
             return Some(scores);
         }
         let job = self.state.tasks.get(task)?.job?;
         let root = &self.state.jobs.get(job)?.group.as_ref()?.spec.root;
         let mut path = Vec::new();
         path_to(root, set, &mut path);
-        path.iter().find_map(|name| self.scores.get(*name))
+        path.iter().find_map(|name| self.memos.scores.get(*name))
     }
 
     /// Domains of the required level that already have pods of the part. `None`: there are no such

@@ -1,0 +1,34 @@
+//! What a decision has computed and asks for again, until it ends or what it depends on changes.
+
+use super::find::Refusals;
+use super::fragments::Fragments;
+use super::relax::Relaxations;
+use super::search_budget::SearchOutcome;
+use super::solve::JobClass;
+use super::topology::{Scores, Topologies};
+use crate::state::node_set::NodeSet;
+use crate::state::rows::{JobKey, QueueKey, SpecKey};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// The memos of one decision.
+#[derive(Debug, Default)]
+pub(super) struct Memos {
+    /// The score of leftovers. `None`: no placement asks for it.
+    pub fragments: Option<Fragments>,
+    /// By queue, the job for which no room was found last, while nothing has moved since: the next in
+    /// line that is its like finds none either.
+    pub infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
+    /// What rules out searches for victims.
+    pub relaxations: Relaxations,
+    /// The jobs that may be moved, by [`State::settled`](crate::state::State::settled) at that time.
+    pub moves: Option<(u64, Vec<JobKey>)>,
+    /// Nodes that refused requests for devices, by their generation.
+    pub refusals: Refusals,
+    /// By requests, the nodes whose own rules let one of them in. Rules do not change in a decision.
+    pub open: FxHashMap<Vec<SpecKey>, Arc<NodeSet>>,
+    /// Scores of the nodes for the job that is being placed, by the name of the set.
+    pub scores: FxHashMap<String, Scores>,
+    /// What domains have for the demands of jobs, by the generation of each node.
+    pub topologies: Topologies,
+}
