@@ -263,6 +263,9 @@ impl EvictCause {
     }
 }
 
+/// The longest reason line, in bytes: conditions and events keep it whole.
+pub const MAX_LINE: usize = 1000;
+
 /// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, the
 /// first few changes soon, then at most every 30 s per pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,7 +280,7 @@ pub struct PodReason {
     pub mark: bool,
     /// The kind, for labels and conditions.
     pub kind: ReasonKind,
-    /// One line, at most [`crate::explain::MAX_LINE`] bytes.
+    /// One line, at most [`MAX_LINE`] bytes.
     pub line: Arc<str>,
 }
 

@@ -9,12 +9,9 @@ use crate::product_quota;
 use crate::reason::{CardLine, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::JobKey;
+use crate::state::keys::JobKey;
 use std::borrow::Cow;
 use std::sync::Arc;
-
-/// The longest reason line, in bytes: conditions and events keep it whole.
-pub const MAX_LINE: usize = 1000;
 
 /// All verdicts on where a pod may be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]

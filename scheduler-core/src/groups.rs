@@ -5,7 +5,7 @@ use crate::ids::GroupName;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::num::NonZeroU64;
 use std::sync::Arc;

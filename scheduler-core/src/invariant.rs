@@ -12,7 +12,7 @@ use crate::ids::GroupName;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Every contradiction, one sentence each.
@@ -71,7 +71,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
             wrong.push("an assumed task has no decision, or another has one".to_owned());
         }
     }
-    let mut stand: BTreeMap<crate::state::rows::JobKey, u32> = BTreeMap::new();
+    let mut stand: BTreeMap<crate::state::keys::JobKey, u32> = BTreeMap::new();
     for (key, cell) in &state.task_cells {
         if let Some(row) = state.tasks.get(key)
             && let Some(job) = row.job

@@ -15,7 +15,7 @@
 
 use crate::shares::{QueueAmounts, Share, Shares, less, plus, within};
 use crate::state::State;
-use crate::state::rows::QueueKey;
+use crate::state::keys::QueueKey;
 use crate::units::Bound;
 use std::cmp::{Ordering, Reverse};
 

@@ -6,7 +6,7 @@ use crate::model::{ProductQuota, Queue};
 use crate::shares::Shares;
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::QueueKey;
+use crate::state::keys::QueueKey;
 use crate::units::Bound;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,13 +1,12 @@
 //! Every negative verdict, typed, and its text: KAI's where KAI has one.
 
-use crate::action::ReasonKind;
+use crate::action::{MAX_LINE, ReasonKind};
 use crate::devices::{ClaimsReason, DeviceReason};
-use crate::explain::MAX_LINE;
 use crate::ids::{DeviceId, NodeName, ResourceName};
 use crate::ledger::Short;
 use crate::model::{Fence, Mode, Taint};
 use crate::state::State;
-use crate::state::rows::{CardKey, QueueKey};
+use crate::state::keys::{CardKey, QueueKey};
 use crate::units::Mib;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -6,7 +6,8 @@ use crate::cycle::Fragments;
 use crate::fit::free;
 use crate::fit::{Assignment, pods, soft_taints};
 use crate::state::State;
-use crate::state::rows::{NodeKey, SpecRow};
+use crate::state::keys::NodeKey;
+use crate::state::rows::SpecRow;
 use std::cmp::Reverse;
 
 /// Larger is better. The caller breaks ties by name.

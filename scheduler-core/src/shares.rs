@@ -10,7 +10,8 @@ use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::cell::QueueUse;
-use crate::state::rows::{NodeKey, NodeRow, QueueKey, QueueRow, SpecRow, TaskKey};
+use crate::state::keys::{NodeKey, QueueKey, TaskKey};
+use crate::state::rows::{NodeRow, QueueRow, SpecRow};
 use crate::units::{Bound, NanoGpu, Time};
 use slotmap::SecondaryMap;
 

@@ -8,7 +8,8 @@ use crate::event::{
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::GroupRow;
-use crate::state::rows::{JobKey, Seen, TaskKey, TaskRow};
+use crate::state::keys::{JobKey, TaskKey};
+use crate::state::rows::{Seen, TaskRow};
 use crate::state::{Progress, State};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 
 use crate::model::Card;
 use crate::state::State;
-use crate::state::rows::CardKey;
+use crate::state::keys::CardKey;
 
 /// Above this number of sets, cards are added one by one instead of trying every set.
 const MOST_SETS: u64 = 20_000;

@@ -6,7 +6,8 @@ use crate::ids::{GroupName, QueueName};
 use crate::model::{PodGroup, SubGroup};
 use crate::problem::Problem;
 use crate::state::job_row::GroupRow;
-use crate::state::rows::{JobKey, Seen, TaskRow};
+use crate::state::keys::JobKey;
+use crate::state::rows::{Seen, TaskRow};
 use crate::state::{DetachedPod, State};
 use std::collections::BTreeSet;
 

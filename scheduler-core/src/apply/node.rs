@@ -7,9 +7,8 @@ use crate::model::{Amount, Effect, Mode, Node, NodeCards, TopologyManager};
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{
-    AgentStatus, CardRow, Hold, MigStrategy, MissingLabels, NodeKey, TaskKey,
-};
+use crate::state::keys::{NodeKey, TaskKey};
+use crate::state::rows::{AgentStatus, CardRow, Hold, MigStrategy, MissingLabels};
 use crate::units::NanoGpu;
 use std::collections::BTreeSet;
 use std::sync::Arc;

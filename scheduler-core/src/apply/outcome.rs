@@ -7,7 +7,8 @@ use crate::event::{Backoff, CardPause, EvictRequest, Evicting, Outcome, OutcomeR
 use crate::ids::GroupName;
 use crate::problem::Problem;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{CardKey, NodeKey, Pause, Refused, Seen, TaskKey};
+use crate::state::keys::{CardKey, NodeKey, TaskKey};
+use crate::state::rows::{Pause, Refused, Seen};
 use crate::state::uid::Uid;
 use crate::state::{OpenDecision, Progress, State};
 use crate::units::{Duration, Time};

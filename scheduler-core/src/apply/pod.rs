@@ -10,9 +10,8 @@ use crate::model::{
 use crate::problem::Problem;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{
-    ClaimAsk, Hold, JobKey, NodeKey, PodFacts, PodRelations, Rare, Seen, Spec, TaskKey, TaskRow,
-};
+use crate::state::keys::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{ClaimAsk, Hold, PodFacts, PodRelations, Rare, Seen, Spec, TaskRow};
 use crate::state::uid::Uid;
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;

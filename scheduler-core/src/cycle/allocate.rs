@@ -10,7 +10,7 @@ use crate::fit;
 use crate::job_queue::JobQueue;
 use crate::reason::{ReasonKey, WaitReason};
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, SpecKey};
+use crate::state::keys::{JobKey, SpecKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 

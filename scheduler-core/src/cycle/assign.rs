@@ -6,7 +6,8 @@ use super::scenario::Scenario;
 use crate::fit::{self, Assignment};
 use crate::model::Mode;
 use crate::state::cell::{Leaving, Status, TaskCell};
-use crate::state::rows::{Hold, NodeKey, TaskKey};
+use crate::state::keys::{NodeKey, TaskKey};
+use crate::state::rows::Hold;
 use std::sync::Arc;
 
 impl Cycle<'_> {
@@ -126,7 +127,7 @@ impl Cycle<'_> {
 
     /// Moves every promise on a card to another card of the node, of the same size (a fraction
     /// is worth something else on another), where no share stays.
-    fn move_promises(&mut self, node: NodeKey, from: crate::state::rows::CardKey) -> bool {
+    fn move_promises(&mut self, node: NodeKey, from: crate::state::keys::CardKey) -> bool {
         let Some(row) = self.state.nodes.get(node) else {
             return false;
         };

@@ -4,7 +4,7 @@
 //! decision that has placed or searched a lot leaves the rest to the next one.
 
 use crate::config::Config;
-use crate::state::rows::JobKey;
+use crate::state::keys::JobKey;
 use rustc_hash::FxHashSet;
 
 /// Steps that searches may take in a decision. Each action has the same part of them.

@@ -8,8 +8,9 @@
 use super::Cycle;
 use crate::config::Step;
 use crate::state::cell::Status;
+use crate::state::keys::{NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{NodeKey, SpecRow, TaskKey};
+use crate::state::rows::SpecRow;
 
 /// Nodes that are to stay empty, and all others.
 pub(super) struct EmptyNodes {

@@ -15,7 +15,8 @@ use crate::action::Action;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
-use crate::state::rows::{Evicted, JobKey};
+use crate::state::keys::JobKey;
+use crate::state::rows::Evicted;
 use crate::units::{Duration, Time};
 use std::collections::BTreeSet;
 

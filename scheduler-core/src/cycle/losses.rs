@@ -9,8 +9,8 @@ use super::plan::is_new;
 use super::scenario::Scenario;
 use crate::product_quota::ProductAmounts;
 use crate::shares::{QueueAmounts, plus};
+use crate::state::keys::{NodeKey, QueueKey, TaskKey};
 use crate::state::products::ProductAmount;
-use crate::state::rows::{NodeKey, QueueKey, TaskKey};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@ use super::relax::Relaxations;
 use super::search_budget::SearchOutcome;
 use super::solve::JobClass;
 use super::topology::{Scores, Topologies};
+use crate::state::keys::{JobKey, QueueKey, SpecKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, QueueKey, SpecKey};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 

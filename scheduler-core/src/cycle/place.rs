@@ -14,8 +14,9 @@ use crate::model::TopologyRule;
 use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::score::{self, Score};
+use crate::state::keys::{JobKey, NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey};
+use crate::state::rows::SpecRow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -412,7 +413,7 @@ impl Cycle<'_> {
         Failure {
             why: Some(Arc::new(WaitReason {
                 kind: ReasonKind::Unschedulable,
-                line: crate::reason::cut(text, crate::explain::MAX_LINE).into(),
+                line: crate::reason::cut(text, crate::action::MAX_LINE).into(),
                 about,
             })),
             placed: None,

@@ -12,7 +12,7 @@ use crate::fit::choose_whole;
 use crate::ids::GroupName;
 use crate::model::Front;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
 use crate::units::Time;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;

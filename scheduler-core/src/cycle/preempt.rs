@@ -9,7 +9,7 @@ use crate::action::EvictCause;
 use crate::capacity::{self, Check};
 use crate::ids::QueueName;
 use crate::job_queue::JobQueue;
-use crate::state::rows::{JobKey, QueueKey, TaskKey};
+use crate::state::keys::{JobKey, QueueKey, TaskKey};
 
 struct Preemption {
     queue: QueueKey,

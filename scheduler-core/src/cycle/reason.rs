@@ -1,9 +1,9 @@
 //! Why a pod is pending: what kept it from being tried, or why trying failed.
 
 use super::Cycle;
+use crate::action::MAX_LINE;
 use crate::action::{PodReason, ReasonKind};
 use crate::config::Config;
-use crate::explain::MAX_LINE;
 use crate::fit;
 use crate::gang::{Gang, Pick};
 use crate::ids::NodeName;
@@ -11,7 +11,8 @@ use crate::reason::{self, Line, NodeReason, ReasonKey, WaitReason};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::GroupRow;
-use crate::state::rows::{JobKey, NodeKey, SpecRow, TaskKey, TaskRow};
+use crate::state::keys::{JobKey, NodeKey, TaskKey};
+use crate::state::rows::{SpecRow, TaskRow};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;

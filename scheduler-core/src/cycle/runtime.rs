@@ -9,7 +9,7 @@
 use super::Cycle;
 use super::scenario::Scenario;
 use crate::config::{Plugin, Resolve};
-use crate::state::rows::{JobKey, QueueKey};
+use crate::state::keys::{JobKey, QueueKey};
 use crate::units::Duration;
 
 /// Which action asks.

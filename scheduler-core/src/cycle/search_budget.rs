@@ -17,7 +17,8 @@ use super::Cycle;
 use crate::action::EvictCause;
 use crate::config::Step;
 use crate::ids::GroupName;
-use crate::state::rows::{JobKey, Rest};
+use crate::state::keys::JobKey;
+use crate::state::rows::Rest;
 use crate::units::Duration;
 
 /// Steps of a job's first search: less than a second.

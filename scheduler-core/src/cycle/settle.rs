@@ -9,7 +9,7 @@ use super::plan::is_new;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
 use crate::state::cell::{Status, TaskCell};
-use crate::state::rows::{JobKey, NodeKey, TaskKey};
+use crate::state::keys::{JobKey, NodeKey, TaskKey};
 use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {

@@ -5,7 +5,8 @@ use super::Cycle;
 use crate::action::EvictCause;
 use crate::model::Grace;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, Seen, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
+use crate::state::rows::Seen;
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {

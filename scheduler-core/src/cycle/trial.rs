@@ -12,8 +12,8 @@ use crate::job_queue::{Entry, JobQueue};
 use crate::model::Front;
 use crate::product_quota;
 use crate::state::cell::{Leaving, Mark, Status, TaskCell};
+use crate::state::keys::{JobKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{JobKey, TaskKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

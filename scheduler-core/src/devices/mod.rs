@@ -18,7 +18,8 @@ use crate::model::{
 };
 use crate::state::State;
 use crate::state::devices::{Devices, PoolRow, Sum};
-use crate::state::rows::{NodeKey, Spec};
+use crate::state::keys::NodeKey;
+use crate::state::rows::Spec;
 use crate::units::Quantity;
 pub(crate) use reason::{ClaimsReason, DeviceReason};
 pub(crate) use search::{Wanted, allocate};

@@ -8,7 +8,7 @@ use crate::model::{
     DeviceWants, PoolFault,
 };
 use crate::state::State;
-use crate::state::rows::NodeKey;
+use crate::state::keys::NodeKey;
 use std::sync::Arc;
 
 /// Devices that are checked for one pod on one node: some milliseconds. Kubernetes' scheduler gives

@@ -11,7 +11,8 @@ use crate::model::{Ask, Front, Mode};
 use crate::state::State;
 use crate::state::cell::{CardSums, Status};
 use crate::state::footprint;
-use crate::state::rows::{NodeKey, NodeRow, SpecRow, TaskKey};
+use crate::state::keys::{NodeKey, TaskKey};
+use crate::state::rows::{NodeRow, SpecRow};
 use crate::state::transition::counted_gpus;
 
 /// What the ones that stay hold of the node.

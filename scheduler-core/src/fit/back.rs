@@ -7,10 +7,11 @@ use super::free::whole_count;
 use super::{Room, announced, before_cards, card};
 use crate::model::{Ask, Mode, Share};
 use crate::state::State;
+use crate::state::card_use::mode_index;
 use crate::state::cell::{CardUse, Leaving};
 use crate::state::footprint;
-use crate::state::rows::{CardKey, Hold, SpecRow};
-use crate::state::transition::mode_index;
+use crate::state::keys::CardKey;
+use crate::state::rows::{Hold, SpecRow};
 use std::collections::BTreeSet;
 
 /// Whether the place that the pod is leaving has room for it beside all that stay and all promises.

@@ -7,7 +7,8 @@ use crate::model::{Amount, Fence, Mode, Pool, Share};
 use crate::reason::CardReason;
 use crate::state::State;
 use crate::state::cell::{CardSums, CardUse};
-use crate::state::rows::{CardKey, CardRow};
+use crate::state::keys::CardKey;
+use crate::state::rows::CardRow;
 use crate::units::{Mib, NanoGpu, Percent};
 use std::sync::Arc;
 

@@ -3,7 +3,8 @@
 use super::card;
 use crate::model::{Ask, Mode};
 use crate::state::State;
-use crate::state::rows::{CardKey, Hold, NodeKey, SpecRow, TaskKey};
+use crate::state::keys::{CardKey, NodeKey, TaskKey};
+use crate::state::rows::{Hold, SpecRow};
 use crate::units::{NanoGpu, Percent};
 use crate::whole;
 

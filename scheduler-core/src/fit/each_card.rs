@@ -10,7 +10,8 @@ use crate::model::{Ask, Front, Mode, Pool, Share};
 use crate::reason::{CardLine, CardReason};
 use crate::state::State;
 use crate::state::cell::CardUse;
-use crate::state::rows::{CardRow, NodeKey, SpecRow};
+use crate::state::keys::NodeKey;
+use crate::state::rows::{CardRow, SpecRow};
 
 /// Returns a line for each card that can serve no part of the pod's request. If `now`, the pod fits
 /// on the node now, so a card must be free now; otherwise it may be one that is being released.

@@ -7,7 +7,8 @@
 use super::card;
 use crate::state::State;
 use crate::state::cell::CardUse;
-use crate::state::rows::{CardRow, NodeKey, NodeRow};
+use crate::state::keys::NodeKey;
+use crate::state::rows::{CardRow, NodeRow};
 use crate::state::transition::mig_slices;
 use crate::units::{Mib, NanoGpu};
 

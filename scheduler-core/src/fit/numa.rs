@@ -15,7 +15,8 @@ use crate::model::{
 };
 use crate::state::State;
 use crate::state::cell::TaskCell;
-use crate::state::rows::{CardKey, NodeKey, NodeRow, Spec, TaskKey};
+use crate::state::keys::{CardKey, NodeKey, TaskKey};
+use crate::state::rows::{NodeRow, Spec};
 use crate::state::transition::As;
 use crate::state::uid::Uid;
 

@@ -9,8 +9,9 @@ use crate::model::{HostPort, Node};
 use crate::reason::NodeReason;
 use crate::state::State;
 use crate::state::cell::ExtraUse;
+use crate::state::keys::NodeKey;
 use crate::state::pod_counts::CountKey;
-use crate::state::rows::{NodeKey, SpecRow};
+use crate::state::rows::SpecRow;
 
 /// Whether other pods let it in. The order of the reasons is kube-scheduler's.
 pub(super) fn let_in(

@@ -3,7 +3,7 @@
 use super::{Gang, Set};
 use crate::ids::SetName;
 use crate::model::{SubGroup, TopologyRule};
-use crate::state::rows::TaskKey;
+use crate::state::keys::TaskKey;
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;

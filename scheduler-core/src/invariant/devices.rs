@@ -6,7 +6,7 @@ use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{AllocatedDevice, DeviceClaim};
 use crate::state::State;
 use crate::state::devices::{DeviceUse, FreeDevices, Slot};
-use crate::state::rows::{NodeKey, TaskKey};
+use crate::state::keys::{NodeKey, TaskKey};
 use crate::state::transition::As;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,7 +3,7 @@
 use crate::gang::AvailabilityTier;
 use crate::shares::QueueAmounts;
 use crate::state::State;
-use crate::state::rows::{JobKey, QueueKey, SpecKey, TaskKey};
+use crate::state::keys::{JobKey, QueueKey, SpecKey, TaskKey};
 use crate::state::uid::Uid;
 use crate::units::Time;
 use rustc_hash::FxHashMap;

@@ -9,7 +9,7 @@ mod tests;
 use crate::queue_order::{self, Candidate};
 use crate::shares::{QueueAmounts, Shares, plus};
 use crate::state::State;
-use crate::state::rows::{JobKey, QueueKey};
+use crate::state::keys::{JobKey, QueueKey};
 pub(crate) use line::{Entry, JobRank, Line, QueueLine, SingletonClass};
 use line::{order, sorted};
 use rustc_hash::FxHashMap;

@@ -13,6 +13,7 @@ mod card;
 mod device;
 mod device_claim;
 mod group;
+mod labels;
 mod node;
 mod pod;
 mod pod_rules;
@@ -29,6 +30,7 @@ pub use device::{
 };
 pub use device_claim::{Alternative, Constraint, Count, DeviceClaim, DeviceRequest, DeviceWants};
 pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
+pub use labels::Labels;
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
@@ -38,9 +40,3 @@ pub use topology_manager::{
     AlignedContainer, NumaUse, NumaZone, TopologyManager, TopologyPolicy, TopologyScope,
 };
 pub use volume::{Attachment, Claim, ClaimRef, Shape, Volume, Want};
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// Labels of an object.
-pub type Labels = BTreeMap<Arc<str>, Arc<str>>;

@@ -13,7 +13,7 @@ use crate::shares::{QueueAmounts, plus, within};
 use crate::snapshot;
 use crate::state::State;
 use crate::state::cell::Status;
-use crate::state::rows::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::keys::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::units::{Mib, NanoGpu, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

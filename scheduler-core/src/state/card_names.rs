@@ -1,7 +1,7 @@
 //! The rows of cards by UUID. A card that was moved to another machine, or whose machine has another
 //! name now, has a row on each node that names it, for as long as an agent or a pod does.
 
-use super::rows::{CardKey, NodeKey};
+use super::keys::{CardKey, NodeKey};
 use crate::ids::GpuUuid;
 use slotmap::KeyData;
 use std::collections::BTreeMap;

@@ -1,8 +1,15 @@
 //! What is on a card, in sums.
 
-use super::transition::mode_index;
 use crate::model::Mode;
 use crate::units::Mib;
+
+/// Returns the place of a mode in [`CardSums::modes`].
+pub(crate) fn mode_index(mode: Mode) -> usize {
+    Mode::ALL
+        .iter()
+        .position(|candidate| *candidate == mode)
+        .unwrap_or_default()
+}
 
 /// What is taken of a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,14 +6,16 @@
 //! cells inside [`State::swap`], forwards and backwards alike. Generations are no cells:
 //! they only rise, also on the way back.
 
+use super::card_use::mode_index;
 pub(crate) use super::card_use::{CardSums, CardUse};
 use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
 use super::footprint;
+use super::keys::{CardKey, NodeKey, QueueKey, TaskKey};
 use super::pod_counts::CountKey;
 use super::products::ProductUse;
-use super::rows::{CardKey, Hold, NodeKey, QueueKey, SpecRow, TaskKey};
-use super::transition::{As, mode_index};
+use super::rows::{Hold, SpecRow};
+use super::transition::As;
 use super::volumes::ClaimUse;
 use super::{PlacedEntry, State};
 use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};

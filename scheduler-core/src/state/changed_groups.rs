@@ -1,7 +1,7 @@
 //! Which pod groups may have another [`crate::GroupView`] than the one that was taken last.
 
 use super::State;
-use super::rows::{JobKey, TaskKey};
+use super::keys::{JobKey, TaskKey};
 use crate::ids::GroupName;
 use std::collections::VecDeque;
 

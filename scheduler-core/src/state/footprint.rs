@@ -5,7 +5,8 @@
 //! before the next container starts, and every other container runs until the pod ends.
 
 use super::card_use::{CardSums, square};
-use super::rows::{CardKey, Hold};
+use super::keys::CardKey;
+use super::rows::Hold;
 use crate::units::Mib;
 
 /// What one pod takes of one card.

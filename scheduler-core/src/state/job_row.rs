@@ -2,7 +2,7 @@
 
 use super::State;
 use super::interner::Interner;
-use super::rows::{JobKey, QueueKey, TaskKey};
+use super::keys::{JobKey, QueueKey, TaskKey};
 use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, SubGroup};

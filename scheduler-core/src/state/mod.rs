@@ -23,7 +23,7 @@
 //! order is walked through the ordered maps of names, or sorted by names.
 
 mod card_names;
-mod card_use;
+pub(crate) mod card_use;
 pub(crate) mod cell;
 mod changed_groups;
 pub(crate) mod devices;
@@ -31,6 +31,7 @@ mod extra_use;
 pub(crate) mod footprint;
 mod interner;
 pub(crate) mod job_row;
+pub(crate) mod keys;
 pub(crate) mod node_set;
 mod open;
 pub(crate) mod pod_counts;
@@ -56,11 +57,9 @@ use crate::reason::WaitReason;
 use crate::units::Time;
 use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
 use job_row::{GroupRow, JobRow};
+use keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 pub(crate) use open::{Open, OpenDecision, Progress};
-use rows::{
-    CardKey, CardRow, Evicted, JobKey, NodeKey, NodeRow, QueueKey, QueueRow, Rest, Spec, SpecKey,
-    SpecRow, TaskKey, TaskRow,
-};
+use rows::{CardRow, Evicted, NodeRow, QueueRow, Rest, Spec, SpecRow, TaskRow};
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
 use std::cmp::Reverse;

@@ -1,6 +1,6 @@
 //! Decisions without an outcome: by their id, and by the pod that they are about.
 
-use super::rows::TaskKey;
+use super::keys::TaskKey;
 use crate::action::EvictCause;
 use crate::ids::{DecisionId, GroupName};
 use rustc_hash::FxHashMap;

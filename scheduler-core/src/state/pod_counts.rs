@@ -12,8 +12,9 @@
 
 use super::State;
 use super::cell::{Cell, ExtraUse};
+use super::keys::{NodeKey, TaskKey};
 use super::pod_index::{LooksAt, PodIndex, Scope};
-use super::rows::{NodeKey, PodAsks, Spec, TaskKey, TaskRow};
+use super::rows::{PodAsks, Spec, TaskRow};
 use super::transition::{As, Way};
 use crate::model::{Labels, PodSelector, PodTerm};
 use slotmap::SlotMap;

@@ -5,9 +5,10 @@
 
 use super::State;
 use super::cell::{ExtraUse, TaskCell};
+use super::keys::SpecKey;
 use super::pod_counts::{CountKey, CountRow, Who};
 use super::pod_index::{Register, TermsVersion};
-use super::rows::{PodAsks, SpecKey, SpecRow, TermSubject};
+use super::rows::{PodAsks, SpecRow, TermSubject};
 use super::spreading::Spreading;
 use super::transition::Way;
 use crate::model::{Labels, PodSelector};

@@ -3,8 +3,8 @@
 
 use super::State;
 use super::interner::PodLabels;
+use super::keys::TaskKey;
 use super::pod_counts::{CountKey, Who};
-use super::rows::TaskKey;
 use crate::model::PodSelector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

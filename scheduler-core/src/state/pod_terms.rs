@@ -3,9 +3,10 @@
 
 use super::State;
 use super::interner::PodLabels;
+use super::keys::TaskKey;
 use super::pod_counts::{CountKey, Who};
 use super::pod_index::{Scope, Scoped};
-use super::rows::{PodRelations, Spec, TaskKey, TaskRow, TermSubject};
+use super::rows::{PodRelations, Spec, TaskRow, TermSubject};
 use crate::model::{Labels, PodRules, PodSelector};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -8,7 +8,7 @@
 
 use super::State;
 use super::cell::Cell;
-use super::rows::{NodeKey, QueueKey, TaskKey};
+use super::keys::{NodeKey, QueueKey, TaskKey};
 use super::transition::Way;
 use crate::model::{ProductUnit, Queue};
 use crate::units::{Mib, NanoGpu};

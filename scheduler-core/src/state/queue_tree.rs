@@ -2,7 +2,8 @@
 
 use super::State;
 use super::cell::{Status, TaskCell};
-use super::rows::{QueueKey, QueueRow, TaskKey};
+use super::keys::{QueueKey, TaskKey};
+use super::rows::QueueRow;
 use crate::model::Queue;
 use std::collections::BTreeMap;
 

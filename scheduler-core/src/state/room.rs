@@ -7,8 +7,9 @@
 //! node that it returns is checked again with `fit`.
 
 use super::State;
+use super::keys::{CardKey, NodeKey};
 use super::node_set::NodeSet;
-use super::rows::{CardKey, NodeKey, NodeRow};
+use super::rows::NodeRow;
 use crate::fit::free::CardsFree;
 use crate::units::Time;
 use slotmap::SecondaryMap;

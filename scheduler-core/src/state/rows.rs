@@ -16,6 +16,7 @@ use crate::model::{
 };
 use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
+use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey};
 use crate::state::pod_counts::CountKey;
 use crate::state::pod_domains::Domains;
 use crate::state::products::Product;
@@ -25,21 +26,6 @@ use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
-
-slotmap::new_key_type! {
-    /// A node.
-    pub(crate) struct NodeKey;
-    /// A card.
-    pub(crate) struct CardKey;
-    /// A pod.
-    pub(crate) struct TaskKey;
-    /// A pod group, or a pod that is a group of its own.
-    pub(crate) struct JobKey;
-    /// A queue.
-    pub(crate) struct QueueKey;
-    /// A request signature.
-    pub(crate) struct SpecKey;
-}
 
 /// A node and its cards.
 #[derive(Clone, Debug)]

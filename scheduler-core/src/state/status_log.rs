@@ -5,7 +5,7 @@
 //! instead of reading all of them again.
 
 use super::cell::Status;
-use super::rows::{JobKey, TaskKey};
+use super::keys::{JobKey, TaskKey};
 use std::collections::VecDeque;
 
 /// The last changes, oldest first.

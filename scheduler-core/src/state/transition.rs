@@ -4,9 +4,10 @@ use super::State;
 use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
 use super::footprint;
-use super::rows::{CardKey, Hold, JobKey, NodeKey, QueueKey, Spec, SpecRow, TaskKey};
+use super::keys::{CardKey, JobKey, NodeKey, QueueKey, TaskKey};
+use super::rows::{Hold, Spec, SpecRow};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort, Mode};
+use crate::model::{Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort};
 use crate::units::{Mib, NanoGpu};
 use std::sync::Arc;
 
@@ -112,13 +113,6 @@ fn mig_memory(name: &str) -> Mib {
     let memory = memory.and_then(|(_, memory)| memory.split_once("gb"));
     let gib: u32 = memory.and_then(|(gib, _)| gib.parse().ok()).unwrap_or(0);
     Mib(u64::from(gib) * 1024)
-}
-
-pub(crate) fn mode_index(mode: Mode) -> usize {
-    Mode::ALL
-        .iter()
-        .position(|candidate| *candidate == mode)
-        .unwrap_or_default()
 }
 
 impl State {

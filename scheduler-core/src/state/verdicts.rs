@@ -8,8 +8,9 @@
 //! placed after that only take capacity, so a request that fitted nowhere still fits nowhere.
 
 use super::State;
+use super::keys::{NodeKey, SpecKey};
 use super::pod_index::TermsVersion;
-use super::rows::{NodeKey, SpecKey, SpecRow};
+use super::rows::SpecRow;
 use crate::config::Config;
 use crate::fit::{self, free};
 use crate::reason::{Line, NodeReason, ReasonKey};

@@ -7,7 +7,8 @@
 
 use super::State;
 use super::cell::{Cell, TaskCell};
-use super::rows::{NodeKey, NodeRow, TaskKey};
+use super::keys::{NodeKey, TaskKey};
+use super::rows::NodeRow;
 use crate::ids::{ClaimUid, VolumeName};
 use crate::model::{Claim, Volume, Want};
 use crate::reason::NodeReason;
@@ -448,7 +449,7 @@ mod tests {
     use crate::ids::ClaimUid;
     use crate::state::State;
     use crate::state::cell::{Leaving, Status, TaskCell};
-    use crate::state::rows::NodeKey;
+    use crate::state::keys::NodeKey;
     use crate::text;
     use std::sync::Arc;
 

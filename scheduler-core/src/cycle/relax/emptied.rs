@@ -11,7 +11,7 @@ use super::packing::one_share;
 use super::{Asked, PermittedVictims, Relaxation, VictimSet};
 use crate::fit;
 use crate::state::State;
-use crate::state::rows::{NodeKey, SpecKey, TaskKey};
+use crate::state::keys::{NodeKey, SpecKey, TaskKey};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 

@@ -9,7 +9,7 @@ use super::super::Cycle;
 use super::{Asked, Cached, Relaxation, VictimFilter};
 use crate::product_quota;
 use crate::shares::{QueueAmounts, plus, within};
-use crate::state::rows::QueueKey;
+use crate::state::keys::QueueKey;
 use crate::units::NanoGpu;
 use rustc_hash::FxHashMap;
 

@@ -30,7 +30,7 @@ use super::Cycle;
 use super::scenario::{ProbeDemand, Scenario};
 use super::solve::VictimSearch;
 use crate::state::State;
-use crate::state::rows::{JobKey, SpecKey};
+use crate::state::keys::{JobKey, SpecKey};
 use rustc_hash::FxHashMap;
 pub(super) use slots::SlotsDemand;
 use std::cell::OnceCell;

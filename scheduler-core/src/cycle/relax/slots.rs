@@ -3,8 +3,8 @@
 
 use super::super::Cycle;
 use super::{Relaxation, VictimSet};
+use crate::state::keys::{NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::{NodeKey, TaskKey};
 use std::collections::BTreeMap;
 
 #[derive(Debug)]

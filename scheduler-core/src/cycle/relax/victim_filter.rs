@@ -3,7 +3,8 @@
 use super::super::Cycle;
 use crate::shares::QueueAmounts;
 use crate::state::State;
-use crate::state::rows::{JobKey, QueueKey, SpecRow, TaskKey};
+use crate::state::keys::{JobKey, QueueKey, TaskKey};
+use crate::state::rows::SpecRow;
 use std::sync::Arc;
 
 /// The rule of one action for one job.

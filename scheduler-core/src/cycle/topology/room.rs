@@ -6,7 +6,7 @@ use crate::fit::card;
 use crate::fit::free::whole_count;
 use crate::ids::ResourceName;
 use crate::state::State;
-use crate::state::rows::{NodeKey, TaskKey};
+use crate::state::keys::{NodeKey, TaskKey};
 use crate::units::NanoGpu;
 use std::collections::BTreeMap;
 use std::sync::Arc;

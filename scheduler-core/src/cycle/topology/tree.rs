@@ -4,8 +4,8 @@
 //! is outside. The root, level 0, holds all that are inside.
 
 use crate::state::State;
+use crate::state::keys::NodeKey;
 use crate::state::node_set::NodeSet;
-use crate::state::rows::NodeKey;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 

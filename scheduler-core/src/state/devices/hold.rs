@@ -3,7 +3,7 @@
 
 use super::super::State;
 use super::super::cell::{Cell, Status, TaskCell};
-use super::super::rows::{NodeKey, TaskKey};
+use super::super::keys::{NodeKey, TaskKey};
 use super::super::transition::As;
 use super::{DeviceUse, Devices, Sum};
 use crate::devices::{Free, Wanted, counters_suffice};

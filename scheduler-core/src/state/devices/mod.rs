@@ -13,7 +13,7 @@ mod pools;
 
 use super::State;
 use super::cell::{Cell, Status};
-use super::rows::{NodeKey, TaskKey};
+use super::keys::{NodeKey, TaskKey};
 use super::transition::As;
 use crate::action::DeviceBinding;
 use crate::devices::{ClaimsReason, Free, Wanted, allocate};

@@ -1,7 +1,7 @@
 //! Pools of devices, and which nodes they are for.
 
 use super::super::State;
-use super::super::rows::NodeKey;
+use super::super::keys::NodeKey;
 use super::Devices;
 use crate::ids::{DeviceId, NodeName, PoolName};
 use crate::model::{Device, DeviceNodes, DevicePool, Node};
