@@ -14,7 +14,7 @@ pub(super) type Read<T> = Result<T, TextError>;
 pub struct TextError {
     /// The first line has number 1.
     pub line: usize,
-    /// This is one sentence.
+    /// The sentence says what is wrong.
     pub what: String,
 }
 
@@ -101,7 +101,7 @@ fn words(body: &str) -> Result<Vec<Word>, String> {
                 other => value.as_mut().unwrap_or(&mut key).push(other),
             }
         }
-        // The quotes of an empty name are a word.
+        // An empty name is written as two quotes, which make it a word.
         if quoted || !key.is_empty() || value.is_some() {
             words.push(Word {
                 key,

@@ -50,4 +50,30 @@ mod tests {
         }
         assert_ne!(read("group g no-sets\n"), read("group g\n"));
     }
+
+    #[test]
+    fn words_and_indented_lines_that_no_table_knows_are_refused() {
+        for (text, why) in [
+            ("node n cpus=4\n", "line 1: cpus is not known here"),
+            (
+                "queue q\n  limit gpu=1\n",
+                "line 2: limit is not known here",
+            ),
+            (
+                "pod p\n  port TCP port=80 on=x\n",
+                "line 2: on is not known here",
+            ),
+            (
+                "pod p mode.main=mps\n",
+                "line 1: mode.main is not known here",
+            ),
+            (
+                "pod p gpus.main=1 mode.main=mps\n",
+                "line 1: mode.main is not known here",
+            ),
+        ] {
+            let refused = read(text).map_err(|error| error.to_string());
+            assert_eq!(refused, Err(why.to_owned()), "{text}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Percent, Quan
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A number is called so, and its refusal names the key.
+/// A type with this name is a number, and its refusal names the key.
 const NUMBER: &str = "number";
 
 /// A type implements this if its values are single words.
