@@ -1,17 +1,24 @@
-//! Lines of text ↔ words, pairs and indented lines.
+//! A line has words, pairs and indented lines; this file splits text into them and prints them.
 
-use std::fmt;
+use super::value::Value;
+use std::cell::Cell;
+use std::fmt::{self, Display, Write as _};
+use std::iter::Peekable;
+use std::rc::Rc;
 
-/// What could not be read.
+/// Reading gives a value, or says which line is wrong.
+pub(super) type Read<T> = Result<T, TextError>;
+
+/// A line could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextError {
-    /// From 1.
+    /// The first line has number 1.
     pub line: usize,
-    /// One sentence.
+    /// The sentence says what is wrong.
     pub what: String,
 }
 
-impl fmt::Display for TextError {
+impl Display for TextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}", self.line, self.what)
     }
@@ -19,63 +26,53 @@ impl fmt::Display for TextError {
 
 impl std::error::Error for TextError {}
 
-/// One line and the lines indented below it.
+/// A line owns the lines that are indented below it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Line {
-    pub number: usize,
-    pub words: Vec<Word>,
-    pub below: Vec<Line>,
+    number: usize,
+    pub(super) words: Vec<Word>,
+    pub(super) below: Vec<Line>,
 }
 
-/// `key=value`, or a bare word.
+/// A word is `key=value`, or bare if it has no value.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
     pub key: String,
     pub value: Option<String>,
-    used: std::cell::Cell<bool>,
+    /// Reading a word sets this, also if the word was read in a part of the line ([`Line::part`]).
+    used: Rc<Cell<bool>>,
 }
 
 /// Splits text into lines by indentation.
-pub(super) fn parse(text: &str) -> Result<Vec<Line>, TextError> {
-    let mut open: Vec<(usize, Line)> = Vec::new();
-    let mut done = Vec::new();
-    let close = |open: &mut Vec<(usize, Line)>, done: &mut Vec<Line>, to: usize| {
-        while open.last().is_some_and(|(indent, _)| *indent >= to) {
-            if let Some((_, line)) = open.pop() {
-                match open.last_mut() {
-                    Some((_, parent)) => parent.below.push(line),
-                    None => done.push(line),
-                }
-            }
-        }
-    };
+pub(super) fn parse(text: &str) -> Read<Vec<Line>> {
+    let mut lines = Vec::new();
     for (index, raw) in text.lines().enumerate() {
         let body = raw.trim_start();
         if body.is_empty() || body.starts_with('#') {
             continue;
         }
-        let indent = raw.len() - body.len();
-        close(&mut open, &mut done, indent);
-        let error = |what| TextError {
-            line: index + 1,
-            what,
+        let mut line = Line {
+            number: index + 1,
+            ..Line::default()
         };
-        // None is ever written: it would come back as a space.
+        // The writer never writes one, because it would come back as a space.
         if body.trim_end().contains(char::is_control) {
-            return Err(error("there is a control character".to_owned()));
+            return Err(line.error("there is a control character"));
         }
-        let words = words(body.trim_end()).map_err(error)?;
-        open.push((
-            indent,
-            Line {
-                number: index + 1,
-                words,
-                below: Vec::new(),
-            },
-        ));
+        line.words = words(body.trim_end()).map_err(|what| line.error(what))?;
+        lines.push((raw.len() - body.len(), line));
     }
-    close(&mut open, &mut done, 0);
-    Ok(done)
+    Ok(nested(&mut lines.into_iter().peekable(), 0))
+}
+
+/// Takes the next lines as long as they are indented at least so far, each with those below it.
+fn nested(lines: &mut Peekable<impl Iterator<Item = (usize, Line)>>, indent: usize) -> Vec<Line> {
+    let mut all = Vec::new();
+    while let Some((indent, mut line)) = lines.next_if(|(next, _)| *next >= indent) {
+        line.below = nested(lines, indent + 1);
+        all.push(line);
+    }
+    all
 }
 
 fn words(body: &str) -> Result<Vec<Word>, String> {
@@ -104,12 +101,12 @@ fn words(body: &str) -> Result<Vec<Word>, String> {
                 other => value.as_mut().unwrap_or(&mut key).push(other),
             }
         }
-        // An empty name is quoted.
+        // An empty name is written as two quotes, which make it a word.
         if quoted || !key.is_empty() || value.is_some() {
             words.push(Word {
                 key,
                 value,
-                used: std::cell::Cell::new(false),
+                used: Rc::default(),
             });
         }
     }
@@ -124,7 +121,7 @@ impl Line {
         }
     }
 
-    /// The first word.
+    /// Returns the first word.
     pub(super) fn kind(&self) -> &str {
         self.words.first().map_or("", |word| {
             word.used.set(true);
@@ -132,8 +129,8 @@ impl Line {
         })
     }
 
-    /// The n-th word, which must be bare.
-    pub(super) fn name(&self, index: usize) -> Result<&str, TextError> {
+    /// Returns the n-th word, which must be bare.
+    pub(super) fn name(&self, index: usize) -> Read<&str> {
         match self.words.get(index) {
             Some(Word {
                 key,
@@ -147,7 +144,7 @@ impl Line {
         }
     }
 
-    /// A bare word after the name.
+    /// Returns whether a bare word comes after the name.
     pub(super) fn flag(&self, key: &str) -> bool {
         self.words
             .iter()
@@ -155,6 +152,12 @@ impl Line {
             .filter(|word| word.value.is_none() && word.key == key && !word.used.replace(true))
             .count()
             > 0
+    }
+
+    /// Returns whether the bare word is there. It does not count as read.
+    pub(super) fn has_flag(&self, key: &str) -> bool {
+        let mut words = self.words.iter().skip(2);
+        words.any(|word| word.value.is_none() && word.key == key)
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&str> {
@@ -167,16 +170,15 @@ impl Line {
             })
     }
 
-    pub(super) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, TextError> {
-        self.get(key)
-            .map(|text| {
-                text.parse()
-                    .map_err(|_| self.error(format!("{key} is not a number: {text}")))
-            })
-            .transpose()
+    pub(super) fn value<T: Value>(&self, key: &str) -> Read<Option<T>> {
+        self.get(key).map(|text| self.parsed(key, text)).transpose()
     }
 
-    /// Values of `prefix.<rest>=<value>`, in order of appearance.
+    pub(super) fn parsed<T: Value>(&self, key: &str, text: &str) -> Read<T> {
+        T::parse(text).ok_or_else(|| self.error(T::refusal(key, text)))
+    }
+
+    /// Returns the values of `prefix.<rest>=<value>` in order of appearance.
     pub(super) fn prefixed<'a>(
         &'a self,
         prefix: &'a str,
@@ -189,7 +191,7 @@ impl Line {
         })
     }
 
-    /// All values of a key that may occur several times.
+    /// Returns all values of a key that may occur several times.
     pub(super) fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.words.iter().filter_map(move |word| {
             let value = word.value.as_deref().filter(|_| word.key == key)?;
@@ -198,17 +200,93 @@ impl Line {
         })
     }
 
-    /// A misspelt key would silently mean its default.
-    pub(super) fn finish(&self) -> Result<(), TextError> {
-        match self.words.iter().find(|word| !word.used.get()) {
-            Some(word) => Err(self.error(format!("{} is not known here", word.key))),
+    /// Returns the indented lines of one kind.
+    pub(super) fn below<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Line> {
+        let below = self.below.iter();
+        below.filter(move |line| {
+            line.words.first().is_some_and(|word| word.key == kind) && line.kind() == kind
+        })
+    }
+
+    /// Returns a line with that name and the words whose keys end in `.part`.
+    pub(super) fn part(&self, part: &str) -> Self {
+        let words = self.words.iter().filter_map(|word| {
+            let key = word.key.strip_suffix(part)?.strip_suffix('.')?;
+            let key = key.to_owned();
+            Some(Word {
+                key,
+                ..word.clone()
+            })
+        });
+        let mut line = Self::of_kind("part");
+        line.push_word(part);
+        line.words.extend(words);
+        Self {
+            number: self.number,
+            ..line
+        }
+    }
+
+    /// Refuses words and indented lines that were not read: a misspelt key would silently mean its
+    /// default.
+    pub(super) fn finish(&self) -> Read<()> {
+        let own = self.words.iter().map(|word| (self, word));
+        let below = self.below.iter();
+        let below = below.filter_map(|line| Some((line, line.words.first()?)));
+        match own.chain(below).find(|(_, word)| !word.used.get()) {
+            Some((line, word)) => Err(line.error(format!("{} is not known here", word.key))),
             None => Ok(()),
+        }
+    }
+
+    /// Begins a line that is written.
+    pub(super) fn of_kind(kind: &str) -> Self {
+        let mut line = Self::default();
+        line.push_word(kind);
+        line
+    }
+
+    pub(super) fn push_word(&mut self, text: impl Into<String>) {
+        self.push(text.into(), None);
+    }
+
+    pub(super) fn push_pair(&mut self, key: impl Into<String>, value: impl Display) {
+        self.push(key.into(), Some(value.to_string()));
+    }
+
+    fn push(&mut self, key: String, value: Option<String>) {
+        self.words.push(Word {
+            key,
+            value,
+            used: Rc::default(),
+        });
+    }
+
+    /// Appends the line and what is below it to a text.
+    pub(super) fn print(&self, depth: usize, text: &mut String) {
+        let _ = writeln!(text, "{:1$}{self}", "", 2 * depth);
+        for line in &self.below {
+            line.print(depth + 1, text);
         }
     }
 }
 
-/// A value, in quotes where it needs them.
-pub(super) fn quoted(text: &str) -> String {
+/// Prints the line alone, without the lines below it.
+impl Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, Word { key, value, .. }) in self.words.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { " " })?;
+            f.write_str(&quoted(key))?;
+            if let Some(value) = value {
+                write!(f, "={}", quoted(value))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts a value in quotes if it needs them.
+fn quoted(text: &str) -> String {
     let plain = !text.is_empty()
         && !text.starts_with('#')
         && !text.contains(['"', '\\', '='])
@@ -223,7 +301,6 @@ pub(super) fn quoted(text: &str) -> String {
                 out.push('\\');
                 out.push(next);
             }
-            // One line stays one line, whatever ends one on the way.
             _ if next.is_control() => out.push(' '),
             _ => out.push(next),
         }

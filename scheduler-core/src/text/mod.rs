@@ -1,11 +1,12 @@
-//! Events and decisions as text: what snapshots, golden scenarios and bug reports are
-//! written in.
+//! Snapshots, golden scenarios and bug reports are events and decisions as text.
 //!
-//! One event per line, what belongs to it indented below. A line is a word for the kind,
-//! its name, then `key=value` pairs and flags in any order; values with blanks stand in
-//! double quotes, in which `\"` and `\\` are escaped. What has its default is left out.
-//! `#` starts a comment at the beginning of a line. Units: millicores, bytes, MiB,
-//! milliseconds, nano-GPU.
+//! An event is a line, and its parts are indented below it. A line is a word for the kind, a name,
+//! then `key=value` pairs and flags in any order. Values with blanks are in double quotes, in which
+//! `\"` and `\\` are escaped. A field with its default is left out. `#` starts a comment at the
+//! beginning of a line. The units are millicores, bytes, MiB, milliseconds and nano-GPU.
+//!
+//! Each object has one table of its fields, from which it is read and written (`field.rs`): a new
+//! field is one row.
 //!
 //! ```text
 //! node n1 cpu=64000 memory=274877906944 pods=110 managed
@@ -16,24 +17,23 @@
 //! ```
 
 mod config;
+mod decision;
+mod device;
+mod event;
+mod field;
+mod group;
 mod line;
-mod read;
-mod read_cards;
-mod read_devices;
-mod read_pod_rules;
-mod read_queue;
-mod read_volumes;
-mod taints;
-mod topology_manager;
-mod write;
-mod write_devices;
-mod write_pod_rules;
-mod write_queue;
-mod write_volumes;
+mod node;
+mod pod;
+mod queue;
+mod rules;
+mod share;
+mod value;
+mod volume;
 
+pub use decision::decision;
+pub use event::{append, event, read, write};
 pub use line::TextError;
-pub use read::{event, read};
-pub use write::{append, decision, write};
 
 #[cfg(test)]
 mod tests {
@@ -49,5 +49,31 @@ mod tests {
             assert_eq!(read(&write(&events)), Ok(events), "{text}");
         }
         assert_ne!(read("group g no-sets\n"), read("group g\n"));
+    }
+
+    #[test]
+    fn words_and_indented_lines_that_no_table_knows_are_refused() {
+        for (text, why) in [
+            ("node n cpus=4\n", "line 1: cpus is not known here"),
+            (
+                "queue q\n  limit gpu=1\n",
+                "line 2: limit is not known here",
+            ),
+            (
+                "pod p\n  port TCP port=80 on=x\n",
+                "line 2: on is not known here",
+            ),
+            (
+                "pod p mode.main=mps\n",
+                "line 1: mode.main is not known here",
+            ),
+            (
+                "pod p gpus.main=1 mode.main=mps\n",
+                "line 1: mode.main is not known here",
+            ),
+        ] {
+            let refused = read(text).map_err(|error| error.to_string());
+            assert_eq!(refused, Err(why.to_owned()), "{text}");
+        }
     }
 }
