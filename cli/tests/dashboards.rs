@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// What Prometheus adds to every sample.
 const OF_TARGETS: [&str; 2] = ["instance", "job"];
+/// The page that has a section for each alert.
+const RUNBOOKS: &str = "https://github.com/aliquot/aliquot/blob/main/docs/runbooks.md";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/grafana")
@@ -258,9 +260,15 @@ fn expressions() -> Vec<(String, String)> {
     }
     let text = std::fs::read_to_string(folder().join("alerts.yaml")).unwrap();
     let rules: Value = serde_saphyr::from_str(&text).unwrap();
+    let runbooks = std::fs::read_to_string(folder().join("../../docs/runbooks.md")).unwrap();
     for rule in rules["groups"][0]["rules"].as_array().unwrap() {
         let name = rule["alert"].as_str().unwrap();
         assert!(rule["annotations"]["summary"].is_string(), "{name}");
+        let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
+        let page = format!("{RUNBOOKS}#{}", name.to_lowercase());
+        assert_eq!(runbook, page, "{name}");
+        let heading = format!("\n## {name}\n");
+        assert!(runbooks.contains(&heading), "{name} has no runbook");
         assert!(
             ["info", "warning", "critical"].contains(&rule["labels"]["severity"].as_str().unwrap()),
             "{name}"

@@ -94,6 +94,7 @@ fn the_chart_carries_the_very_files_that_kubectl_applies() {
         ("files/daemonset.yaml", "daemonset.yaml"),
         ("files/queues.yaml", "queues/queues.yaml"),
         ("files/dra.yaml", "dra/dra.yaml"),
+        ("files/grafana", "grafana"),
         ("files/autoscaling.yaml", "autoscaling/autoscaling.yaml"),
         (
             "files/aliquot.dev_gpunodes.yaml",
@@ -576,6 +577,51 @@ fn kais_values(helm: &Path) {
 }
 
 #[test]
+fn the_prometheus_operator_and_grafana_get_the_files_of_deploy() {
+    let file = |name: &str| std::fs::read_to_string(deploy().join("grafana").join(name)).unwrap();
+    let alerts = documents(&file("alerts.yaml")).unwrap().remove(0);
+    for helm in helms() {
+        let none = rendered(&helm, "aliquot-system", &[]);
+        assert!(!none.contains_key(&key("PrometheusRule", "aliquot")));
+        let flags = [
+            "monitoring.enabled=true",
+            "monitoring.labels.release=kube-prometheus-stack",
+            "monitoring.interval=15s",
+            "monitoring.dashboards=true",
+        ];
+        let flags: Vec<&str> = flags.iter().flat_map(|flag| ["--set", flag]).collect();
+        let objects = rendered(&helm, "aliquot-system", &flags);
+        let monitor = &objects[&key("PodMonitor", "aliquot")];
+        let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+        assert_eq!(endpoint["interval"], "15s");
+        assert_eq!(endpoint["honorLabels"], true);
+        let names = &monitor["spec"]["selector"]["matchExpressions"][0]["values"];
+        for name in names.as_array().unwrap() {
+            let name = name.as_str().unwrap();
+            let workload = ["DaemonSet", "Deployment"].map(|kind| objects.get(&key(kind, name)));
+            let workload = workload.into_iter().flatten().next().unwrap();
+            let template = &workload["spec"]["template"];
+            assert_eq!(
+                template["metadata"]["labels"]["app.kubernetes.io/name"],
+                name
+            );
+            let ports = template["spec"]["containers"][0]["ports"].as_array();
+            assert!(ports.unwrap().iter().any(|port| port["name"] == "metrics"));
+        }
+        let rule = &objects[&key("PrometheusRule", "aliquot")];
+        assert_eq!(rule["spec"], alerts);
+        let labels = &rule["metadata"]["labels"];
+        assert_eq!(labels["release"], "kube-prometheus-stack");
+        for name in ["card", "fleet", "tenant"] {
+            let board = &objects[&key("ConfigMap", &format!("aliquot-dashboard-{name}"))];
+            assert_eq!(board["metadata"]["labels"]["grafana_dashboard"], "1");
+            let text = board["data"][format!("aliquot-{name}.json")].as_str();
+            assert_eq!(text.unwrap(), file(&format!("{name}.json")));
+        }
+    }
+}
+
+#[test]
 fn values_that_mean_nothing_are_refused() {
     for helm in helms() {
         refused(&helm);
@@ -591,6 +637,7 @@ fn refused(helm: &Path) {
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
         ("mig.strategy=dynamic", "strategy"),
+        ("monitoring.interval=often", "interval"),
         ("scaleDown.delaySeconds=600", "global.clusterAutoscaling"),
     ] {
         let output = template(helm, "a", &["--set", value]);
@@ -618,6 +665,8 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "global.securityContext" => json!({"runAsUser": 7}),
         "queues.namespaces" => json!({"team-a": ["research"]}),
         "networkPolicy.monitoringFrom" => json!([{"podSelector": {}}]),
+        "monitoring.labels" | "monitoring.dashboardLabels" => json!({"x": "y"}),
+        "monitoring.interval" => json!("7s"),
         "defaultQueue.parentResources" | "defaultQueue.childResources" => {
             json!({"gpu": {"quota": 8}})
         }
@@ -653,22 +702,24 @@ fn every_value_of_the_chart_has_a_reader() {
     let mut all = Vec::new();
     leaves(&documents(&text).unwrap()[0], "", &mut all);
     assert!(all.len() > 40, "{}", all.len());
-    let on = ["--set", "global.clusterAutoscaling=true"];
-    let plain = rendered(&helm, "aliquot-system", &[]);
-    let autoscaled = rendered(&helm, "aliquot-system", &on);
+    let autoscaling = ["--set", "global.clusterAutoscaling=true"];
+    let monitored = "monitoring.enabled=true,monitoring.dashboards=true";
+    let monitored = ["--set", monitored];
     for (path, other) in all {
         // KAI's key for two replicas, which there always are; `values.yaml` says so.
         if path == "global.leaderElection" {
             continue;
         }
         let flag = format!("{path}={other}");
-        let mut flags = vec!["--set-json", &flag];
-        let mut unchanged = &plain;
-        if path == "scaleDown" {
-            flags.extend(on);
-            unchanged = &autoscaled;
-        }
+        // Some values are read where another is set.
+        let on: &[&str] = match path.split_once('.') {
+            None if path == "scaleDown" => &autoscaling,
+            Some(("monitoring", key)) if !monitored[1].contains(key) => &monitored,
+            _ => &[],
+        };
+        let flags = [on, &["--set-json", &flag]].concat();
+        let unchanged = rendered(&helm, "aliquot-system", on);
         let changed = rendered(&helm, "aliquot-system", &flags);
-        assert_ne!(changed, *unchanged, "{flag} has no reader");
+        assert_ne!(changed, unchanged, "{flag} has no reader");
     }
 }
