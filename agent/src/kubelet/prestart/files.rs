@@ -8,6 +8,7 @@ use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
 use api::Mode;
+use cdi::hook::LimitedCard;
 use cdi::{ContainerEdits, Spec};
 use std::collections::BTreeSet;
 use std::io;
@@ -64,6 +65,13 @@ fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::D
     let weak = |minimum| least.is_some_and(|least| least > minimum);
     state.inventory.driver_limits.then(|| edit::DriverLimit {
         smi: config.driver_root.join("usr/bin/nvidia-smi"),
+        cards: (share.gpus.iter())
+            .filter_map(|uuid| {
+                let pci = state.inventory.card(uuid)?.pci.clone();
+                let uuid = uuid.to_string();
+                Some(LimitedCard { uuid, pci })
+            })
+            .collect(),
         needed: minimum.is_some_and(weak),
     })
 }
