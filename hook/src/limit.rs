@@ -7,7 +7,8 @@
 //! that differs from that page is not reported as a limit. The agent's probe of a card sends the
 //! same commands.
 
-use cdi::hook::{Limit, Limited, LimitedCard};
+use crate::backend::Cgroup;
+use cdi::hook::{Backend, Limit, Limited, LimitedCard};
 use driver_root::{DriverRoot, Shared};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -43,48 +44,73 @@ const MAX_ANSWER: u64 = 64 << 10;
 #[must_use]
 pub fn set(limit: &Limit, pid: u32, host: &Host) -> Limited {
     match try_set(limit, pid, host) {
-        Ok(()) => Limited {
+        Ok(backend) => Limited {
             mib: Some(limit.mib),
+            backend: Some(backend),
             error: String::new(),
         },
-        Err(error) => Limited { mib: None, error },
+        Err(error) => Limited {
+            error,
+            ..Limited::default()
+        },
     }
 }
 
-fn try_set(limit: &Limit, pid: u32, host: &Host) -> Result<(), String> {
+fn try_set(limit: &Limit, pid: u32, host: &Host) -> Result<Backend, String> {
     let until = Instant::now() + LONGEST;
     let cgroup = cgroup(pid, host)?;
     let smi = &mut |arguments: &[&str]| run(&limit.smi, arguments, until);
-    let held = (limit.cards.iter()).try_for_each(|card| hold(smi, card, &cgroup, limit.mib));
+    let mut backend = Backend::Dmem;
+    let held = limit.cards.iter().try_for_each(|card| {
+        // Of several cards the weaker one counts.
+        if hold(smi, card, &cgroup, limit.mib)? == Backend::Misc {
+            backend = Backend::Misc;
+        }
+        Ok(())
+    });
     if held.is_err() && limit.needed {
         // The container is refused, and its cgroup goes.
         for card in &limit.cards {
             let _ = clear(smi, card, &cgroup);
         }
     }
-    held
+    held.map(|()| backend)
 }
 
 /// Sends `nvidia-smi` these arguments. Returns its output, or why there is none.
 pub type Smi<'a> = dyn FnMut(&[&str]) -> Result<String, String> + 'a;
 
-/// Limits a cgroup to `mib` on one card, and reads the limit back.
+/// Limits a cgroup to `mib` on one card, reads the limit back from the driver, and looks it up in
+/// the kernel's own file.
 ///
 /// # Errors
 /// One sentence: the limit does not hold, as far as is known.
-pub fn hold(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Path, mib: u64) -> Result<(), String> {
-    let (uuid, path) = (card.uuid.as_str(), cgroup.to_string_lossy());
+pub fn hold(
+    smi: &mut Smi<'_>,
+    card: &LimitedCard,
+    cgroup: &Cgroup,
+    mib: u64,
+) -> Result<Backend, String> {
+    let backend = cgroup.backend(&card.pci)?;
+    let folder = cgroup.folder();
+    let (uuid, path) = (card.uuid.as_str(), folder.to_string_lossy());
     set_limits(smi, card, cgroup, &mib.to_string())?;
     let answer = smi(&["memory-limits", "--get", "-n", &path, "-i", uuid])?;
     match read(&answer, &path) {
-        Some(Limits { soft: 0, hard }) if hard == mib => Ok(()),
-        Some(Limits { soft, hard }) => Err(format!(
-            "set to {mib} MiB on {uuid}, reads back {hard} MiB, of which {soft} MiB are reserved"
-        )),
-        None => Err(format!(
-            "set to {mib} MiB on {uuid}, and does not read back"
-        )),
+        Some(Limits { soft: 0, hard }) if hard == mib => {}
+        Some(Limits { soft, hard }) => {
+            return Err(format!(
+                "set to {mib} MiB on {uuid}, reads back {hard} MiB, of which {soft} MiB are reserved"
+            ));
+        }
+        None => {
+            return Err(format!(
+                "set to {mib} MiB on {uuid}, and does not read back"
+            ));
+        }
     }
+    cgroup.witness(backend, &card.pci, mib)?;
+    Ok(backend)
 }
 
 /// Lifts a cgroup's limit on one card. A limit that outlives its cgroup would hold the next cgroup
@@ -92,8 +118,34 @@ pub fn hold(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Path, mib: u64) -> R
 ///
 /// # Errors
 /// One sentence: the driver did not accept the command.
-pub fn clear(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Path) -> Result<(), String> {
+pub fn clear(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Cgroup) -> Result<(), String> {
     set_limits(smi, card, cgroup, "max")
+}
+
+/// The limit of a probe, MiB: no whole GiB, which an answer might have been rounded to.
+const PROBED: u64 = 1234;
+
+/// Tries what a share's container would get: makes the cgroup, limits it on one card, reads the
+/// limit back from the driver and the kernel, clears it and removes the cgroup.
+///
+/// # Errors
+/// One sentence that names what the card, its driver or the kernel lacks.
+pub fn probe(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Cgroup) -> Result<Backend, String> {
+    let folder = cgroup.folder();
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    match std::fs::create_dir(&folder) {
+        // A probe that was cut short left it.
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(failed(error));
+        }
+        _ => {}
+    }
+    let held = hold(smi, card, cgroup, PROBED);
+    let cleared = clear(smi, card, cgroup);
+    let removed = std::fs::remove_dir(&folder).map_err(failed);
+    let backend = held?;
+    cleared.map_err(|error| format!("a limit cannot be cleared: {error}"))?;
+    removed.map(|()| backend)
 }
 
 /// Sets both limits, as each of NVIDIA's examples does. The soft limit is a reservation: the driver
@@ -101,22 +153,26 @@ pub fn clear(smi: &mut Smi<'_>, card: &LimitedCard, cgroup: &Path) -> Result<(),
 fn set_limits(
     smi: &mut Smi<'_>,
     card: &LimitedCard,
-    cgroup: &Path,
+    cgroup: &Cgroup,
     hard: &str,
 ) -> Result<(), String> {
-    let path = cgroup.to_string_lossy();
+    let folder = cgroup.folder();
+    let path = folder.to_string_lossy();
     let limits = ["--soft-limit", "0", "--hard-limit", hard];
     let mut arguments = vec!["memory-limits", "--set", "-n", &path];
     arguments.extend(limits.iter().chain(&["-i", &card.uuid]));
     smi(&arguments).map(|_| ())
 }
 
-/// The container's leaf in cgroup v2, as a path of this host.
-fn cgroup(pid: u32, host: &Host) -> Result<PathBuf, String> {
+/// The container's leaf in cgroup v2.
+fn cgroup(pid: u32, host: &Host) -> Result<Cgroup, String> {
     let file = host.proc.join(pid.to_string()).join("cgroup");
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let leaf = leaf(&text).ok_or("the container is in no cgroup v2 of its own")?;
-    Ok(host.cgroup.join(leaf))
+    Ok(Cgroup {
+        root: host.cgroup.clone(),
+        path: leaf.into(),
+    })
 }
 
 /// The path in cgroup v2 of a `/proc/<pid>/cgroup`, below its root; `None` for the root
@@ -247,9 +303,21 @@ mod tests {
                 smi,
                 needed: false,
             };
+            let levels = LEAF.split('/').scan(String::new(), |below, part| {
+                let level = below.clone();
+                *below = format!("{below}/{part}");
+                Some(level)
+            });
+            for level in levels {
+                let level = path("cgroup").join(level.trim_start_matches('/'));
+                std::fs::create_dir_all(&level).unwrap();
+                std::fs::write(level.join("cgroup.subtree_control"), "misc\n").unwrap();
+            }
+            std::fs::create_dir(path("cgroup").join(LEAF)).unwrap();
+            std::fs::write(path("cgroup/cgroup.controllers"), "misc\n").unwrap();
             let host = Host {
                 proc: path("proc"),
-                cgroup: "/sys/fs/cgroup".into(),
+                cgroup: path("cgroup"),
             };
             Self {
                 folder,
@@ -260,6 +328,10 @@ mod tests {
 
         fn set(&self) -> Limited {
             set(&self.limit, 7, &self.host)
+        }
+
+        fn leaf(&self) -> String {
+            self.host.cgroup.join(LEAF).display().to_string()
         }
 
         fn log(&self) -> String {
@@ -283,13 +355,89 @@ mod tests {
         let scene = TestHost::new(V2, &answers("0 MiB", "2000 MiB"));
         let limited = scene.set();
         assert_eq!((limited.mib, limited.error.as_str()), (Some(2000), ""));
+        assert_eq!(limited.backend, Some(Backend::Misc));
+        let leaf = scene.leaf();
         let lines = |gpu: &str| {
             format!(
-                "memory-limits --set -n {LEAF} --soft-limit 0 --hard-limit 2000 -i {gpu}\n\
-                 memory-limits --get -n {LEAF} -i {gpu}\n"
+                "memory-limits --set -n {leaf} --soft-limit 0 --hard-limit 2000 -i {gpu}\n\
+                 memory-limits --get -n {leaf} -i {gpu}\n"
             )
         };
         assert_eq!(scene.log(), lines("GPU-a") + &lines("GPU-b"));
+    }
+
+    #[test]
+    fn the_drivers_word_alone_is_no_limit() {
+        let lines = |value: &str| {
+            format!(
+                "nvidia/00000000:01:00.0/vidmem {value}\nnvidia/00000000:02:00.0/vidmem {value}\n"
+            )
+        };
+        for (kernel, why) in [
+            (Some("2097152000"), ""),
+            (
+                Some("max"),
+                "dmem.max says max for the card at 00000000:01:00.0",
+            ),
+            (None, "No such file"),
+        ] {
+            let scene = TestHost::new(V2, &answers("0 MiB", "2000 MiB"));
+            let at = |file: &str| scene.host.cgroup.join(file);
+            std::fs::write(at("dmem.capacity"), lines("9")).unwrap();
+            std::fs::write(at("cgroup.controllers"), "dmem misc\n").unwrap();
+            let missing = scene.set().error;
+            assert!(missing.contains("echo +dmem > "), "{missing}");
+            assert_eq!(scene.log(), "", "nothing is set where nothing would hold");
+            for level in ["", "kubepods.slice", "kubepods.slice/kubepods-pod1.slice"] {
+                let control = at(level).join("cgroup.subtree_control");
+                std::fs::write(control, "dmem misc\n").unwrap();
+            }
+            if let Some(value) = kernel {
+                std::fs::write(at(LEAF).join("dmem.max"), lines(value)).unwrap();
+            }
+            let limited = scene.set();
+            assert_eq!(limited.mib, why.is_empty().then_some(2000), "{kernel:?}");
+            assert_eq!(limited.backend, why.is_empty().then_some(Backend::Dmem));
+            assert!(limited.error.contains(why), "{kernel:?}: {}", limited.error);
+        }
+    }
+
+    #[test]
+    fn a_probe_leaves_neither_a_limit_nor_a_cgroup() {
+        let card = LimitedCard {
+            uuid: "GPU-a".into(),
+            pci: "00000000:01:00.0".into(),
+        };
+        for (answer, expected) in [
+            ("1234 MiB", Ok(Backend::Misc)),
+            ("1 GiB", Err("does not read back")),
+        ] {
+            let scene = TestHost::new(V2, "true");
+            let cgroup = Cgroup {
+                root: scene.host.cgroup.clone(),
+                path: "kubepods.slice/kubepods-pod1.slice/probe".into(),
+            };
+            let folder = cgroup.folder();
+            // One that an earlier probe left.
+            std::fs::create_dir(&folder).unwrap();
+            let mut asked = Vec::new();
+            let smi = &mut |arguments: &[&str]| {
+                asked.push(arguments.join(" "));
+                assert!(folder.is_dir(), "the cgroup goes last");
+                Ok(format!(
+                    "namespace: {}\nsoft limit: 0 MiB\nhard limit: {answer}\ncurrent used: 0 MiB\n",
+                    folder.display()
+                ))
+            };
+            let seen = probe(smi, &card, &cgroup);
+            match (&seen, expected) {
+                (Ok(seen), Ok(expected)) => assert_eq!(*seen, expected),
+                (Err(seen), Err(expected)) => assert!(seen.contains(expected), "{seen}"),
+                other => panic!("{other:?}"),
+            }
+            assert!(asked.last().unwrap().contains("--hard-limit max"));
+            assert!(!folder.exists());
+        }
     }
 
     #[test]
@@ -326,8 +474,9 @@ mod tests {
             let mut scene = TestHost::new(V2, &answers("0 MiB", "max"));
             scene.limit.needed = needed;
             scene.set();
+            let leaf = scene.leaf();
             let clears = |gpu: &str| {
-                format!("memory-limits --set -n {LEAF} --soft-limit 0 --hard-limit max -i {gpu}\n")
+                format!("memory-limits --set -n {leaf} --soft-limit 0 --hard-limit max -i {gpu}\n")
             };
             let end = clears("GPU-a") + &clears("GPU-b");
             assert_eq!(scene.log().ends_with(&end), needed, "{}", scene.log());

@@ -63,14 +63,13 @@ impl State {
         let accounting = &self.hardware.memory_accounting;
         let capacity = fs::read_to_string(accounting.cgroup.join("dmem.capacity"));
         let region = self.region(card);
-        let listed = |text: String| text.lines().any(|line| line.starts_with(&region));
+        let listed = |text: String| text.lines().any(|line| is_of(line, &region));
         accounting.mode.allows_dmem() && capacity.is_ok_and(listed)
     }
 
     /// The card's memory, as the dmem controller names it, and a blank.
     fn region(&self, card: CardId) -> String {
-        let pci = self.cards[card].spec.pci_bus_id.to_lowercase();
-        format!("nvidia/{pci}/vidmem ")
+        format!("nvidia/{}/vidmem ", self.cards[card].spec.pci_bus_id)
     }
 
     /// A cgroup's folder, and its path below the root of cgroup v2.
@@ -123,7 +122,7 @@ impl State {
                 mib => (mib << 20).to_string(),
             };
             let own = format!("{region}{value}");
-            let others = text.lines().filter(|line| !line.starts_with(&region));
+            let others = text.lines().filter(|line| !is_of(line, &region));
             let lines: Vec<&str> = others.chain([own.as_str()]).collect();
             if enforced {
                 fs::write(&file, lines.join("\n") + "\n").map_err(|_| NO_CGROUP)?;
@@ -169,6 +168,12 @@ impl State {
         };
         Ok((limits, self.held_in(&below, card)))
     }
+}
+
+/// Whether a line of the dmem controller is about this region, in any case of its digits.
+fn is_of(line: &str, region: &str) -> bool {
+    let name = line.get(..region.len());
+    name.is_some_and(|name| name.eq_ignore_ascii_case(region))
 }
 
 /// A process's place in cgroup v2, of `/proc/<pid>/cgroup` with its lines joined.
