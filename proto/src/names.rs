@@ -292,7 +292,8 @@ pub mod kubelet {
 
 /// Pod conditions that the scheduler writes.
 pub mod condition {
-    /// The fence that is active on a share, with the observed limit.
+    /// Whether a share's fence is Hard; its reason says how strong the fence is, and its message has the
+    /// observed limit.
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
 }
 

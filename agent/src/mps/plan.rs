@@ -199,7 +199,14 @@ mod tests {
             time_slice: None,
             compute_mode_faults: 0,
         }];
-        assert_eq!(plan(&state), Plan { servers, cards });
+        assert_eq!(
+            plan(&state),
+            Plan {
+                probes: Vec::new(),
+                servers,
+                cards
+            }
+        );
         assert_eq!(plan(&State::default()), Plan::default());
     }
 

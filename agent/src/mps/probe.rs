@@ -78,7 +78,7 @@ fn is_same(one: &LimitProbed, other: &LimitProbed) -> bool {
 /// Puts the earlier answer of a card that had limits in the place of a failure.
 fn keep_known(found: &mut [LimitProbed], before: &[LimitProbed]) {
     for card in found.iter_mut().filter(|card| card.backend.is_empty()) {
-        let mut before = before.iter();
+        let mut before = before.iter().filter(|known| !known.backend.is_empty());
         if let Some(known) = before.find(|known| is_same(known, card)) {
             card.clone_from(known);
         }
@@ -124,6 +124,11 @@ async fn probe(smi: &Smi, cgroup: Option<&Cgroup>, card: &LimitProbe) -> LimitPr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mps::program::Program;
+    use driver_root::DriverRoot;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
 
     fn answer(version: &str, backend: &str, missing: &str) -> LimitProbed {
         LimitProbed {
@@ -132,6 +137,13 @@ mod tests {
             backend: backend.into(),
             missing: missing.into(),
         }
+    }
+
+    #[test]
+    fn what_a_card_lacks_is_what_the_last_probe_found() {
+        let mut found = [answer("615.1", "", "no misc")];
+        keep_known(&mut found, &[answer("615.1", "", "no dmem")]);
+        assert_eq!(found[0].missing, "no misc");
     }
 
     #[test]
@@ -151,9 +163,59 @@ mod tests {
         }
     }
 
+    /// An `nvidia-smi` that takes each limit and answers in the documented lines.
+    fn smi(folder: &Path) -> Smi {
+        let path = folder.join("nvidia-smi");
+        let text = r#"#!/bin/sh
+[ "$2" = --set ] || printf 'namespace: %s\nsoft limit: 0 MiB\nhard limit: 1234 MiB\ncurrent used: 0 MiB\n' "$4"
+"#;
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        let root = DriverRoot::at(Path::new("/"));
+        let own = std::iter::empty();
+        Smi::new(Program::new(root, path, own, &[], folder.to_owned()))
+    }
+
+    #[tokio::test]
+    async fn a_card_is_probed_as_a_container_is_limited_and_again_for_another_driver() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |file: &str| folder.path().join(file);
+        std::fs::create_dir(at("pod")).unwrap();
+        for file in [
+            "cgroup.controllers",
+            "cgroup.subtree_control",
+            "pod/cgroup.subtree_control",
+        ] {
+            std::fs::write(at(file), "misc\n").unwrap();
+        }
+        let cgroup = Cgroup {
+            root: folder.path().to_owned(),
+            path: "pod/aliquot-probe".into(),
+        };
+        let card = |version: &str| LimitProbe {
+            uuid: "GPU-0".into(),
+            pci_bus_id: "00000000:01:00.0".into(),
+            driver_version: version.into(),
+        };
+        let (plans, plans_in) = watch::channel(vec![card("615.1")]);
+        let (answers, mut seen) = watch::channel(Vec::new());
+        let probing = tokio::spawn(run(smi(folder.path()), Some(cgroup), plans_in, answers));
+        seen.changed().await.unwrap();
+        let kept = answer("615.1", "misc", "");
+        assert_eq!(*seen.borrow_and_update(), [kept]);
+        assert!(!at("pod/aliquot-probe").exists());
+        std::fs::write(at("pod/cgroup.subtree_control"), "cpu\n").unwrap();
+        plans.send_replace(vec![card("620.1")]);
+        seen.changed().await.unwrap();
+        let missing = seen.borrow()[0].missing.clone();
+        assert!(missing.contains("echo +misc > "), "{missing}");
+        assert_eq!(seen.borrow()[0].driver_version, "620.1");
+        probing.abort();
+    }
+
     #[tokio::test]
     async fn a_node_without_cgroup_v2_is_told_what_it_lacks() {
-        let smi = super::super::daemon::tests::tools(std::path::Path::new("/none")).smi;
+        let smi = crate::mps::daemon::tests::tools(Path::new("/none")).smi;
         let card = LimitProbe {
             uuid: "GPU-0".into(),
             pci_bus_id: "00000000:01:00.0".into(),

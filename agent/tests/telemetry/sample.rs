@@ -69,6 +69,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),
         fence: Some(ActiveFence {
+            backend: None,
             level: Fence::ClientLimit,
             limit: Some(Mib(8000)),
             reach: Mib(8000),
