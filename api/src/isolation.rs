@@ -92,3 +92,48 @@ impl Held<'_> {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_limit_that_the_driver_holds_is_verified_and_the_weakest_container_counts() {
+        let held = |fence, read_back| Held {
+            container: "main",
+            fence,
+            backend: "",
+            granted: 2000,
+            read_back,
+            reach: 2000,
+            holders: 1,
+        };
+        let (hard, guarded) = (held("DriverLimit", 2000), held("ServerLimit", 2000));
+        let (lent, watched) = (held("ClientLimit", 8000), held("WatchdogOnly", 0));
+        let unread = held("DriverLimit", 1900);
+        for (all, expected, verified) in [
+            (&[hard][..], "Hard", true),
+            (&[guarded], "Guarded", false),
+            (&[lent], "Guarded", false),
+            (&[watched], "Watched", false),
+            (&[hard, guarded], "Guarded", false),
+            (&[guarded, watched], "Watched", false),
+            (&[watched, unread], "NotReadBack", false),
+            (&[held("", 0)], "NotReadBack", false),
+        ] {
+            let reason = reason(all.iter().copied());
+            assert_eq!(
+                (reason, is_verified(reason)),
+                (expected, verified),
+                "{all:?}"
+            );
+        }
+        let line = Held {
+            backend: "dmem",
+            ..hard
+        }
+        .line();
+        let words = "container main: Hard by DriverLimit in dmem, 2000 MiB granted, 2000 MiB read back, reach 2000 MiB";
+        assert_eq!(line, words);
+    }
+}

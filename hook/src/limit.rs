@@ -341,7 +341,7 @@ mod tests {
 
     const V2: &str = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-ab.scope\n";
 
-    const LEAF: &str = "/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice/cri-containerd-ab.scope";
+    const LEAF: &str = "kubepods.slice/kubepods-pod1.slice/cri-containerd-ab.scope";
 
     /// An `nvidia-smi` that answers a question in the documented lines, with these limits.
     fn answers(soft: &str, hard: &str) -> String {

@@ -377,7 +377,7 @@ fn memory_limits_are_set_and_read_in_the_documented_words_alone() {
     let clear = set.replace("2000", "max");
     assert_eq!(said(&clear).0, 0);
     let older = Machine::start(&["--preset", "T4"]);
-    let (code, text) = older.smi(&get.split(' ').collect::<Vec<_>>());
+    let (code, text) = older.smi(&["memory-limits", "-h"]);
     assert_eq!(code, 2);
     assert!(text.starts_with("ERROR: Option memory-limits is not valid for this command."));
 }

@@ -196,8 +196,9 @@ fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
         minimum_fence: Some(Fence::DriverLimit),
         ..GpuNodeSpec::default()
     };
+    let card = inventory(&seen(&[], false), &policy).cards[0].uuid.clone();
     let answer = |version: &str, backend: &str, missing: &str| LimitProbed {
-        uuid: seen(&[], false).devices[0].identity.uuid.to_string(),
+        uuid: card.to_string(),
         driver_version: version.into(),
         backend: backend.into(),
         missing: missing.into(),

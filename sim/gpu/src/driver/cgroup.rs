@@ -82,19 +82,18 @@ impl State {
             .strip_prefix(cgroup)
             .map_err(|_| NO_CGROUP)?;
         let folder = cgroup.join(below);
-        if !folder.is_dir() {
-            return Err(NO_CGROUP);
-        }
-        if below == Path::new("") {
-            return Err(NOT_SUPPORTED);
-        }
+        let is_root = below == Path::new("");
         let below = format!("/{}", below.display());
         // The kernel's files go with their cgroup; what misc has stays.
         let cgroup = cgroup.clone();
         let is_there = |path: &String| cgroup.join(path.trim_start_matches('/')).is_dir();
         let limits = &mut self.cards[card].cgroup_limits;
         limits.retain(|path, limits| !limits.dmem || is_there(path));
-        Ok((folder, below))
+        match folder.is_dir() {
+            false => Err(NO_CGROUP),
+            true if is_root => Err(NOT_SUPPORTED),
+            true => Ok((folder, below)),
+        }
     }
 
     /// Sets both limits, in MiB.
