@@ -6,6 +6,7 @@ use crate::config::LONGEST_LOOK;
 use crate::inventory::ComputeMode;
 use api::units::Fence;
 use api::{Mib, Mode};
+use cdi::hook::Backend;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -133,8 +134,8 @@ impl ComputeModeWatch {
 /// What was read back of a share's fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// The driver's limit on its cgroup, by the hook.
-    pub driver: Option<Mib>,
+    /// The driver's limit on its cgroup and what keeps it, by the hook.
+    pub driver: Option<(Mib, Backend)>,
     /// The default of its MPS server, by the supervisor.
     pub server: Option<Mib>,
     /// The most that a process of it can have come to its server with: above the default
@@ -153,6 +154,8 @@ pub struct ActiveFence {
     pub level: Fence,
     /// The limit as it was read back.
     pub limit: Option<Mib>,
+    /// What keeps the limit, where it is the driver's.
+    pub backend: Option<Backend>,
     /// What one CUDA process of the share can get to per card, by whatever it does inside
     /// its container, until the watchdog ends it.
     pub reach: Mib,
@@ -161,10 +164,11 @@ pub struct ActiveFence {
 /// The fence of a share of `own` MiB by what was read back; `None` for a whole card.
 pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> {
     of_mode(mode)?;
-    if let Some(limit) = evidence.driver {
+    if let Some((limit, backend)) = evidence.driver {
         return Some(ActiveFence {
             level: Fence::DriverLimit,
             limit: Some(limit),
+            backend: Some(backend),
             reach: limit,
         });
     }
@@ -185,6 +189,7 @@ pub fn active(mode: Mode, own: Mib, evidence: &Evidence) -> Option<ActiveFence> 
     Some(ActiveFence {
         level,
         limit,
+        backend: None,
         // A client whose environment has a limit that the driver does not understand is under
         // none, the server's included (measured on driver 580.159.04).
         reach: evidence.total,
@@ -274,7 +279,7 @@ mod tests {
             ..READ
         };
         let driver = Evidence {
-            driver: Some(Mib(2000)),
+            driver: Some((Mib(2000), Backend::Dmem)),
             ..open
         };
         for (mode, evidence, level, limit, reach) in [
@@ -298,6 +303,7 @@ mod tests {
             let expected = ActiveFence {
                 level,
                 limit: (limit > 0).then_some(Mib(limit)),
+                backend: (level == DriverLimit).then_some(Backend::Dmem),
                 reach: Mib(reach),
             };
             assert_eq!(active, expected, "{mode} {evidence:?}");

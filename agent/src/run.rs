@@ -40,8 +40,6 @@ const PREDECESSOR: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_millis(20);
 /// Interval of the check whether another plugin serves whole cards.
 const OTHER_PLUGIN: Duration = Duration::from_secs(10);
-/// Is there where cgroup v2 is; a container sees its own part of it there.
-const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// The socket of NVIDIA's plugin for whole cards.
 const NVIDIA_SOCKET: &str = "nvidia-gpu.sock";
 /// How its sockets for slices begin.
@@ -465,7 +463,6 @@ fn core(config: &Config, disk: &mut Disk) -> Core {
             mps_reserve: config.mps_reserve(),
             client_slots: config.client_slots,
             context_allowance: config.context_allowance(),
-            cgroup_v2: Path::new(CGROUP_V2).exists(),
             mig_strategy: config.mig_strategy,
         },
         serve_whole: config.serve_whole,

@@ -241,7 +241,8 @@ pub struct GpuNodeStatus {
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub gpus: Vec<GpuStatus>,
-    /// `Offering`: whether the node offers shares, and why not.
+    /// `Offering`: whether the node offers shares, and why not. `DriverLimits`: whether
+    /// the driver limits the memory of cgroups on all cards, and which part is missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition>,
 }

@@ -140,7 +140,55 @@ pub enum Fence {
     WatchdogOnly,
 }
 
+/// How strong a fence is, in one of three words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strength {
+    /// The driver or the kernel refuses the allocation.
+    Hard,
+    /// MPS stops ordinary programs; the watchdog ends a program that works around it.
+    Guarded,
+    /// Only the watchdog acts, after the allocation.
+    Watched,
+}
+
+impl Strength {
+    /// The word that users read.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hard => "Hard",
+            Self::Guarded => "Guarded",
+            Self::Watched => "Watched",
+        }
+    }
+}
+
 impl Fence {
+    /// How strong it is.
+    pub fn strength(self) -> Strength {
+        match self {
+            Self::DriverLimit => Strength::Hard,
+            Self::ServerLimit | Self::ClientLimit => Strength::Guarded,
+            Self::WatchdogOnly => Strength::Watched,
+        }
+    }
+
+    /// By its name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [
+            Self::DriverLimit,
+            Self::ServerLimit,
+            Self::ClientLimit,
+            Self::WatchdogOnly,
+        ]
+        .into_iter()
+        .find(|fence| fence.as_str() == name)
+    }
+
+    /// Its strength and its name, as users read them.
+    pub fn words(self) -> String {
+        format!("{} by {self}", self.strength().as_str())
+    }
+
     /// The name in objects and messages.
     pub fn as_str(self) -> &'static str {
         match self {

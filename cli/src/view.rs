@@ -98,7 +98,7 @@ impl ClusterView {
                 };
                 let fence = grant
                     .fence
-                    .map(|fence| format!(", held by {fence}"))
+                    .map(|fence| format!(", {}", fence.words()))
                     .unwrap_or_default();
                 let line = format!("{}  {} MiB{fence}{phase}", grant.pod, grant.memory_mib.0);
                 let complaint = match grant.complaint.as_str() {

@@ -9,6 +9,7 @@
 //! - [`mod@judge`]: expected and seen → let through, or one line that says why not. A file of the
 //!   agent's lists the containers that may have the share of a claim; the hook waits a moment for
 //!   it.
+//! - [`backend`]: the kernel's own files about such limits.
 //! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
 //!   process is in its leaf cgroup by then.
 //! - [`proof`]: the file that proves to the agent that it ran.
@@ -21,6 +22,7 @@
     reason = "every expect says why it cannot happen"
 )]
 
+pub mod backend;
 pub mod judge;
 pub mod limit;
 pub mod proof;

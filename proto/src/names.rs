@@ -193,6 +193,8 @@ pub mod env {
     pub const MPS_ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
     /// NVIDIA's container runtime; `void` disables it.
     pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+    /// How the variables begin from which NVIDIA's toolkit sets a driver's memory limit.
+    pub const NVIDIA_GPU_MEMORY: &str = "NVIDIA_GPU_MEMORY_";
     /// For humans: the share's limit in MiB.
     pub const MEMORY_MIB: &str = "ALIQUOT_GPU_MEMORY_MIB";
 }
@@ -290,8 +292,17 @@ pub mod kubelet {
 
 /// Pod conditions that the scheduler writes.
 pub mod condition {
-    /// The fence that is active on a share, with the observed limit.
+    /// Whether a share's fence is Hard; its reason says how strong the fence is, and its message has the
+    /// observed limit.
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
+}
+
+/// Conditions of a `GpuNode`, which its agent writes.
+pub mod node_condition {
+    /// Whether the node offers shares, and why not.
+    pub const OFFERING: &str = "Offering";
+    /// Whether the driver limits the memory of cgroups, and which part is missing.
+    pub const DRIVER_LIMITS: &str = "DriverLimits";
 }
 
 /// Dynamic resource allocation.

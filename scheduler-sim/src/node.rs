@@ -351,7 +351,7 @@ impl Node {
             mode: held.mode.clone(),
             alloc_id: format!("{}-{}", held.pod.uid, held.container),
             phase: "Running".to_owned(),
-            fence: "ServerLimit".to_owned(),
+            fence: "DriverLimit".to_owned(),
             observed_limit_mib: held.memory,
             decision_id: held.decision.clone(),
             complaint: if evict { "it has to go" } else { "" }.to_owned(),

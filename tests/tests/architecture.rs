@@ -89,7 +89,17 @@ fn in_tree_edges_point_one_way() {
             "scheduler-sim",
             &["api", "proto", "scheduler", "scheduler-core"],
         ),
-        ("agent", &["api", "cdi", "driver-root", "proto", "trace"]),
+        (
+            "agent",
+            &[
+                "aliquot-hook",
+                "api",
+                "cdi",
+                "driver-root",
+                "proto",
+                "trace",
+            ],
+        ),
         ("sim-gpu", &[]),
         ("sim-nvml", &[]),
         ("sim-cuda", &["sim-gpu"]),

@@ -12,6 +12,7 @@ use crate::node::State;
 use crate::node::claims::parts::device_name;
 use api::Mode;
 use api::isolation::{self, Held};
+use cdi::hook::Backend;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -353,7 +354,7 @@ fn of_device(
         }
         all.push(condition(
             isolation,
-            reason == isolation::READ_BACK,
+            isolation::is_verified(reason),
             reason,
             &lines.join("\n"),
         ));
@@ -368,6 +369,9 @@ fn held<'a>(share: &'a Share, state: &State) -> Held<'a> {
     Held {
         container: &share.container,
         fence: fence.map_or("", |fence| fence.level.as_str()),
+        backend: fence
+            .and_then(|fence| fence.backend)
+            .map_or("", Backend::as_str),
         granted: share.memory.0,
         read_back: fence
             .and_then(|fence| fence.limit)
@@ -421,7 +425,8 @@ mod tests {
         let mut share = Share::of_file(alloc, &record, &[holder]).unwrap().remove(0);
         share.phase = phase;
         share.fence = fence.map(|limit| crate::fence::ActiveFence {
-            level: api::units::Fence::ServerLimit,
+            backend: Some(Backend::Dmem),
+            level: api::units::Fence::DriverLimit,
             limit: Some(api::Mib(limit)),
             reach: api::Mib(2000),
         });
@@ -468,10 +473,7 @@ mod tests {
         let starting = conditions(&entry, &node(SharePhase::Running, None), early);
         assert_eq!(said(&starting), [ready]);
         let held = conditions(&entry, &node(SharePhase::Running, Some(2000)), early);
-        assert_eq!(
-            said(&held),
-            [ready, (isolation, "True", isolation::READ_BACK)]
-        );
+        assert_eq!(said(&held), [ready, (isolation, "True", "Hard")]);
         // Conditions that repeat keep their time. Conditions of unknown or ended containers are
         // removed.
         entry.written = held.clone();

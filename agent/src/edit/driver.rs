@@ -154,14 +154,21 @@ pub fn capabilities(
     ])
 }
 
-/// NVIDIA's own edits, less what a tenant must not have: the MPS programs, and another
-/// daemon's pipe directory that the toolkit mounts wherever it finds it.
+/// The hook of NVIDIA's container toolkit that sets the driver's memory limit.
+const LIMIT_HOOK: &str = "apply-cuda-memory-limits";
+
+/// NVIDIA's own edits, less what a tenant must not have: the MPS programs, another daemon's pipe
+/// directory that the toolkit mounts wherever it finds it, and the toolkit's hook that limits memory
+/// by variables of the container, which its tenant sets.
 pub fn trimmed(mut edits: ContainerEdits) -> ContainerEdits {
     edits.mounts.retain(|mount| {
         !mount.container_path.ends_with("/nvidia-cuda-mps-control")
             && !mount.container_path.ends_with("/nvidia-cuda-mps-server")
             && !mount.container_path.starts_with("/tmp/nvidia-mps")
     });
+    edits
+        .hooks
+        .retain(|hook| !hook.args.iter().any(|word| word == LIMIT_HOOK));
     edits
 }
 
@@ -187,6 +194,7 @@ pub(super) fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cdi::Hook;
 
     #[test]
     fn what_is_there_is_mounted_without_the_roots_prefix() {
@@ -259,6 +267,23 @@ mod tests {
             ..ContainerEdits::default()
         });
         assert_eq!(edits.mounts, [mount("/usr/bin/nvidia-smi")]);
+    }
+
+    #[test]
+    fn a_tenants_variables_set_no_limit_through_nvidias_hook() {
+        let hook = |name: &str| Hook {
+            hook_name: "createContainer".to_owned(),
+            path: "/usr/bin/nvidia-cdi-hook".to_owned(),
+            args: ["nvidia-ctk", "hook", name, "--gpu-id", "GPU-0"]
+                .map(str::to_owned)
+                .into(),
+            ..Hook::default()
+        };
+        let edits = trimmed(ContainerEdits {
+            hooks: vec![hook("apply-cuda-memory-limits"), hook("update-ldcache")],
+            ..ContainerEdits::default()
+        });
+        assert_eq!(edits.hooks, [hook("update-ldcache")]);
     }
 
     #[test]

@@ -49,7 +49,6 @@ mod tests {
             mps_reserve: Mib(64),
             client_slots: 48,
             context_allowance: Mib(500),
-            cgroup_v2: false,
             mig_strategy: MigStrategy::None,
         });
         let now = Instant::now();

@@ -12,7 +12,7 @@ pub use driver::{DriverFiles, capabilities, trimmed, without_graphics};
 use crate::inventory::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
-use cdi::hook::{Arguments, Limit, ShareOwner};
+use cdi::hook::{Arguments, Limit, LimitedCard, ShareOwner};
 use cdi::{ContainerEdits, Device, Hook, Mount, Spec};
 use driver::text;
 use proto::names;
@@ -65,6 +65,8 @@ pub struct EditInputs<'a> {
 pub struct DriverLimit {
     /// `nvidia-smi`, as the runtime sees it.
     pub smi: PathBuf,
+    /// The share's cards.
+    pub cards: Vec<LimitedCard>,
     /// The node's minimum fence asks for it: without it the container must not start.
     pub needed: bool,
 }
@@ -170,7 +172,7 @@ fn own(
         spec: Some(file),
         limit: limit.map(|limit| Limit {
             mib: share.memory.0,
-            gpus: share.gpus.iter().map(ToString::to_string).collect(),
+            cards: limit.cards.clone(),
             smi: limit.smi.clone(),
             needed: limit.needed,
         }),
@@ -295,6 +297,10 @@ mod tests {
             hints: Vec::new(),
             limit: Some(DriverLimit {
                 smi: "/root/usr/bin/nvidia-smi".into(),
+                cards: vec![LimitedCard {
+                    uuid: "GPU-0".into(),
+                    pci: "00000000:01:00.0".into(),
+                }],
                 needed: true,
             }),
         };
@@ -336,8 +342,8 @@ mod tests {
                  --alloc 000000000000000000000000000000ab --digest {digest} \
                  --proof /run/aliquot/proof/000000000000000000000000000000ab \
                  --spec /var/run/cdi/aliquot.dev-grant_000000000000000000000000000000ab.json \
-                 --limit-mib 2000 --limit-gpus GPU-0 --limit-smi /root/usr/bin/nvidia-smi \
-                 --limit-needed true"
+                 --limit-mib 2000 --limit-gpus GPU-0=00000000:01:00.0 \
+                 --limit-smi /root/usr/bin/nvidia-smi --limit-needed true"
             )
         );
     }

@@ -2,7 +2,7 @@
 
 use super::health::HealthHistory;
 use super::mig::{self, MigStrategy};
-use super::{Card, ComputeMode, DriverBranch, GpuUuid, Health, Inventory, Stranger};
+use super::{Card, ComputeMode, DriverBranch, DriverLimits, GpuUuid, Health, Inventory, Stranger};
 use crate::fence;
 use crate::identity::Resource;
 use crate::ledger::Front;
@@ -10,6 +10,8 @@ use crate::nvml::{Device, Driver, Identity, Observation, Process, Reading, Xid};
 use api::gpu_node::{self, GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};
+use cdi::hook::Backend;
+use proto::mps::LimitProbed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
@@ -21,7 +23,8 @@ const UNLISTED: Mib = Mib(512);
 const UNLISTED_LOOKS: usize = 5;
 /// The name under which its holder is shown.
 const UNLISTED_NAME: &str = "in no list of the driver";
-/// The first branch of the driver that keeps memory limits per cgroup.
+/// The first branch of the driver whose cards are worth a probe: those before know no memory limits
+/// per cgroup.
 const DRIVER_LIMITS: DriverBranch = DriverBranch(615);
 
 /// What does not change while the agent runs.
@@ -33,8 +36,6 @@ pub struct Settings {
     pub client_slots: u32,
     /// Of a fraction, where the policy says nothing.
     pub context_allowance: Mib,
-    /// The node has cgroup v2, which the driver's own limits need.
-    pub cgroup_v2: bool,
     /// How slices of cards in MIG mode are offered.
     pub mig_strategy: MigStrategy,
 }
@@ -55,6 +56,8 @@ pub struct InventoryBuilder {
     answered: BTreeSet<GpuUuid>,
     /// By card, at the last readings: memory in use that is listed with no process.
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
+    /// The last answer of each card's probe.
+    probed: BTreeMap<GpuUuid, LimitProbed>,
 }
 
 impl InventoryBuilder {
@@ -68,6 +71,7 @@ impl InventoryBuilder {
             looks: [BTreeMap::new(), BTreeMap::new()],
             answered: BTreeSet::new(),
             unlisted: BTreeMap::new(),
+            probed: BTreeMap::new(),
         }
     }
 
@@ -188,16 +192,34 @@ impl InventoryBuilder {
         mig::offer(&mut cards, self.settings.mig_strategy);
         Inventory {
             driver_version: self.driver.version().unwrap_or_default().to_owned(),
-            driver_limits: self.driver_limits(),
             cards,
         }
     }
 
-    /// Whether the driver has memory limits. The hook reports for each container whether its limit
-    /// is set.
-    fn driver_limits(&self) -> bool {
-        let branch = self.driver.version().and_then(DriverBranch::of);
-        self.settings.cgroup_v2 && branch.is_some_and(|branch| branch >= DRIVER_LIMITS)
+    /// Applies what the supervisor's probes found. A supervisor that has just started has found
+    /// nothing yet, and the earlier answers stay.
+    pub fn probed(&mut self, answers: &[LimitProbed]) {
+        for answer in answers {
+            let uuid = GpuUuid::from(answer.uuid.as_str());
+            self.probed.insert(uuid, answer.clone());
+        }
+    }
+
+    /// Whether the driver that runs now limits cgroups on a card.
+    fn driver_limits(&self, identity: &Identity, reading: &Reading) -> DriverLimits {
+        let version = self.driver.version().unwrap_or_default();
+        let is_worth = DriverBranch::of(version).is_some_and(|branch| branch >= DRIVER_LIMITS);
+        if !is_worth || reading.mig || identity.slice.is_some() {
+            return DriverLimits::None;
+        }
+        let answer = self.probed.get(&identity.uuid);
+        match answer.filter(|answer| answer.driver_version == version) {
+            None => DriverLimits::Unknown,
+            Some(answer) => match Backend::parse(&answer.backend) {
+                Some(backend) => DriverLimits::Kept(backend),
+                None => DriverLimits::Missing(answer.missing.clone()),
+            },
+        }
     }
 
     /// Processes on a card that no grant explains, and what is held by none that is listed.
@@ -277,6 +299,7 @@ impl InventoryBuilder {
             .fold(Mib(0), |sum, part| Mib(sum.0.saturating_add(part.0)));
         let reserved = reserved.min(reading.total);
         let strangers = self.strangers(&identity.uuid, reading, explained);
+        let driver_limits = self.driver_limits(identity, reading);
         let taken = strangers
             .iter()
             .fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.memory.0)));
@@ -312,13 +335,14 @@ impl InventoryBuilder {
                         reading.mig,
                         own.mode,
                         policy.minimum_fence,
-                        self.driver_limits(),
+                        driver_limits.backend().is_some(),
                     );
                     // No share of the machine's memory can be enforced.
                     modes.retain(|mode| !reading.unified || *mode == Mode::Exclusive);
                     modes
                 }
             },
+            driver_limits,
             minimum_fence: policy.minimum_fence,
             compute_capability: identity.compute_capability.clone(),
             pci: identity.pci.clone(),

@@ -14,6 +14,7 @@ use crate::identity::Resource;
 use crate::ledger::Front;
 use api::units::Fence;
 use api::{Mib, Mode};
+use cdi::hook::Backend;
 use std::fmt;
 use std::sync::Arc;
 
@@ -51,9 +52,6 @@ impl fmt::Debug for GpuUuid {
 pub struct Inventory {
     /// NVIDIA driver; empty while NVML is not up.
     pub driver_version: String,
-    /// This driver enforces memory limits per cgroup itself: the hook sets one and reports the
-    /// result.
-    pub driver_limits: bool,
     /// In NVML's order, each card in MIG mode before its slices, which are rows of their own. A
     /// card that was seen once stays, lost, until the agent restarts; a slice is gone with its
     /// instance.
@@ -66,6 +64,14 @@ impl Inventory {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
 
+    /// Whether the driver limits cgroups on all of these cards.
+    pub fn driver_limits<'a>(&self, mut cards: impl Iterator<Item = &'a GpuUuid>) -> bool {
+        cards.all(|uuid| {
+            let card = self.card(uuid);
+            card.is_some_and(|card| card.driver_limits.backend().is_some())
+        })
+    }
+
     /// Whether some card can be allocated whole other than by claim. Assumed for unknown cards.
     pub fn any_whole_beside_claims(&self) -> bool {
         let may = |card: &Card| {
@@ -74,6 +80,30 @@ impl Inventory {
                 && card.switchable.contains(&Mode::Exclusive)
         };
         self.cards.is_empty() || self.cards.iter().any(may)
+    }
+}
+
+/// Whether a card's driver keeps memory limits per cgroup, by a probe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DriverLimits {
+    /// The driver is too old, or the card is in MIG mode: there is nothing to probe.
+    #[default]
+    None,
+    /// No probe has answered yet.
+    Unknown,
+    /// The probe failed, and this says which part is missing.
+    Missing(String),
+    /// The probe was limited.
+    Kept(Backend),
+}
+
+impl DriverLimits {
+    /// What keeps the limits, where they hold.
+    pub fn backend(&self) -> Option<Backend> {
+        match self {
+            Self::Kept(backend) => Some(*backend),
+            Self::None | Self::Unknown | Self::Missing(_) => None,
+        }
     }
 }
 
@@ -118,6 +148,8 @@ pub struct Card {
     pub only_front: Option<Front>,
     /// The modes in which it can be used while idle.
     pub switchable: Vec<Mode>,
+    /// Whether its driver limits cgroups on it.
+    pub driver_limits: DriverLimits,
     /// By the admin: no share on it is behind a weaker one.
     pub minimum_fence: Option<Fence>,
     /// CUDA compute capability, `major.minor`.

@@ -364,18 +364,12 @@ impl Ledger {
                 .card(uuid)
                 .ok_or_else(|| Refused::UnknownCard(uuid.clone()))?;
             let hold = claim.limit_scope(alloc);
-            self.fits_card(claim, &hold, card, inventory.driver_limits)?;
+            self.fits_card(claim, &hold, card)?;
         }
         healthy(gpus, inventory)
     }
 
-    fn fits_card(
-        &self,
-        claim: &Claim,
-        hold: &LimitScope,
-        card: &Card,
-        driver_limits: bool,
-    ) -> Result<(), Refused> {
+    fn fits_card(&self, claim: &Claim, hold: &LimitScope, card: &Card) -> Result<(), Refused> {
         if !card.switchable.contains(&claim.mode) {
             return Err(Refused::NotSwitchable {
                 card: card.uuid.clone(),
@@ -428,7 +422,11 @@ impl Ledger {
             }
         }
         if let Some((largest, minimum)) = largest.zip(minimum)
-            && fence::needs_one_size(claim.mode, Some(minimum), driver_limits)
+            && fence::needs_one_size(
+                claim.mode,
+                Some(minimum),
+                card.driver_limits.backend().is_some(),
+            )
             && largest.memory != claim.memory
         {
             return Err(Refused::Unequal {

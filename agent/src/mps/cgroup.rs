@@ -8,14 +8,20 @@
 //! Outside of a pod it does nothing.
 
 use crate::attribute::cgroup::{MPS_DAEMON, Membership};
+use aliquot_hook::backend::Cgroup;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// The name of the cgroup in which cards are probed.
+const PROBE: &str = "aliquot-probe";
 
 /// Where daemons go: one folder in each hierarchy, as this process reaches it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonCgroups {
     pods: Vec<PathBuf>,
+    /// The pod's own, in version 2.
+    unified: Option<Cgroup>,
 }
 
 impl DaemonCgroups {
@@ -34,11 +40,24 @@ impl DaemonCgroups {
                 .lines()
                 .find_map(|line| mount_of(line, own.controllers))?;
             let inside = mounted.trim_start_matches('/');
-            Some(root.join(inside).join(pod.trim_start_matches('/')))
+            Some(Cgroup {
+                root: root.join(inside),
+                path: pod.trim_start_matches('/').into(),
+            })
         };
+        let pods = Membership::all(own).filter_map(pod);
+        let mut unified = Membership::all(own).filter(|own| own.controllers.is_empty());
         Self {
-            pods: Membership::all(own).filter_map(pod).collect(),
+            pods: pods.map(|pod| pod.folder()).collect(),
+            unified: unified.find_map(pod),
         }
+    }
+
+    /// The cgroup in which a card is probed, which is in the pod beside its containers.
+    pub fn for_probes(&self) -> Option<Cgroup> {
+        let mut cgroup = self.unified.clone()?;
+        cgroup.path.push(PROBE);
+        Some(cgroup)
     }
 
     /// Moves a process; what it starts later follows.
@@ -124,6 +143,11 @@ mod tests {
                 "/root/sys/fs/cgroup/kubepods.slice/kubepods-pod{UID_}.slice"
             ))]
         );
+        let probe = unified.for_probes().unwrap();
+        let below = format!("kubepods.slice/kubepods-pod{UID_}.slice/aliquot-probe");
+        assert_eq!(probe.root, PathBuf::from("/root/sys/fs/cgroup"));
+        assert_eq!(probe.path, PathBuf::from(below));
+        assert_eq!(cgroups.for_probes(), None, "of version 1");
         // CRI-O with runc, and with crun, which puts the processes one level deeper: its scope
         // ends with the container.
         for inner in ["crio-a.scope", "crio-a.scope/container"] {

@@ -14,6 +14,7 @@
 //!   [`audit`]: who else used it; [`log`]: what it and its servers write.
 //! - [`place`]: directories, shared memory.
 //! - [`card`]: one card that is used without a server.
+//! - [`probe`]: whether the driver limits cgroups on a card.
 //! - [`cgroup`]: why a daemon outlives the supervisor's container.
 //! - [`process`], [`smi`]: processes of the node; compute mode and time slice.
 //! - [`program`]: NVIDIA's programs, in the driver's own root.
@@ -33,6 +34,7 @@ pub mod machine;
 pub mod phase;
 pub mod place;
 pub mod plan;
+pub mod probe;
 pub mod process;
 pub mod program;
 pub mod service;

@@ -8,11 +8,11 @@
 //! A card changes its mode one step at a time: nothing is planned on it while a server of
 //! another kind is still seen there.
 
-use crate::inventory::GpuUuid;
+use crate::inventory::{DriverLimits, GpuUuid};
 use crate::ledger::Share;
 use crate::node::State;
 use api::{Mib, Mode};
-use proto::mps::{Card, Plan, Server, ServerPhase, ServerState};
+use proto::mps::{Card, LimitProbe, Plan, Server, ServerPhase, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One server per card that has a share in mode `mps` or is about to have one, one per
@@ -80,9 +80,18 @@ pub fn plan(state: &State) -> Plan {
             time_slice: state.time_slice(),
             compute_mode_faults: faults(card),
         });
+    let inventory = &state.inventory;
+    let probed = (inventory.cards.iter()).filter(|card| card.driver_limits != DriverLimits::None);
     Plan {
         servers: shared.chain(own).collect(),
         cards: cards.collect(),
+        probes: probed
+            .map(|card| LimitProbe {
+                uuid: card.uuid.to_string(),
+                pci_bus_id: card.pci.clone(),
+                driver_version: inventory.driver_version.clone(),
+            })
+            .collect(),
     }
 }
 
@@ -190,7 +199,14 @@ mod tests {
             time_slice: None,
             compute_mode_faults: 0,
         }];
-        assert_eq!(plan(&state), Plan { servers, cards });
+        assert_eq!(
+            plan(&state),
+            Plan {
+                probes: Vec::new(),
+                servers,
+                cards
+            }
+        );
         assert_eq!(plan(&State::default()), Plan::default());
     }
 

@@ -1,4 +1,4 @@
-//! A card's compute mode and time slice, through `nvidia-smi`.
+//! A card's compute mode, time slice and memory limits, through `nvidia-smi`.
 //!
 //! In: a card and a mode. Out: the mode as read back. The supervisor holds no NVML: it
 //! must outlive driver faults that take a process with NVML along.
@@ -163,7 +163,11 @@ impl Smi {
         read.ok_or_else(|| not_understood("--query-gpu", &text))
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
+    /// Runs it with these arguments. Returns what it prints.
+    ///
+    /// # Errors
+    /// It cannot be started, does not end in time, or refuses.
+    pub async fn run(&self, arguments: &[&str]) -> Result<String, SmiError> {
         let failed = |source| SmiError::Run {
             program: self.program.path().to_owned(),
             source,

@@ -9,8 +9,9 @@ use super::daemon::{Daemon, Order, Report, Spec, Terminate, Tools};
 use super::machine::{Desired, Limits};
 use super::phase;
 use super::place::Place;
+use super::probe;
 use api::Mib;
-use proto::mps::{CardState, Observation, Plan, ServerPhase, ServerState};
+use proto::mps::{CardState, LimitProbe, LimitProbed, Observation, Plan, ServerPhase, ServerState};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -51,6 +52,9 @@ pub struct Supervisor {
     cards: BTreeMap<String, CardHandle>,
     card_tasks: JoinSet<String>,
     card_reports: (mpsc::Sender<CardState>, mpsc::Receiver<CardState>),
+    probes: watch::Sender<Vec<LimitProbe>>,
+    /// What the probes found.
+    limits: watch::Sender<Vec<LimitProbed>>,
     /// With the time of our start, and rising steps.
     view: watch::Sender<Observation>,
     generation: u64,
@@ -90,6 +94,8 @@ impl Supervisor {
             cards: BTreeMap::new(),
             card_tasks: JoinSet::new(),
             card_reports: mpsc::channel(16),
+            probes: watch::Sender::default(),
+            limits: watch::Sender::default(),
             view: watch::Sender::new(view),
             generation: 0,
         };
@@ -125,6 +131,9 @@ impl Supervisor {
     /// Until `stop`: then daemons without clients end, and those with clients are left to the
     /// next supervisor.
     pub async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: CancellationToken) {
+        let (smi, cgroup) = (self.tools.smi.clone(), self.tools.cgroups.for_probes());
+        let (probes, mut limits) = (self.probes.subscribe(), self.limits.subscribe());
+        let probing = tokio::spawn(probe::run(smi, cgroup, probes, self.limits.clone()));
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -133,8 +142,10 @@ impl Supervisor {
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
                 Some(state) = self.card_reports.1.recv() => self.take_card(state),
                 Some(ended) = self.card_tasks.join_next() => self.card_ended(ended),
+                Ok(()) = limits.changed() => self.publish(),
             }
         }
+        probing.abort();
         self.leave().await;
     }
 
@@ -199,6 +210,11 @@ impl Supervisor {
             }
         }
         self.ensure_cards(plan);
+        self.probes.send_if_modified(|probes| {
+            let changed = *probes != plan.probes;
+            probes.clone_from(&plan.probes);
+            changed
+        });
         self.publish();
         Ok(())
     }
@@ -396,11 +412,13 @@ impl Supervisor {
         let servers = self.daemons.values().map(|h| h.state.clone());
         let servers: Vec<_> = servers.map(phase::written).collect();
         let cards: Vec<_> = self.cards.values().map(|h| h.state.clone()).collect();
+        let limits = self.limits.borrow().clone();
         self.view.send_if_modified(|view| {
-            let changed = view.servers != servers || view.cards != cards;
+            let changed = view.servers != servers || view.cards != cards || view.limits != limits;
             if changed {
                 view.servers = servers;
                 view.cards = cards;
+                view.limits = limits;
                 view.step += 1;
             }
             changed

@@ -82,8 +82,9 @@ async fn keep(client: &SupervisorClient, state: &mut watch::Receiver<Arc<State>>
             // What it has done stays; servers outlive it. Without shares, no share waits for a
             // supervisor.
             Err(error) => {
-                let none = proto::mps::Plan::default();
-                let idle = applied == none && plan == none;
+                let wants =
+                    |plan: &proto::mps::Plan| !plan.servers.is_empty() || !plan.cards.is_empty();
+                let idle = !wants(&applied) && !wants(&plan);
                 (Event::MpsSilent(error.to_string()), idle)
             }
         };

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::event::Effect;
 use crate::fence;
 use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::{Card, GpuUuid};
+use crate::inventory::{Card, DriverLimits, GpuUuid};
 use crate::ledger::{AllocId, Claim, HolderKey, Refused, Share};
 use crate::pods::{PodView, Standing};
 use api::Mib;
@@ -227,6 +227,15 @@ impl Core {
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
     }
 
+    /// Why the driver limits no cgroups on a card, where a newer driver would.
+    fn lacking(&self, uuid: &GpuUuid) -> Option<String> {
+        match &self.inventory.card(uuid)?.driver_limits {
+            DriverLimits::None | DriverLimits::Kept(_) => None,
+            DriverLimits::Unknown => Some(format!("card {uuid} is not probed yet")),
+            DriverLimits::Missing(part) => Some(format!("on card {uuid} {part}")),
+        }
+    }
+
     /// Returns whether the container of a claim has its share already.
     fn holds(&self, claim: &Claim) -> bool {
         let share = self.ledger.get(&claim.key());
@@ -242,7 +251,12 @@ impl Core {
         now: Instant,
     ) -> Result<Share, Unready> {
         // Strongest first; a whole card needs no fence.
-        let best = fence::best(claim.mode, self.inventory.driver_limits);
+        let driver_limits = self.inventory.driver_limits(claim.gpus.iter());
+        let best = fence::best(claim.mode, driver_limits);
+        let probing = claim.gpus.iter().any(|uuid| {
+            let card = self.inventory.card(uuid);
+            card.is_some_and(|card| card.driver_limits == DriverLimits::Unknown)
+        });
         let minima = [
             ("node", self.minimum_fence()),
             ("claim", claim.wishes.minimum_fence),
@@ -250,13 +264,15 @@ impl Core {
         for (whose, minimum) in minima {
             let Some(minimum) = minimum else { continue };
             if let Some(best) = best.filter(|best| *best > minimum) {
+                let lacks = claim.gpus.iter().find_map(|uuid| self.lacking(uuid));
                 return Err(Unready {
                     reason: format!(
-                        "the {whose}'s minimum fence is {minimum}, mode {} gives at best {best}",
-                        claim.mode
+                        "the {whose}'s minimum fence is {minimum}, mode {} gives at best {best}{}",
+                        claim.mode,
+                        lacks.map_or_else(String::new, |lacks| format!(": {lacks}"))
                     ),
-                    may_pass: false,
-                    is_final: true,
+                    may_pass: probing,
+                    is_final: !probing,
                     decision: claim.decision.clone(),
                 });
             }

@@ -575,7 +575,7 @@ impl Collector for NodeCollector {
         }
         let mut metric = encoder.encode_descriptor(
             "aliquot_share_fence",
-            "1 for the fence that is active around the share",
+            "1 for the fence that is active around the share, with its strength: Hard, Guarded or Watched",
             None,
             MetricType::Gauge,
         )?;
@@ -584,6 +584,7 @@ impl Collector for NodeCollector {
             for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
                 let mut all = labels(&state, card, Some(share));
                 all.push(("fence", fence.level.as_str().to_owned()));
+                all.push(("strength", fence.level.strength().as_str().to_owned()));
                 metric.encode_family(&all)?.encode_gauge(&1_u64)?;
             }
         }

@@ -32,7 +32,6 @@ pub fn node_state(state: &State) -> NodeState {
             .collect(),
         not_offering: state.not_offering.clone().unwrap_or_default(),
         driver_version: state.inventory.driver_version.clone(),
-        driver_limits: state.inventory.driver_limits,
         ungranted: (state.ungranted.iter())
             .map(|one| ungranted(state, one))
             .collect(),
@@ -235,6 +234,8 @@ fn gpu(state: &State, card: &Card) -> Gpu {
             .map(|slice| slice.parent.to_string())
             .unwrap_or_default(),
         mig_profile: card.mig_profile(),
+        driver_limits: (card.driver_limits.backend())
+            .map_or_else(String::new, |backend| backend.as_str().to_owned()),
     }
 }
 
@@ -256,6 +257,8 @@ fn share(state: &State, share: &Share) -> ProtoShare {
             .fence
             .map(|fence| fence.level.as_str().to_owned())
             .unwrap_or_default(),
+        limit_backend: (share.fence.and_then(|fence| fence.backend))
+            .map_or_else(String::new, |backend| backend.as_str().to_owned()),
         observed_limit_mib: share
             .fence
             .and_then(|fence| fence.limit)

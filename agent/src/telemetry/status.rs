@@ -5,7 +5,7 @@
 //! a job that takes and frees memory all the time writes nothing.
 
 use super::report;
-use crate::inventory::Card;
+use crate::inventory::{Card, DriverLimits};
 use crate::ledger::Share;
 use crate::mps::phase;
 use crate::node::State;
@@ -14,9 +14,8 @@ use api::gpu_node::{GpuNodeStatus, GpuStatus, GrantStatus, StrangerStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use proto::mps::ServerPhase;
+use proto::names::node_condition;
 
-/// Whether the node offers shares.
-const OFFERING: &str = "Offering";
 /// The CRD's limits.
 const MOST_CARDS: usize = 64;
 const MOST_GRANTS: usize = 64;
@@ -55,7 +54,7 @@ pub fn status(state: &State, last: Option<&GpuNodeStatus>, now: Timestamp) -> Gp
         grantable_mib: sum(&|card| state.ledger.grantable(card)),
         share_count: u32::try_from(state.ledger.shares().count()).unwrap_or(u32::MAX),
         gpus: cards().map(|card| gpu(state, card, last)).collect(),
-        conditions: vec![offering(state, generation, last, now)],
+        conditions: conditions(state, generation, last, now),
     };
     cap(&mut status);
     status
@@ -173,31 +172,68 @@ fn quantised(value: Mib, step: Mib, shown: Option<Mib>) -> Mib {
     }
 }
 
-/// Its time changes only when its status does.
-fn offering(
+/// Whether the node offers shares; and, where a driver is new enough, whether it limits cgroups.
+fn conditions(
     state: &State,
     generation: Option<i64>,
     last: Option<&GpuNodeStatus>,
     now: Timestamp,
-) -> Condition {
+) -> Vec<Condition> {
     let (status, reason, message) = match &state.not_offering {
         None => ("True", "Offering", String::new()),
         Some(why) => ("False", "NotOffering", why.clone()),
     };
-    let since = last
-        .and_then(|last| last.conditions.iter().find(|c| c.type_ == OFFERING))
-        .filter(|condition| condition.status == status)
-        .map_or(Time(now), |condition| {
-            condition.last_transition_time.clone()
-        });
-    Condition {
-        type_: OFFERING.to_owned(),
+    let offering = Some((node_condition::OFFERING, status, reason, message));
+    // The time of a condition changes only when its status does.
+    let since = |kind: &str, status: &str| {
+        let mut conditions = last.iter().flat_map(|last| &last.conditions);
+        let same = |one: &&Condition| one.type_ == kind && one.status == status;
+        let before = conditions.find(same);
+        before.map_or(Time(now), |one| one.last_transition_time.clone())
+    };
+    let all = offering.into_iter().chain(driver_limits(state));
+    all.map(|(kind, status, reason, message)| Condition {
+        type_: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message,
         observed_generation: generation,
-        last_transition_time: since,
+        last_transition_time: since(kind, status),
+    })
+    .collect()
+}
+
+/// A condition's type, status, reason and message.
+type Said = (&'static str, &'static str, &'static str, String);
+
+/// What the probes of memory limits found. `None` where no card was worth one.
+fn driver_limits(state: &State) -> Option<Said> {
+    let mut probed = false;
+    let mut kept = Vec::new();
+    for card in &state.inventory.cards {
+        let found = match &card.driver_limits {
+            DriverLimits::None => continue,
+            DriverLimits::Unknown => Err("not probed yet"),
+            DriverLimits::Missing(part) => Err(part.as_str()),
+            DriverLimits::Kept(backend) => Ok(backend.as_str()),
+        };
+        probed = true;
+        match found {
+            Ok(backend) => kept.push(format!("card {}: {backend}", card.uuid)),
+            Err(part) => {
+                let message = format!("card {}: {part}", card.uuid);
+                return Some((node_condition::DRIVER_LIMITS, "False", "Missing", message));
+            }
+        }
     }
+    probed.then(|| {
+        (
+            node_condition::DRIVER_LIMITS,
+            "True",
+            "Probed",
+            kept.join(", "),
+        )
+    })
 }
 
 fn cap(status: &mut GpuNodeStatus) {

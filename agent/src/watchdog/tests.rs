@@ -86,6 +86,7 @@ fn a_program_that_a_limit_of_mps_refused_is_not_ended_for_rounding() {
     let behind = |level| {
         let mut share = share("a", "main", "mps-isolated", 6400);
         share.fence = Some(crate::fence::ActiveFence {
+            backend: None,
             level,
             limit: Some(Mib(6400)),
             reach: Mib(81920),

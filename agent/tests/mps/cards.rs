@@ -23,6 +23,7 @@ fn isolated(bench: &MpsNode, name: &str, memory: u64) -> Server {
 pub(crate) async fn isolated_servers_share_a_card_and_each_holds_its_own_tenant() {
     let bench = MpsNode::new(1).await;
     let plan = Plan {
+        probes: Vec::new(),
         servers: vec![isolated(&bench, "aa", 2000), isolated(&bench, "bb", 3000)],
         cards: Vec::new(),
     };
@@ -49,6 +50,7 @@ pub(crate) async fn isolated_servers_share_a_card_and_each_holds_its_own_tenant(
         }
     }
     let both = Plan {
+        probes: Vec::new(),
         servers: vec![
             isolated(&bench, "aa", 2000),
             Server {
@@ -83,6 +85,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
     // As an agent that was killed may have left it.
     smi(&["-i", "0", "-c", "EXCLUSIVE_PROCESS"]);
     let plan = Plan {
+        probes: Vec::new(),
         servers: Vec::new(),
         cards: vec![proto::mps::Card {
             uuid: bench.cards[0].clone(),
@@ -102,6 +105,7 @@ pub(crate) async fn a_card_without_a_server_gets_its_mode_and_its_slice_and_give
     })
     .await;
     let wrong = Plan {
+        probes: Vec::new(),
         servers: Vec::new(),
         cards: vec![proto::mps::Card {
             uuid: bench.cards[0].clone(),

@@ -106,6 +106,7 @@ impl MpsNode {
             })
             .collect();
         Plan {
+            probes: Vec::new(),
             servers,
             cards: Vec::new(),
         }

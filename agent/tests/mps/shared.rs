@@ -344,6 +344,7 @@ pub(crate) async fn an_impossible_plan_is_refused_whole() {
         let answer = bench
             .client
             .ensure(Plan {
+                probes: Vec::new(),
                 servers,
                 cards: Vec::new(),
             })

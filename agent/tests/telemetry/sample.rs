@@ -2,7 +2,9 @@
 
 use agent::fence::ActiveFence;
 use agent::identity::Resource;
-use agent::inventory::{Card, ComputeMode, GpuUuid, Health, Inventory, Profile, Slice, Stranger};
+use agent::inventory::{
+    Card, ComputeMode, DriverLimits, GpuUuid, Health, Inventory, Profile, Slice, Stranger,
+};
 use agent::ledger::{AllocId, Ledger, Share, SharePhase, Turn};
 use agent::node::{MpsView, Node, Pool, Readiness, State};
 use api::grant::PodIdentity;
@@ -31,6 +33,7 @@ pub(crate) fn card(index: u32) -> Card {
         only_mode: None,
         only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
+        driver_limits: DriverLimits::None,
         minimum_fence: None,
         compute_capability: "8.9".into(),
         pci: format!("00000000:0{index}:00.0"),
@@ -66,6 +69,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         phase: SharePhase::Running,
         alloc_id: Some(AllocId::new(0xab)),
         fence: Some(ActiveFence {
+            backend: None,
             level: Fence::ClientLimit,
             limit: Some(Mib(8000)),
             reach: Mib(8000),
@@ -101,7 +105,6 @@ pub(crate) fn state() -> State {
         },
         inventory: Inventory {
             driver_version: "570.86.10".into(),
-            driver_limits: false,
             cards: vec![first, second],
         },
         ledger,

@@ -1,8 +1,10 @@
 //! The `GpuNode`'s status, and what is worth a write.
 
 use crate::sample;
+use agent::inventory::DriverLimits;
 use agent::telemetry::status::{Urgency, status, urgency};
 use api::{Mib, Mode};
+use cdi::hook::Backend;
 use jiff::Timestamp;
 use proptest::prelude::*;
 use proto::mps::ServerPhase;
@@ -89,6 +91,31 @@ fn a_conditions_time_is_that_of_its_last_change() {
     state.not_offering = Some("the driver does not answer".into());
     let other = status(&state, Some(&off), at(30));
     assert_eq!(condition(&other).2, at(20));
+}
+
+#[test]
+fn a_node_says_whether_its_driver_limits_memory_and_which_part_is_missing() {
+    let mut state = sample::state();
+    let said = |state: &agent::node::State| {
+        let status = status(state, None, at(1));
+        let mut conditions = status.conditions.into_iter();
+        let limits = conditions.find(|one| one.type_ == "DriverLimits");
+        limits.map(|one| (one.status, one.message))
+    };
+    assert_eq!(said(&state), None, "an older driver has none to speak of");
+    let card = state.inventory.cards[0].uuid.clone();
+    for (limits, expected) in [
+        (DriverLimits::Unknown, ("False", "not probed yet")),
+        (
+            DriverLimits::Missing("echo +dmem > x".into()),
+            ("False", "echo +dmem > x"),
+        ),
+        (DriverLimits::Kept(Backend::Misc), ("True", "misc")),
+    ] {
+        state.inventory.cards[0].driver_limits = limits;
+        let message = format!("card {card}: {}", expected.1);
+        assert_eq!(said(&state), Some((expected.0.to_owned(), message)));
+    }
 }
 
 #[test]

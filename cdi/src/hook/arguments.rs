@@ -64,13 +64,22 @@ pub struct Arguments {
     pub limit: Option<Limit>,
 }
 
+/// A card on which the driver is to limit a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitedCard {
+    /// `nvidia-smi` knows it by this.
+    pub uuid: String,
+    /// PCI bus id, by which the kernel names its memory.
+    pub pci: String,
+}
+
 /// A memory limit that the driver keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// MiB on each card.
     pub mib: u64,
-    /// UUIDs.
-    pub gpus: Vec<String>,
+    /// On each of them.
+    pub cards: Vec<LimitedCard>,
     /// `nvidia-smi`, as the hook's process sees it.
     pub smi: PathBuf,
     /// Without it, the container must not start.
@@ -104,7 +113,11 @@ impl Arguments {
             Some(text(&self.proof)),
             self.spec.as_ref().map(text),
             limit.map(|limit| limit.mib.to_string()),
-            limit.map(|limit| limit.gpus.join(",")),
+            limit.map(|limit| {
+                let cards = limit.cards.iter();
+                let cards = cards.map(|card| format!("{}={}", card.uuid, card.pci));
+                cards.collect::<Vec<_>>().join(",")
+            }),
             limit.map(|limit| text(&limit.smi)),
             limit.map(|limit| limit.needed.to_string()),
         ];
@@ -207,7 +220,15 @@ fn limit(values: [Option<String>; 4]) -> Result<Option<Limit>, ArgumentsError> {
         [None, None, None, None] => Ok(None),
         [Some(mib), Some(gpus), Some(smi), Some(needed)] => Ok(Some(Limit {
             mib: mib.parse().map_err(|_| bad("MiB are a number"))?,
-            gpus: gpus.split(',').map(str::to_owned).collect(),
+            cards: gpus
+                .split(',')
+                .map(|card| {
+                    let (uuid, pci) = card.split_once('=')?;
+                    let (uuid, pci) = (uuid.to_owned(), pci.to_owned());
+                    Some(LimitedCard { uuid, pci })
+                })
+                .collect::<Option<_>>()
+                .ok_or_else(|| bad("a card is <UUID>=<PCI bus id>"))?,
             smi: smi.into(),
             needed: needed.parse().map_err(|_| bad("needed is true or false"))?,
         })),
@@ -246,11 +267,14 @@ mod tests {
         assert_eq!(read.limit, None);
         assert_eq!(read.print(), arguments(&full()));
         let line = full()
-            + " --limit-mib 2000 --limit-gpus GPU-a,GPU-b --limit-smi /usr/bin/nvidia-smi --limit-needed true";
+            + " --limit-mib 2000 --limit-gpus GPU-a=00000000:01:00.0,GPU-b=00000000:02:00.0 --limit-smi /usr/bin/nvidia-smi --limit-needed true";
         let read = Arguments::parse(&arguments(&line)).unwrap();
         assert_eq!(read.print(), arguments(&line));
         let limit = read.limit.unwrap();
-        assert_eq!((limit.mib, limit.gpus.len(), limit.needed), (2000, 2, true));
+        assert_eq!(
+            (limit.mib, limit.cards.len(), limit.needed),
+            (2000, 2, true)
+        );
         let line = full().replace("--pod-uid u --container c", "--holders /h");
         let read = Arguments::parse(&arguments(&line)).unwrap();
         assert_eq!(read.print(), arguments(&line));
@@ -280,7 +304,7 @@ mod tests {
             (full().replace("0000", "zzzz"), "--digest: a digest is"),
             (full() + " --limit-mib 2000", "--limit-*: some are missing"),
             (
-                full() + " --limit-mib all --limit-gpus G --limit-smi /s --limit-needed true",
+                full() + " --limit-mib all --limit-gpus G=1 --limit-smi /s --limit-needed true",
                 "--limit-*: MiB are a number",
             ),
         ];

@@ -5,6 +5,6 @@ mod arguments;
 mod holders;
 mod proof;
 
-pub use arguments::{Arguments, ArgumentsError, COMMAND, Limit, ShareOwner};
+pub use arguments::{Arguments, ArgumentsError, COMMAND, Limit, LimitedCard, ShareOwner};
 pub use holders::{HOLDERS_VERSION, Holder, Holders, Refused};
-pub use proof::{Limited, PROOF_VERSION, Proof, proof_name};
+pub use proof::{Backend, Limited, PROOF_VERSION, Proof, proof_name};

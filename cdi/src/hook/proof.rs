@@ -47,9 +47,43 @@ pub struct Limited {
     /// MiB, the same on every card; `None`: nothing is known to hold.
     #[serde(default)]
     pub mib: Option<u64>,
+    /// What keeps it, by the kernel's own files; `None` where `mib` is, and in the proofs of hooks
+    /// that asked the driver alone.
+    #[serde(default)]
+    pub backend: Option<Backend>,
     /// Why it is not so; empty when it is.
     #[serde(default)]
     pub error: String,
+}
+
+/// What keeps a limit of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// The kernel's controller for device memory.
+    Dmem,
+    /// A map in the driver, for processes that the kernel's misc controller reaches. It counts what
+    /// is allocated after the limit was set, and no limit of a parent.
+    Misc,
+}
+
+impl Backend {
+    /// Its name, which is also its controller's.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Dmem => "dmem",
+            Self::Misc => "misc",
+        }
+    }
+
+    /// By its name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Dmem, Self::Misc]
+            .into_iter()
+            .find(|one| one.as_str() == name)
+    }
 }
 
 impl Proof {
@@ -88,6 +122,7 @@ mod tests {
             pid: 7,
             limited: Some(Limited {
                 mib: Some(2000),
+                backend: Some(Backend::Misc),
                 error: String::new(),
             }),
             ..Proof::default()

@@ -86,7 +86,7 @@ fn limit() -> Vec<ScenarioStep> {
         }),
         ScenarioStep::Show,
         ScenarioStep::Say(
-            "The pod's condition aliquot.dev/IsolationVerified says which fence that is, what was read back of it, and how far a hostile program would get.",
+            "The pod's condition aliquot.dev/IsolationVerified says how strong its fence is (Hard, Guarded or Watched), what was read back of it, and how far a hostile program would get.",
         ),
     ]
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use proto::names::{NAMESPACE, kai, object, resource};
+use proto::names::{NAMESPACE, kai, node_condition, object, resource};
 use std::collections::BTreeSet;
 
 /// Kubernetes 1.31: the first with everything that is used.
@@ -325,7 +325,7 @@ fn agents(seen: &Seen) -> Vec<Finding> {
         let conditions = node.status.iter().flat_map(|status| &status.conditions);
         match conditions
             .clone()
-            .find(|condition| condition.type_ == "Offering")
+            .find(|condition| condition.type_ == node_condition::OFFERING)
         {
             Some(condition) if condition.status == "True" => offering += 1,
             Some(condition) => findings.push(Finding::broken(
@@ -338,6 +338,19 @@ fn agents(seen: &Seen) -> Vec<Finding> {
                 format!("the agent of {name} has not reported"),
                 format!("look at the log of the aliquot-agent pod on {name}"),
             )),
+        }
+        let limits = conditions
+            .clone()
+            .find(|one| one.type_ == node_condition::DRIVER_LIMITS);
+        if let Some(limits) = limits.filter(|limits| limits.status != "True") {
+            findings.push(Finding::warning(
+                check,
+                format!(
+                    "the driver of {name} could limit memory and does not: {}",
+                    limits.message
+                ),
+                "supply the named part; the agent probes again within a minute",
+            ));
         }
         if !nodes.iter().any(|other| other.name_any() == name) {
             findings.push(Finding::warning(

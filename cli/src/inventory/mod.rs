@@ -307,9 +307,9 @@ n2      2  NVIDIA L4  -     unhealthy            0      <231          23000     
         assert_eq!(
             printed(all(), Format::Table),
             "\
-NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE        REACH MIB  PHASE    COMPLAINT
-team-a     a    main       n1      0        2000      50%  ClientLimit      10000  Running
-team-a     b    main       n1      0       10000      50%  ClientLimit      10000  Running
+NAMESPACE  POD  CONTAINER  NODE  GPU  MEMORY MIB  COMPUTE  FENCE                   REACH MIB  PHASE    COMPLAINT
+team-a     a    main       n1      0        2000      50%  Guarded by ClientLimit      10000  Running
+team-a     b    main       n1      0       10000      50%  Guarded by ClientLimit      10000  Running
 "
         );
         let csv = printed(all(), Format::Csv);

@@ -59,7 +59,7 @@ pub(super) fn table(nodes: &[GpuNode], namespace: Option<&str>, crashes: &Crashe
                 card.index.into(),
                 grant.memory_mib.into(),
                 Cell::shown(percent, format!("{percent}%")),
-                Cell::from(grant.fence.map(api::units::Fence::as_str)),
+                Cell::from(grant.fence.map(api::units::Fence::words)),
                 Cell::from(grant.reach_mib),
                 Cell::from(phase.clone()).tone(match phase.as_str() {
                     "Running" => Tone::Good,

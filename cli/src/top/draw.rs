@@ -176,7 +176,7 @@ fn pod_lines(model: &Model, namespace: &str, name: &str, pod: Option<&Pod>) -> V
         for grant in card.grants.iter().filter(|grant| grant.pod == holder) {
             let fence = grant
                 .fence
-                .map(|fence| format!(", held by {fence}"))
+                .map(|fence| format!(", {}", fence.words()))
                 .unwrap_or_default();
             fact(
                 "share",
@@ -271,7 +271,8 @@ mod tests {
         }
         let shown = lines(&mut model, 120, 12, false).join("\n");
         assert!(
-            shown.contains("share       2000 MiB of n1/0 for main, held by ClientLimit, Running"),
+            shown
+                .contains("share       2000 MiB of n1/0 for main, Guarded by ClientLimit, Running"),
             "{shown}"
         );
         assert!(

@@ -67,10 +67,10 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     browser.says("ClientLimit");
     picture(&mut browser, "page-card.png");
     // The card's server lets every client have what the largest share has: only that one's limit
-    // is held by the server.
+    // is the server's own.
     for (pod, fence) in [
-        ("greedy", "fence not verified"),
-        ("notebook", "fence verified"),
+        ("greedy", "Guarded by ClientLimit"),
+        ("notebook", "Guarded by ServerLimit"),
     ] {
         let link = format!("tbody a[href^='#/pod/'][href$='{pod}']");
         browser.until(&format!("document.querySelector({}) !== null", json!(link)));

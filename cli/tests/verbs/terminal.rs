@@ -132,7 +132,7 @@ fn top_is_used_by_keys(demo: &Demo) {
     });
     top.press("\r");
     top.sees("shares > demo/notebook");
-    top.sees("IsolationVerified True");
+    top.sees("IsolationVerified False");
     top.press(":wait\r");
     top.sees("later");
     top.press("?");

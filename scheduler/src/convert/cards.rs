@@ -45,11 +45,7 @@ pub(super) fn of(
         cards: state
             .gpus
             .iter()
-            .map(|gpu| {
-                let mut card = card(gpu, of(&seen, &gpu.uuid), of(&held, &gpu.uuid));
-                card.driver_limits = state.driver_limits;
-                card
-            })
+            .map(|gpu| card(gpu, of(&seen, &gpu.uuid), of(&held, &gpu.uuid)))
             .collect(),
         topology_manager: state.topology_manager.as_ref().and_then(topology_manager),
     };
@@ -153,6 +149,7 @@ fn card(gpu: &Gpu, seen: Mib, strangers: Mib) -> Card {
         "none" => Pool::None,
         _ => Pool::Unknown,
     };
+    card.driver_limits = !gpu.driver_limits.is_empty();
     card.minimum_fence = match gpu.minimum_fence.as_str() {
         "" => None,
         // A word of a newer agent: no share is placed there that could be weaker.

@@ -31,8 +31,7 @@ pub struct Isolation {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `LimitReadBack` where every container's limit is held by a fence that its tenant cannot
-    /// lift and was read back from it as it was granted; else the weakest one's reason.
+    /// The word for the weakest fence of its containers, or why there is none.
     pub because: &'static str,
     /// One line per container.
     pub message: String,
@@ -42,9 +41,9 @@ pub struct Isolation {
 }
 
 impl Isolation {
-    /// Whether every limit was read back.
+    /// Whether the driver or the kernel holds every limit.
     pub fn is_verified(&self) -> bool {
-        self.because == isolation::READ_BACK
+        isolation::is_verified(self.because)
     }
 
     /// The condition's message.
@@ -305,6 +304,7 @@ fn held(share: &HeldShare) -> Held<'_> {
     Held {
         container: &share.container,
         fence: &share.fence,
+        backend: &share.limit_backend,
         granted: share.memory_mib,
         read_back: share.observed_limit_mib,
         reach: share.reach_mib,
@@ -346,7 +346,7 @@ mod tests {
             r#final: true,
             ..Refusal::default()
         });
-        all.want(said(isolation::READ_BACK));
+        all.want(said("Hard"));
         let owed = all.owed(Time(0));
         assert_eq!(owed.len(), 1);
         assert_eq!(owed[0].isolation.because, isolation::GRANT_REFUSED);
@@ -375,7 +375,7 @@ mod tests {
         all.show("u", &shows(false, "NotReadBack", "a line"));
         assert_eq!((all.due(), all.owed(Time(u64::MAX))), (None, vec![]));
         // Another writer, or an earlier leader, has changed the condition.
-        all.show("u", &shows(true, isolation::READ_BACK, "a line"));
+        all.show("u", &shows(true, "Hard", "a line"));
         assert_eq!(all.owed(Time(0)).len(), 1);
         all.show("u", &shows(false, "NotReadBack", "a line"));
         assert_eq!(all.due(), None);
@@ -386,9 +386,9 @@ mod tests {
     #[test]
     fn a_change_is_owed_at_once_and_its_time_is_that_of_the_status() {
         let mut all = IsolationConditions::default();
-        all.show("u", &shows(true, isolation::READ_BACK, "an older line"));
+        all.show("u", &shows(true, "Hard", "an older line"));
         assert_eq!(all.due(), None, "no agent has spoken");
-        all.want(said(isolation::READ_BACK));
+        all.want(said("Hard"));
         let since: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         assert_eq!(all.owed(Time(7)).pop().unwrap().since, Some(since));
         // The first is not shown yet.

@@ -139,7 +139,9 @@ fn rank(kind: &str) -> usize {
         "bound",
         "prepared",
         "running",
-        "fence",
+        "hard",
+        "guarded",
+        "watched",
         "unverified",
         "limit",
         "refused",
@@ -171,14 +173,14 @@ fn conditions(pod: &Pod, steps: &mut Vec<Step>) {
                 Some(Step::new(at, "bound", words))
             }
             ("DisruptionTarget", true) => Some(Step::new(at, "evicted", line)),
-            (proto::names::condition::ISOLATION_VERIFIED, true) => {
-                Some(Step::new(at, "fence", format!("{reason}: {line}")))
-            }
             // Only a grant that its node does not honour is refused; under a weaker fence the pod
             // runs.
-            (proto::names::condition::ISOLATION_VERIFIED, false) => {
+            (proto::names::condition::ISOLATION_VERIFIED, _) => {
                 let kind = match reason {
                     "GrantRefused" => "refused",
+                    "Hard" => "hard",
+                    "Guarded" => "guarded",
+                    "Watched" => "watched",
                     _ => "unverified",
                 };
                 Some(Step::new(at, kind, format!("{reason}: {line}")))
@@ -311,7 +313,7 @@ mod tests {
         let pod = pod(json!({
             "conditions": [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:09Z"},
-                {"type": "aliquot.dev/IsolationVerified", "status": "True", "reason": "ServerLimit",
+                {"type": "aliquot.dev/IsolationVerified", "status": "False", "reason": "Guarded",
                     "message": "held by the server", "lastTransitionTime": "2026-01-01T00:00:12Z"},
                 {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
                     "message": "Pod ns/p was preempted by higher priority workload ns/q",
@@ -353,7 +355,7 @@ mod tests {
         assert_eq!(
             kinds(&told),
             [
-                "asked", "waits", "reserved", "bound", "prepared", "running", "fence", "limit",
+                "asked", "waits", "reserved", "bound", "prepared", "running", "guarded", "limit",
                 "evicted"
             ]
         );
@@ -417,8 +419,9 @@ mod tests {
     #[test]
     fn a_pod_under_a_weaker_fence_was_not_refused() {
         for (reason, kind) in [
-            ("ClientLimit", "unverified"),
-            ("WatchdogOnly", "unverified"),
+            ("Hard", "hard"),
+            ("Guarded", "guarded"),
+            ("Watched", "watched"),
             ("NotReadBack", "unverified"),
             ("GrantRefused", "refused"),
         ] {

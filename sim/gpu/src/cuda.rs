@@ -109,5 +109,6 @@ pub mod nvml {
     pub const NOT_FOUND: u32 = 6;
     pub const GPU_IS_LOST: u32 = 15;
     pub const IN_USE: u32 = 19;
+    pub const OPERATING_SYSTEM: u32 = 17;
     pub const INSUFFICIENT_RESOURCES: u32 = 23;
 }

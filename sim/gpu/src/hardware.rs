@@ -13,7 +13,7 @@
 pub mod mig;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,56 @@ pub struct Hardware {
     /// How MPS behaves; defaults follow the driver version.
     #[serde(default)]
     pub mps: MpsBehaviour,
+    /// How memory is limited per cgroup, from driver 615 on.
+    #[serde(default)]
+    pub memory_accounting: MemoryAccounting,
+}
+
+/// `RmMemacctMode`, a setting of the kernel module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemacctMode {
+    /// 0: there are no limits.
+    Off,
+    /// 1: a map of the driver's has them, for processes that the misc controller reaches.
+    Misc,
+    /// 3: the kernel's dmem controller where it has the card, else misc.
+    #[default]
+    Auto,
+}
+
+impl MemacctMode {
+    /// Whether there are limits.
+    pub fn is_on(self) -> bool {
+        self != Self::Off
+    }
+
+    /// Whether the dmem controller may have them.
+    pub fn allows_dmem(self) -> bool {
+        self == Self::Auto
+    }
+}
+
+/// How memory is limited per cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryAccounting {
+    /// The kernel module's setting.
+    pub mode: MemacctMode,
+    /// Where cgroup v2 is mounted. A test has a folder there with files as the kernel has them.
+    pub cgroup: PathBuf,
+    /// A fault: a limit that is set reads back, is not in the kernel's file, and holds nobody.
+    pub only_reads_back: bool,
+}
+
+impl Default for MemoryAccounting {
+    fn default() -> Self {
+        Self {
+            mode: MemacctMode::default(),
+            cgroup: "/sys/fs/cgroup".into(),
+            only_reads_back: false,
+        }
+    }
 }
 
 /// One card, or `count` equal ones.
@@ -194,7 +244,7 @@ pub struct CardSpec {
 #[derive(Debug)]
 pub enum HardwareError {
     /// The file cannot be read.
-    Read(std::path::PathBuf, std::io::Error),
+    Read(PathBuf, std::io::Error),
     /// The file is no hardware description.
     Parse(serde_json::Error),
     /// It contradicts itself.
@@ -301,6 +351,7 @@ impl Hardware {
                 server_mib: server_mib(),
                 ..MpsBehaviour::default()
             },
+            memory_accounting: MemoryAccounting::default(),
         }
     }
 

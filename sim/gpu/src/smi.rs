@@ -1,6 +1,6 @@
 //! `nvidia-smi`, as far as anything here calls it: the table, `-L`, `--query-gpu`,
-//! `--query-compute-apps`, `-c`, `compute-policy`, `memory-limits` (whose real wording is not
-//! known).
+//! `--query-compute-apps`, `-c`, `compute-policy`, `memory-limits` (in the words of NVIDIA's page on
+//! memory partitioning alone).
 //!
 //! Owns the printing. In: the driver's answers. Out: text in the real one's
 //! form. Inside a container it sees the cards whose nodes are there.
@@ -26,6 +26,7 @@ impl From<CallError> for Failure {
                 "NVML_ERROR_NO_PERMISSION" => Self(4, "Insufficient Permissions".to_owned()),
                 "NVML_ERROR_GPU_IS_LOST" => Self(15, "GPU is lost".to_owned()),
                 "NVML_ERROR_NOT_SUPPORTED" => Self(3, "Not Supported".to_owned()),
+                "NVML_ERROR_NOT_FOUND" => Self(6, "Not Found".to_owned()),
                 _ => Self(255, message),
             },
         }
@@ -46,13 +47,22 @@ struct Asked {
     list: bool,
     mode: Option<String>,
     policy: bool,
-    limits: bool,
-    cgroup: Option<String>,
-    hard: Option<String>,
+    limits: Option<LimitsCommand>,
     slice: Option<String>,
     query_gpu: Option<String>,
     query_apps: Option<String>,
     format: String,
+}
+
+/// The words behind `memory-limits`.
+#[derive(Default)]
+struct LimitsCommand {
+    help: bool,
+    set: bool,
+    get: bool,
+    namespace: Option<String>,
+    soft: Option<String>,
+    hard: Option<String>,
 }
 
 /// Runs the program.
@@ -69,6 +79,7 @@ pub fn run(args: &[String]) -> ExitCode {
 fn parse(args: &[String]) -> Result<Asked, Failure> {
     let mut asked = Asked::default();
     let mut args = args.iter();
+    let mut first = true;
     while let Some(arg) = args.next() {
         let (name, inline) = match arg.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -80,14 +91,29 @@ fn parse(args: &[String]) -> Result<Asked, Failure> {
                 .or_else(|| args.next().cloned())
                 .ok_or_else(|| Failure(2, format!("Option {arg} needs a value")))
         };
+        let first = std::mem::take(&mut first);
+        if let (Some(limits), false) = (&mut asked.limits, name == "-i" || name == "--id") {
+            match name {
+                "-h" | "--help" => limits.help = true,
+                "--set" => limits.set = true,
+                "--get" => limits.get = true,
+                "-n" | "--namespace" => limits.namespace = Some(value()?),
+                "--soft-limit" => limits.soft = Some(limit_of(name, value()?)?),
+                "--hard-limit" => limits.hard = Some(limit_of(name, value()?)?),
+                _ => return Err(Failure(2, format!("Option {arg} is not recognized"))),
+            }
+            continue;
+        }
         match name {
             "-L" | "--list-gpus" => asked.list = true,
             "-i" | "--id" => asked.select = Some(value()?),
             "-c" | "--compute-mode" => asked.mode = Some(value()?),
             "compute-policy" => asked.policy = true,
-            "memory-limits" => asked.limits = true,
-            "-n" if asked.limits => asked.cgroup = Some(value()?),
-            "--hard-limit" if asked.limits => asked.hard = Some(value()?),
+            "memory-limits" if first => asked.limits = Some(LimitsCommand::default()),
+            "memory-limits" => {
+                let text = "Option memory-limits is not recognized";
+                return Err(Failure(2, text.to_owned()));
+            }
             "--set-timeslice" if asked.policy => asked.slice = Some(value()?),
             "-l" | "--list" if asked.policy => {}
             "--query-gpu" => asked.query_gpu = Some(value()?),
@@ -104,6 +130,16 @@ fn parse(args: &[String]) -> Result<Asked, Failure> {
         }
     }
     Ok(asked)
+}
+
+/// A value of `--soft-limit` or `--hard-limit`: MiB, `max` or `default`.
+fn limit_of(option: &str, value: String) -> Result<String, Failure> {
+    let words = ["max", "default"].contains(&value.as_str());
+    if words || (!value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit())) {
+        return Ok(value);
+    }
+    let text = format!("{option} must be a non-negative MebiByte value");
+    Err(Failure(2, text))
 }
 
 fn answer(asked: &Asked) -> Result<String, Failure> {
@@ -144,8 +180,8 @@ fn answer(asked: &Asked) -> Result<String, Failure> {
     if let Some(mode) = &asked.mode {
         return set_mode(&mut driver, &cards, mode);
     }
-    if asked.limits {
-        return limits(&mut driver, cards, asked);
+    if let Some(command) = &asked.limits {
+        return limits(&mut driver, &machine, cards, command);
     }
     if asked.policy {
         return policy(&mut driver, cards, asked.slice.as_deref());
@@ -277,32 +313,59 @@ fn policy(
 
 fn limits(
     driver: &mut Driver,
+    machine: &Message,
     cards: Vec<(u32, Result<Message, CallError>)>,
-    asked: &Asked,
+    command: &LimitsCommand,
 ) -> Result<String, Failure> {
-    let Some(cgroup) = &asked.cgroup else {
-        return Err(Failure(
-            2,
-            "memory-limits needs a cgroup: -n PATH".to_owned(),
-        ));
+    let wrong = |text: &str| Err(Failure(2, text.to_owned()));
+    if machine.get("memory_limits").is_none() {
+        // As driver 550.163.01 and 580.159.04 answer.
+        return wrong(
+            "ERROR: Option memory-limits is not valid for this command. Please run 'nvidia-smi -h' for help.",
+        );
+    }
+    if command.help {
+        return Ok(
+            "memory-limits: --set | --get, --namespace | -n, --soft-limit, --hard-limit, -i\n"
+                .to_owned(),
+        );
+    }
+    let Some(namespace) = &command.namespace else {
+        return wrong("memory-limits needs --namespace");
+    };
+    let limits = match (command.set, command.get, &command.soft, &command.hard) {
+        (true, false, Some(soft), Some(hard)) => Some((soft, hard)),
+        (false, true, None, None) => None,
+        _ => return wrong("memory-limits needs --set with both limits, or --get"),
     };
     let mut text = String::new();
     for (minor, card) in cards {
         card?;
-        let request = Message::new("memory-limits")
+        let mut request = Message::new("memory-limits")
             .with("index", minor)
-            .with("cgroup", cgroup)
-            .with_some("hard", asked.hard.as_ref());
-        let told = driver.call(&request)?;
-        let hard = match value(&told, "hard") {
-            max if max == "max" => max,
-            mib => format!("{mib} MiB"),
-        };
-        let _ = writeln!(
-            text,
-            "GPU {minor}: {cgroup}\n    Hard Limit : {hard}\n    Used : {} MiB",
-            value(&told, "used")
-        );
+            .with("namespace", namespace);
+        if let Some((soft, hard)) = limits {
+            request = request.with("soft", soft).with("hard", hard);
+        }
+        let told = driver.call(&request).map_err(|error| {
+            let verb = if command.set { "set" } else { "get" };
+            let Failure(code, why) = error.into();
+            Failure(code, format!("Unable to {verb} memory limit: {why}"))
+        })?;
+        if command.get {
+            // No page says what is printed of a limit that is not set.
+            let limit = |name| match value(&told, name) {
+                max if max == "max" => max,
+                mib => format!("{mib} MiB"),
+            };
+            let _ = writeln!(
+                text,
+                "namespace: {namespace}\nsoft limit: {}\nhard limit: {}\ncurrent used: {} MiB",
+                limit("soft"),
+                limit("hard"),
+                value(&told, "used")
+            );
+        }
     }
     Ok(text)
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sim_gpu::cuda::CudaError;
-use sim_gpu::driver::state::{ComputeMode, ConnId, State};
+use sim_gpu::driver::state::{CgroupLimits, ComputeMode, ConnId, State};
 use sim_gpu::hardware::{Hardware, Preset};
 
 const CARD: usize = 0;
@@ -365,9 +365,15 @@ fn a_cgroups_limit_counts_all_its_processes_with_and_without_mps_and_is_the_tota
         state.make_context(conn, CARD, None).unwrap();
     }
     let limit = 4000;
+    let limits = CgroupLimits {
+        soft: 0,
+        hard: limit,
+        enforced: true,
+        dmem: false,
+    };
     state.cards[CARD]
         .cgroup_limits
-        .insert("/kubepods/pod1/ab".into(), limit);
+        .insert("/kubepods/pod1/ab".into(), limits);
     let left = limit - 2 * context;
     assert_eq!(state.memory_info(1, CARD), Ok((limit, left)));
     assert_eq!(state.memory_info(3, CARD).unwrap().0, total);

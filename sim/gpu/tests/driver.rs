@@ -294,3 +294,90 @@ fn only_an_administrator_changes_the_machine() {
     assert_eq!(line["error"], "NVML_ERROR_NO_PERMISSION");
     assert_eq!(machine.tenant("set-mode PROHIBITED").last()["ok"], true);
 }
+
+/// A machine whose driver has memory limits, and a cgroup v2 of files with the dmem controller.
+fn limited_machine(folder: &std::path::Path) -> (Machine, String) {
+    let cgroup = folder.join("cgroup");
+    let leaf = cgroup.join("pod/main");
+    std::fs::create_dir_all(&leaf).unwrap();
+    let hardware = serde_json::json!({
+        "driver_version": "615.71.09",
+        "cards": [{ "preset": "T4" }],
+        "memory_accounting": { "cgroup": cgroup },
+    });
+    let file = folder.join("hardware.json");
+    std::fs::write(&file, hardware.to_string()).unwrap();
+    let machine = Machine::start(&["--hardware", file.to_str().unwrap()]);
+    let (_, pci) = machine.smi(&["--query-gpu=pci.bus_id", "--format=csv,noheader"]);
+    let region = format!("nvidia/{}/vidmem", pci.trim());
+    std::fs::write(cgroup.join("dmem.capacity"), format!("{region} 1000\n")).unwrap();
+    std::fs::write(leaf.join("dmem.max"), format!("{region} max\n")).unwrap();
+    (machine, leaf.display().to_string())
+}
+
+#[test]
+fn memory_limits_are_set_and_read_in_the_documented_words_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (machine, leaf) = limited_machine(folder.path());
+    let said = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        machine.smi(&words)
+    };
+    let set = format!("memory-limits --set -n {leaf} --soft-limit 0 --hard-limit 2000 -i 0");
+    assert_eq!(said(&set), (0, String::new()));
+    let answer = format!(
+        "namespace: {leaf}\nsoft limit: 0 MiB\nhard limit: 2000 MiB\ncurrent used: 0 MiB\n"
+    );
+    let get = format!(
+        "memory-limits --get --namespace {leaf} -i {}",
+        machine.cards[0]
+    );
+    assert_eq!(said(&get), (0, answer));
+    let kernel = std::fs::read_to_string(format!("{leaf}/dmem.max")).unwrap();
+    assert!(kernel.ends_with(" 2097152000\n"), "{kernel}");
+    for (words, code, why) in [
+        // What this program took before, by a guess.
+        (format!("memory-limits -i 0 -n {leaf}"), 2, "--get"),
+        (
+            format!("memory-limits -i 0 -n {leaf} --hard-limit 9"),
+            2,
+            "both limits",
+        ),
+        (
+            format!("memory-limits --set -i 0 -n {leaf} --hard-limit 9"),
+            2,
+            "both limits",
+        ),
+        (
+            format!("-i 0 memory-limits --get -n {leaf}"),
+            2,
+            "Option memory-limits is not recognized",
+        ),
+        (
+            set.replace("2000", "40G"),
+            2,
+            "--hard-limit must be a non-negative MebiByte value",
+        ),
+        (
+            set.replace("--soft-limit 0", "--soft-limit 3000"),
+            255,
+            "Invalid Argument",
+        ),
+        (
+            get.replace("/main", ""),
+            3,
+            "Unable to get memory limit: Not Supported",
+        ),
+        (set.replace("/main", ""), 6, "Not Found"),
+        (get.replace("/main", "/other"), 255, "cannot be opened"),
+    ] {
+        let (seen, text) = said(&words);
+        assert!(seen == code && text.contains(why), "{words}: {seen} {text}");
+    }
+    let clear = set.replace("2000", "max");
+    assert_eq!(said(&clear).0, 0);
+    let older = Machine::start(&["--preset", "T4"]);
+    let (code, text) = older.smi(&["memory-limits", "-h"]);
+    assert_eq!(code, 2);
+    assert!(text.starts_with("ERROR: Option memory-limits is not valid for this command."));
+}

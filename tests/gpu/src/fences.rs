@@ -281,15 +281,25 @@ fn memory_limit(machine: &Machine) -> anyhow::Result<Verdict> {
     let limit = machine.part(3);
     let group = Group::make()?;
     let path = group.0.display().to_string();
-    let words = ["memory-limits", "-i", &card.uuid, "-n", &path];
     let hard = limit.to_string();
-    let (set, _) = machine.smi_said(&[&words[..], &["--hard-limit", &hard]].concat())?;
-    let (_, read) = machine.smi_said(&words)?;
+    let words = |rest: &[&str]| {
+        let mut words = vec!["memory-limits".to_owned()];
+        words.extend(rest.iter().map(|word| (*word).to_owned()));
+        words.extend(["-n", &path, "-i", &card.uuid].map(str::to_owned));
+        words
+    };
+    let said = |rest: &[&str]| {
+        let words = words(rest);
+        machine.smi_said(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let (set, _) = said(&["--set", "--soft-limit", "0", "--hard-limit", &hard])?;
+    let (_, read) = said(&["--get"])?;
     let mut tenant = Tenant::start(machine, "inside", &ProgramEnv::card(&card.uuid))?;
     std::fs::write(group.0.join("cgroup.procs"), tenant.pid().to_string())?;
     tenant.ask("context")?;
     let full = tenant.ask(&format!("fill {}", machine.step()))?;
     tenant.end()?;
+    said(&["--set", "--soft-limit", "0", "--hard-limit", "max"])?;
     let held = full["code"] == OUT_OF_MEMORY && number(&full, "taken_mib") <= limit;
     Ok(Verdict::Answer(format!(
         "{}: {limit} MiB set with exit {set:?}, read back as {:?}; a program in it: {} at {} MiB of its own",

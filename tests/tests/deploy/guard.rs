@@ -161,6 +161,8 @@ fn the_guard_speaks_of_the_names_that_the_programs_use() {
         assert!(name.starts_with("CUDA_MPS_"));
     }
     assert!(text("aliquot-visible-devices").contains("startsWith('CUDA_MPS_')"));
+    let limiting = format!("startsWith('{}')", env::NVIDIA_GPU_MEMORY);
+    assert!(text("aliquot-share-isolation").contains(&limiting));
     // The per-container form, as one text.
     let pattern = |name: &str| name.replace('.', "[.]");
     let (theirs, kais) = (request::CONTAINER_PREFIX, request::KAI_CONTAINER_PREFIX);

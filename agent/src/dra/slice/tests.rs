@@ -1,5 +1,5 @@
 use super::*;
-use crate::inventory::{GpuUuid, Health};
+use crate::inventory::{DriverLimits, GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, Claimed, Ledger, ShareOptions, Turn};
 use crate::node::{Node, Readiness};
 use api::grant::PodIdentity;
@@ -26,6 +26,7 @@ fn card(n: u32) -> Card {
         only_mode: None,
         only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps, Mode::TimeSlicing],
+        driver_limits: DriverLimits::None,
         minimum_fence: None,
         compute_capability: "7.5".into(),
         pci: "00000000:3B:00.0".into(),

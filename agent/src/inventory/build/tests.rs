@@ -1,13 +1,12 @@
 use super::*;
 use crate::attribute::Origin;
-use crate::inventory::{Profile, Slice};
+use crate::inventory::{DriverLimits, Profile, Slice};
 use crate::nvml::UnreadableCard;
 
 const SETTINGS: Settings = Settings {
     mps_reserve: Mib(64),
     client_slots: 48,
     context_allowance: Mib(512),
-    cgroup_v2: true,
     mig_strategy: MigStrategy::Mixed,
 };
 
@@ -192,32 +191,74 @@ fn modes_with_a_weaker_fence_than_the_admin_wants_are_not_offered() {
 }
 
 #[test]
-fn a_driver_with_limits_of_its_own_gives_every_mode_the_strongest_fence() {
+fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
     let policy = GpuNodeSpec {
         minimum_fence: Some(Fence::DriverLimit),
         ..GpuNodeSpec::default()
     };
-    for (version, cgroup_v2, expected) in [
-        ("615.71.09", true, true),
-        ("700.1", true, true),
-        ("610.43", true, false),
-        ("615.71.09", false, false),
-        ("nonsense", true, false),
+    let card = inventory(&seen(&[], false), &policy).cards[0].uuid.clone();
+    let answer = |version: &str, backend: &str, missing: &str| LimitProbed {
+        uuid: card.to_string(),
+        driver_version: version.into(),
+        backend: backend.into(),
+        missing: missing.into(),
+    };
+    let missing = || DriverLimits::Missing("echo +dmem > x".into());
+    for (version, answers, expected) in [
+        ("615.71.09", vec![], DriverLimits::Unknown),
+        (
+            "615.71.09",
+            vec![answer("615.71.09", "dmem", "")],
+            DriverLimits::Kept(Backend::Dmem),
+        ),
+        (
+            "620.1",
+            vec![answer("620.1", "misc", "")],
+            DriverLimits::Kept(Backend::Misc),
+        ),
+        (
+            "615.71.09",
+            vec![answer("615.71.09", "", "echo +dmem > x")],
+            missing(),
+        ),
+        // Of the driver that ran before.
+        (
+            "620.1",
+            vec![answer("615.71.09", "dmem", "")],
+            DriverLimits::Unknown,
+        ),
+        // The last answer counts.
+        (
+            "615.71.09",
+            vec![
+                answer("615.71.09", "dmem", ""),
+                answer("615.71.09", "", "echo +dmem > x"),
+            ],
+            missing(),
+        ),
+        (
+            "610.43",
+            vec![answer("610.43", "dmem", "")],
+            DriverLimits::None,
+        ),
+        ("nonsense", vec![], DriverLimits::None),
     ] {
-        let mut builder = InventoryBuilder::new(Settings {
-            cgroup_v2,
-            ..SETTINGS
-        });
+        let mut builder = InventoryBuilder::new(SETTINGS);
         let now = Instant::now();
         let mut observation = seen(&[], false);
         observation.driver = Driver::Up {
             version: version.into(),
         };
         builder.observe(&observation, now);
-        let inventory = builder.inventory(&policy, |_, _| true, now);
-        assert_eq!(inventory.driver_limits, expected, "{version}");
-        let modes = inventory.cards[0].switchable.len();
-        assert_eq!(modes, if expected { 4 } else { 1 }, "{version}");
+        for answer in answers {
+            builder.probed(&[answer]);
+        }
+        // A supervisor that has just started has found nothing yet.
+        builder.probed(&[]);
+        let card = builder.inventory(&policy, |_, _| true, now).cards[0].clone();
+        assert_eq!(card.driver_limits, expected, "{version}");
+        let modes = if expected.backend().is_some() { 4 } else { 1 };
+        assert_eq!(card.switchable.len(), modes, "{version}");
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::inventory::{Card, ComputeMode, Health};
+use crate::inventory::{Card, ComputeMode, DriverLimits, Health};
 use crate::ledger::{AllocId, Claim, Turn};
 use api::Mib;
 use api::grant::PodIdentity;
@@ -25,6 +25,7 @@ fn card(index: u32) -> Card {
         only_mode: None,
         only_front: None,
         switchable: vec![Mode::Exclusive, Mode::Mps],
+        driver_limits: DriverLimits::None,
         minimum_fence: None,
         compute_capability: String::new(),
         pci: String::new(),
@@ -39,7 +40,6 @@ fn card(index: u32) -> Card {
 fn node() -> Inventory {
     Inventory {
         driver_version: "570".into(),
-        driver_limits: false,
         cards: (0..3).map(card).collect(),
     }
 }

@@ -8,6 +8,7 @@ use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
 use api::Mode;
+use cdi::hook::LimitedCard;
 use cdi::{ContainerEdits, Spec};
 use std::collections::BTreeSet;
 use std::io;
@@ -56,15 +57,30 @@ pub(super) fn made(
     Ok(edit::spec(share, alloc, made, &places))
 }
 
-/// Where the driver may have limits of its own, the hook tries them.
+/// Whether the hook sets the driver's own limit, and whether the container must not start without
+/// it. It is asked where the driver keeps such limits on all of the share's cards. Where it has lost
+/// them and nothing else reaches the minimum fence, it is asked too: its refusal names the part.
 fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::DriverLimit> {
-    let minimum = state.policy.as_ref().and_then(|p| p.spec.minimum_fence);
+    let range = fence::of_mode(share.mode)?;
+    let policy = state.policy.as_ref().and_then(|p| p.spec.minimum_fence);
+    let minimum = policy.into_iter().chain(share.wishes.minimum_fence).min();
+    let unequal = (share.gpus.iter())
+        .flat_map(|card| state.ledger.on(card))
+        .any(|other| other.memory != share.memory);
+    let without = if unequal { range.least } else { range.best };
     // Strongest first.
-    let least = fence::of_mode(share.mode).map(|range| range.least);
-    let weak = |minimum| least.is_some_and(|least| least > minimum);
-    state.inventory.driver_limits.then(|| edit::DriverLimit {
+    let is_below = |fence| minimum.is_some_and(|minimum| fence > minimum);
+    let kept = state.inventory.driver_limits(share.gpus.iter());
+    (kept || is_below(without)).then(|| edit::DriverLimit {
         smi: config.driver_root.join("usr/bin/nvidia-smi"),
-        needed: minimum.is_some_and(weak),
+        cards: (share.gpus.iter())
+            .filter_map(|uuid| {
+                let pci = state.inventory.card(uuid)?.pci.clone();
+                let uuid = uuid.to_string();
+                Some(LimitedCard { uuid, pci })
+            })
+            .collect(),
+        needed: is_below(range.least),
     })
 }
 
@@ -161,11 +177,12 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{InventoryBuilder, MigStrategy, Profile, Settings};
+    use crate::inventory::{DriverLimits, InventoryBuilder, MigStrategy, Profile, Settings};
     use crate::node::Policy;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use api::Mib;
     use api::units::Fence;
+    use cdi::hook::Backend;
     use std::time::Instant;
 
     /// A node with one card.
@@ -174,7 +191,6 @@ mod tests {
             mps_reserve: Mib(0),
             client_slots: 48,
             context_allowance: Mib(0),
-            cgroup_v2: true,
             mig_strategy: MigStrategy::Mixed,
         };
         let identity = Identity {
@@ -226,24 +242,38 @@ mod tests {
         let mut share = Share::from_record(AllocId::new(1), RECORD).unwrap();
         let config = Config::for_node("n1");
         let mut state = node();
-        assert!(driver_limit(&config, &state, &share).is_none());
-        state.inventory.driver_limits = true;
-        for (mode, minimum, needed) in [
-            (Mode::Mps, None, false),
-            (Mode::Mps, Some(Fence::ClientLimit), false),
-            (Mode::Mps, Some(Fence::ServerLimit), true),
-            (Mode::MpsIsolated, Some(Fence::ServerLimit), false),
-            (Mode::MpsIsolated, Some(Fence::DriverLimit), true),
-            (Mode::TimeSlicing, Some(Fence::WatchdogOnly), false),
-            (Mode::TimeSlicing, Some(Fence::ClientLimit), true),
+        // After an upgrade of the driver, before and after its probe: the mode's own fence is
+        // enough for shares of one size, and the containers start.
+        for (mode, minimum, asked, kept_needs) in [
+            (Mode::Mps, None, false, false),
+            (Mode::Mps, Some(Fence::ClientLimit), false, false),
+            (Mode::Mps, Some(Fence::ServerLimit), false, true),
+            (Mode::MpsIsolated, Some(Fence::ServerLimit), false, false),
+            (Mode::MpsIsolated, Some(Fence::DriverLimit), true, true),
+            (Mode::TimeSlicing, Some(Fence::WatchdogOnly), false, false),
+            (Mode::TimeSlicing, Some(Fence::ClientLimit), true, true),
         ] {
             share.mode = mode;
             let mut policy = Policy::default();
             policy.spec.minimum_fence = minimum;
             state.policy = Some(policy);
-            let limit = driver_limit(&config, &state, &share).unwrap();
-            assert_eq!(limit.needed, needed, "{mode} {minimum:?}");
+            let mut needed = |limits| {
+                state.inventory.cards[0].driver_limits = limits;
+                driver_limit(&config, &state, &share).map(|limit| limit.needed)
+            };
+            let row = format!("{mode} {minimum:?}");
+            let lost = DriverLimits::Missing("no dmem".into());
+            for limits in [DriverLimits::None, DriverLimits::Unknown, lost] {
+                assert_eq!(needed(limits), asked.then_some(true), "{row}");
+            }
+            let kept = needed(DriverLimits::Kept(Backend::Dmem));
+            assert_eq!(kept, Some(kept_needs), "{row}");
         }
+        // A claim's own minimum counts like the node's.
+        state.policy = None;
+        state.inventory.cards[0].driver_limits = DriverLimits::None;
+        share.wishes.minimum_fence = Some(Fence::DriverLimit);
+        assert!(driver_limit(&config, &state, &share).unwrap().needed);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use super::*;
-use crate::inventory::{ComputeMode, Health, Stranger};
+use crate::inventory::{ComputeMode, DriverLimits, Health, Stranger};
+use cdi::hook::Backend;
 use proptest::prelude::*;
 
 fn card(index: u32, total: u64) -> Card {
@@ -28,6 +29,7 @@ fn card(index: u32, total: u64) -> Card {
             Mode::MpsIsolated,
             Mode::TimeSlicing,
         ],
+        driver_limits: DriverLimits::None,
         minimum_fence: None,
         compute_capability: String::new(),
         pci: String::new(),
@@ -42,7 +44,6 @@ fn card(index: u32, total: u64) -> Card {
 fn node(cards: u32) -> Inventory {
     Inventory {
         driver_version: "570".into(),
-        driver_limits: false,
         cards: (0..cards).map(|index| card(index, 1000)).collect(),
     }
 }
@@ -130,7 +131,7 @@ fn under_a_minimum_fence_a_card_in_mode_mps_takes_shares_of_one_size() {
         );
     }
     assert_eq!(reserve(&node, 2, Mode::Mps, 300), Ok(()));
-    node.driver_limits = true;
+    node.cards[0].driver_limits = DriverLimits::Kept(Backend::Dmem);
     assert_eq!(reserve(&node, 3, Mode::Mps, 200), Ok(()));
 }
 

@@ -139,6 +139,7 @@ impl Core {
                     _ => is_of(process, share, ledger),
                 })
         };
+        self.builder.probed(&self.mps.seen.limits);
         let mut inventory = self.builder.inventory(&policy.spec, explained, now);
         self.layouts.withdraw(&mut inventory.cards);
         for card in &inventory.cards {
@@ -263,7 +264,8 @@ impl Core {
         let alone = self.ledger.holders(&share.limit_scope()).nth(1).is_none();
         let limited = self.limited(share).filter(|_| alone);
         let evidence = Evidence {
-            driver: limited.and_then(|limited| limited.mib).map(Mib),
+            // The driver's answer and the kernel's file: the hook names the backend for both.
+            driver: limited.and_then(|limited| Some((Mib(limited.mib?), limited.backend?))),
             server: (server > 0).then_some(Mib(server)),
             // A daemon that reads back whole GiB may grant as much as it was last set to.
             ceiling: ceilings

@@ -70,7 +70,6 @@ fn new_core() -> Core {
             mps_reserve: Mib(0),
             client_slots: 4,
             context_allowance: Mib(0),
-            cgroup_v2: true,
             mig_strategy: MigStrategy::Mixed,
         },
         serve_whole: true,

@@ -89,6 +89,15 @@ fn each_fault_is_found_and_nothing_else() {
             json!([]),
             vec![("agents", Broken)],
         ),
+        (
+            node("/status/conditions"),
+            json!([
+                good()["gpuNodes"][0]["status"]["conditions"][0],
+                {"type": "DriverLimits", "status": "False", "reason": "Missing",
+                    "message": "card GPU-1: echo +dmem > x", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            ]),
+            vec![("agents", Warning)],
+        ),
         ("/gpuNodes".into(), json!([]), vec![("agents", Warning)]),
         (
             "/gpuNodes".into(),

@@ -2,6 +2,7 @@
 
 use super::{Answer, Pods, Rights, Rows, Span, Which};
 use api::gpu_node::{GpuStatus, GrantStatus};
+use api::units::Fence;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -148,7 +149,7 @@ pub(super) fn one(which: &Which, rights: &Rights, rows: &Rows) -> Answer {
             "memory": grant.memory_mib.0, "compute": grant.compute_percent,
             "phase": crash.filter(|_| seen).unwrap_or(&grant.phase),
             "used": live.and_then(|live| live.shares.get(&key)).map(|share| share.used),
-            "fence": grant.fence, "complaint": grant.complaint,
+            "fence": grant.fence.map(Fence::words), "complaint": grant.complaint,
         })
     });
     let mut answer = card.json();

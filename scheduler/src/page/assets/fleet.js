@@ -3,7 +3,7 @@
 import { h, memory, number, visible } from './dom.js';
 import { query, table } from './list.js';
 
-const FENCES = ['no fence yet', 'WatchdogOnly', 'ClientLimit', 'ServerLimit', 'DriverLimit'];
+const FENCES = ['no fence yet', 'Watched by WatchdogOnly', 'Guarded by ClientLimit', 'Guarded by ServerLimit', 'Hard by DriverLimit'];
 const STATES = ['in order', 'agent disconnected', 'cordoned', 'not ready', 'processes without a grant', 'unhealthy'];
 const COLOURS = { granted: 'Granted', used: 'Used', idle: 'Granted but idle', fence: 'Fence level', health: 'Health', queue: 'Queue' };
 const QUEUES = 9; // Told apart by colour; the others share one.

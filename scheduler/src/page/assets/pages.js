@@ -116,7 +116,7 @@ export function whatif(data, { parameters, more }) {
   return ['Who would give way?', parts];
 }
 
-const KINDS = { asked: [6, 'requested'], waits: [1, 'pending'], reserved: [4, 'reserved'], bound: [0, 'bound'], prepared: [3, 'prepared'], running: [2, 'running'], fence: [2, 'fence verified'], unverified: [1, 'fence not verified'], limit: [5, 'limit exceeded'], refused: [5, 'refused'], evicted: [5, 'evicted'], ended: [6, 'ended'] };
+const KINDS = { asked: [6, 'requested'], waits: [1, 'pending'], reserved: [4, 'reserved'], bound: [0, 'bound'], prepared: [3, 'prepared'], running: [2, 'running'], hard: [2, 'Hard fence'], guarded: [0, 'Guarded fence'], watched: [1, 'Watched'], unverified: [1, 'fence not read back'], limit: [5, 'limit exceeded'], refused: [5, 'refused'], evicted: [5, 'evicted'], ended: [6, 'ended'] };
 
 /** One line of time: between two steps the colour of the former. */
 function line(steps) {
@@ -125,7 +125,7 @@ function line(steps) {
   const over = ['ended', 'evicted'].includes(steps.at(-1).kind) ? steps.at(-1).at : end;
   // By rank as much as by time: what took milliseconds is seen beside what took days.
   const log = (at) => Math.log1p(Math.max(0, at - first) / 100) / Math.log1p(Math.max(1, over - first) / 100);
-  const states = steps.filter((step) => !['fence', 'unverified', 'limit', 'refused'].includes(step.kind));
+  const states = steps.filter((step) => !['hard', 'guarded', 'watched', 'unverified', 'limit', 'refused'].includes(step.kind));
   const x = (at) => Math.round(10 + 940 * Math.min(1, log(at)));
   const bars = states.map((step, at) => s('rect', { class: `k${KINDS[step.kind][0]}`, x: x(step.at), y: 14, height: 16, width: Math.max(2, x(states[at + 1]?.at ?? over) - x(step.at)) }, s('title', {}, `${KINDS[step.kind][1]}: ${step.words}`)));
   const dots = steps.map((step) => s('circle', { class: `k${KINDS[step.kind][0]}`, cx: x(step.at), cy: 22, r: 6 }, s('title', {}, `${moment(step.at, true)} ${KINDS[step.kind][1]}: ${step.words}`)));

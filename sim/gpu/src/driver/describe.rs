@@ -11,6 +11,10 @@ pub(super) fn describe_machine(state: &State) -> Message {
         .with("cuda", state.hardware.cuda_version())
         .with("count", state.card_count())
         .with("last_event", state.last_event)
+        .with_some(
+            "memory_limits",
+            state.hardware.memory_limits().then_some("yes"),
+        )
 }
 
 /// Everything about one card.

@@ -343,49 +343,36 @@ fn set_slice(
     Ok(Message::ok())
 }
 
-/// Sets a cgroup's hard limit where `hard` says one, lifts it if that is `max`, and returns the
-/// current one.
+/// Sets the limits of a cgroup where the request has some, else returns them.
 fn memory_limits(
     state: &mut State,
     caller: &Caller<'_>,
     request: &Message,
 ) -> Result<Message, Failure> {
     let card = nvml_card(state, request)?;
-    let invalid = |text: &str| {
-        let name = "NVML_ERROR_INVALID_ARGUMENT";
-        Failure::Nvml(nvml::INVALID_ARGUMENT, name, text.to_owned())
+    let path = request.need("namespace")?;
+    let refused = |(code, name, text): (u32, _, &str)| Failure::Nvml(code, name, text.to_owned());
+    let (Some(soft), Some(hard)) = (request.get("soft"), request.get("hard")) else {
+        let (limits, used) = state.memory_limits(card, &path).map_err(refused)?;
+        let hard = match limits.hard {
+            u64::MAX => "max".to_owned(),
+            mib => mib.to_string(),
+        };
+        return Ok(Message::ok()
+            .with("soft", limits.soft)
+            .with("hard", hard)
+            .with("used", used));
     };
-    if !state.hardware.memory_limits() || state.cards[card].spec.mig {
-        return Err(Failure::Nvml(
-            nvml::NOT_SUPPORTED,
-            "NVML_ERROR_NOT_SUPPORTED",
-            "no memory limits".into(),
-        ));
-    }
-    let path = request.need("cgroup")?;
-    let path = path
-        .strip_prefix("/sys/fs/cgroup")
-        .filter(|rest| rest.starts_with('/'))
-        .ok_or_else(|| invalid("the full path of a cgroup is needed"))?
-        .to_owned();
-    match request.get("hard").as_deref() {
-        None => {}
-        Some(hard) => {
-            admin(caller)?;
-            let limits = &mut state.cards[card].cgroup_limits;
-            match hard {
-                "max" => limits.remove(&path),
-                mib => {
-                    let mib = mib.parse().map_err(|_| invalid("no such limit"))?;
-                    limits.insert(path.clone(), mib)
-                }
-            };
-        }
-    }
-    let hard = state.cards[card].cgroup_limits.get(&path);
-    Ok(Message::ok()
-        .with("hard", hard.map_or("max".to_owned(), ToString::to_string))
-        .with("used", state.held_in(&path, card)))
+    admin(caller)?;
+    let mib = |text: &str, default| match text {
+        "max" => u64::MAX,
+        "default" => default,
+        mib => mib.parse().unwrap_or(u64::MAX),
+    };
+    state
+        .set_memory_limits(card, &path, mib(&soft, 0), mib(&hard, u64::MAX))
+        .map_err(refused)?;
+    Ok(Message::ok())
 }
 
 fn admin(caller: &Caller<'_>) -> Result<(), Failure> {

@@ -156,9 +156,8 @@ pub struct Card {
     pub recovery_action: u32,
     /// Degrees Celsius.
     pub temperature: u32,
-    /// Hard limits of cgroups (r615 and later), MiB, by their path below the root of cgroup
-    /// v2. They count all processes of a cgroup and of those below it.
-    pub cgroup_limits: BTreeMap<String, u64>,
+    /// Limits of cgroups (r615 and later), by their path below the root of cgroup v2.
+    pub cgroup_limits: BTreeMap<String, CgroupLimits>,
     /// How NVML answers for this card.
     pub nvml: NvmlFaults,
     /// Of an instance: what of it is there.
@@ -183,6 +182,20 @@ impl Card {
             made: Made::Whole,
         }
     }
+}
+
+/// The limits of a cgroup on a card. It counts the processes in it and below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CgroupLimits {
+    /// MiB.
+    pub soft: u64,
+    /// MiB; `u64::MAX` for none.
+    pub hard: u64,
+    /// An allocation above the hard limit fails.
+    pub enforced: bool,
+    /// The kernel's dmem controller holds it, for which every limited ancestor counts; in misc the
+    /// nearest alone does.
+    pub dmem: bool,
 }
 
 /// A refusal: a code and a sentence.

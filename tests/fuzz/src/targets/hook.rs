@@ -249,7 +249,7 @@ fn argument_seeds() -> Vec<Vec<u8>> {
         "create-runtime\n--pod-uid\nu\n--container\nc\n--alloc\n0a\n--digest\n{digest}\n--proof\n/p\n--spec\n/s"
     );
     let limited = format!(
-        "{full}\n--limit-mib\n2000\n--limit-gpus\nGPU-a,GPU-b\n--limit-smi\n/usr/bin/nvidia-smi\n--limit-needed\ntrue"
+        "{full}\n--limit-mib\n2000\n--limit-gpus\nGPU-a=00000000:01:00.0,GPU-b=00000000:02:00.0\n--limit-smi\n/usr/bin/nvidia-smi\n--limit-needed\ntrue"
     );
     let listed = full.replace("--pod-uid\nu\n--container\nc", "--holders\n/h");
     vec![full.into_bytes(), limited.into_bytes(), listed.into_bytes()]

@@ -1,32 +1,29 @@
 //! What `nvidia-smi` says of a limit.
 
 use crate::{Shape, Target};
-use aliquot_hook::limit::hard_limit;
+use aliquot_hook::limit::read;
 
 pub(super) const TARGET: Target = Target {
     name: "limit",
     shape: Shape::Text,
     words: &[
-        "Hard Limit",
-        "Soft Limit",
-        "hard",
-        "limit",
-        ":",
-        "=",
-        "|",
-        "MiB",
+        "namespace: ",
+        "/sys/fs/cgroup/a",
+        "soft limit",
+        "hard limit",
+        "current used",
+        ": ",
+        " MiB",
         "GiB",
-        "KiB",
-        "bytes",
         "max",
+        "default",
         "N/A",
         "2000",
-        "2097152000",
         "18446744073709551615",
         "0x7d0",
         "-1",
         "1e3",
-        "GPU 0",
+        "\n",
     ],
     seeds,
     large: super::none,
@@ -34,48 +31,38 @@ pub(super) const TARGET: Target = Target {
     run,
 };
 
-/// A result is a number behind the word, with a known unit; otherwise there is none.
+/// The cgroup that was asked about.
+const NAMESPACE: &str = "/sys/fs/cgroup/a";
+
+/// Limits are the numbers of whole lines, each of which is there once; otherwise there are none.
 fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let Some(mib) = hard_limit(&text) else {
+    let Some(limits) = read(&text, NAMESPACE) else {
         return;
     };
-    let lower = text.to_ascii_lowercase();
-    let line = lower
-        .lines()
-        .find(|line| line.contains("hard"))
-        .expect("a limit of no line");
-    let numbers: Vec<u64> = line
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|digits| digits.parse().ok())
-        .collect();
-    let units = |number: u64| {
-        [
-            Some(number),
-            number.checked_mul(1024),
-            Some(number >> 10),
-            Some(number >> 20),
-        ]
+    let once = |name: &str, number: u64| {
+        let mut named = text.lines().filter(|line| line.starts_with(name));
+        let line = named.next().expect("a limit of no line");
+        assert!(named.next().is_none(), "one of several limits: {text:?}");
+        let digits = line.trim_start_matches(name).trim_end_matches(" MiB");
+        assert_eq!(digits.parse(), Ok(number), "{line:?}");
     };
-    assert!(
-        numbers
-            .iter()
-            .any(|number| units(*number).contains(&Some(mib))),
-        "{mib} MiB of {line:?}"
-    );
-    let hard = lower.lines().filter(|line| line.contains("hard"));
-    assert_eq!(hard.count(), 1, "one of several limits was taken: {text:?}");
+    once("soft limit: ", limits.soft);
+    once("hard limit: ", limits.hard);
+    assert!(text.contains(NAMESPACE), "of another cgroup: {text:?}");
 }
 
 fn seeds() -> Vec<Vec<u8>> {
+    let answer = |soft: &str, hard: &str| {
+        format!(
+            "namespace: {NAMESPACE}\nsoft limit: {soft}\nhard limit: {hard}\ncurrent used: 0 MiB\n"
+        )
+    };
     [
-        "GPU 0\n  Soft Limit : 0 MiB\n  Hard Limit : 2000 MiB\n",
-        "hard_limit=2000 MiB",
-        "Hard limit: 2097152000 bytes",
-        "Hard limit: 2 GiB",
-        "Hard limit: max",
-        "| hard | 2000 MiB |",
+        answer("0 MiB", "2000 MiB"),
+        answer("0 MiB", "max"),
+        "hard limit: 2000 MiB".to_owned(),
     ]
-    .map(|text| text.as_bytes().to_vec())
+    .map(String::into_bytes)
     .to_vec()
 }

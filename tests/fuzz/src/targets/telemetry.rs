@@ -93,7 +93,7 @@ fn run(input: &[u8]) {
                     && share.mode != "exclusive"
             });
             for share in shares {
-                let held = ["ServerLimit", "DriverLimit"].contains(&share.fence.as_str());
+                let held = share.fence == "DriverLimit";
                 assert!(
                     held && share.observed_limit_mib == share.memory_mib,
                     "verified, and not read back: {share:?}"

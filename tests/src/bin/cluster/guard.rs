@@ -345,8 +345,13 @@ pub(crate) async fn a_share_has_no_way_around_its_containers_walls(
             &json!({ "volumes": [{ "name": "own", "emptyDir": {} }] }),
         )
     };
+    let limiting = json!({ "env": [{ "name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "80000" }] });
     let nothing = json!({});
     for (around, word) in [
+        (
+            with_container(&limiting, &nothing),
+            "container main sets NVIDIA_GPU_MEMORY_REQUEST",
+        ),
         (
             with_container(&privileged, &nothing),
             "container main is privileged",

@@ -89,11 +89,17 @@ pub(crate) async fn ready(cluster: &MachineCluster) -> Result<()> {
     .await
 }
 
-/// Waits until the pod's condition says that its fence was read back.
-pub(crate) async fn verified(cluster: &MachineCluster, namespace: &str, name: &str) -> Result<()> {
+/// Waits until the pod's condition says that MPS holds its share, as it was read back.
+pub(crate) async fn guarded(cluster: &MachineCluster, namespace: &str, name: &str) -> Result<()> {
     cluster
         .pod_until(namespace, name, "with a fence that was read back", |pod| {
-            is_true(pod, ISOLATION_VERIFIED)
+            let status = pod.status.as_ref();
+            let conditions = status.and_then(|status| status.conditions.as_ref());
+            let mut conditions = conditions.into_iter().flatten();
+            conditions.any(|condition| {
+                condition.type_ == ISOLATION_VERIFIED
+                    && condition.reason.as_deref() == Some("Guarded")
+            })
         })
         .await
         .map(drop)

@@ -39,7 +39,7 @@ pub(crate) async fn a_share_has_its_limit_on_a_node_with_systemd_and_cgroup_v2(
         "the GpuNode shows it on {}",
         ledger[0].0
     );
-    installed::verified(cluster, namespace, name).await?;
+    installed::guarded(cluster, namespace, name).await?;
     in_scopes_below_their_pods(cluster, &ledger[0].1.pod_uid).await?;
     cluster.delete_pod(namespace, name).await?;
     cluster.ledger_is(&[]).await?;

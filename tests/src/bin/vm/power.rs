@@ -25,7 +25,7 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     let old = running(cluster, &ns, None).await?;
     cluster.said(&ns, &old.name_any(), "main", "alloc").await?;
     ledger_has_only(cluster, &ns, &old).await?;
-    installed::verified(cluster, &ns, &old.name_any()).await?;
+    installed::guarded(cluster, &ns, &old.name_any()).await?;
     let boot = boot_id(cluster).await?;
 
     cluster.node.cut_power().await?;
@@ -41,7 +41,7 @@ pub(crate) async fn a_power_cut_ends_what_ran_and_leaks_nothing(
     ensure!(said["ok"] == true, "the share after the power cut: {said}");
     installed::ready(cluster).await?;
     ledger_has_only(cluster, &ns, &new).await?;
-    installed::verified(cluster, &ns, &new.name_any()).await?;
+    installed::guarded(cluster, &ns, &new.name_any()).await?;
     cluster.limits_hold().await?;
     all_the_rest_is_free(cluster, &ns, &new).await
 }

@@ -85,7 +85,7 @@ impl Tenant {
         pod["spec"]["restartPolicy"] = json!("Always");
         cluster.run_share(&pod).await?;
         cluster.said(&namespace, "tenant", "main", "alloc").await?;
-        installed::verified(cluster, &namespace, "tenant").await?;
+        installed::guarded(cluster, &namespace, "tenant").await?;
         let holder = format!("{namespace}/tenant");
         let ledger = ledger_with_its_fence(cluster, &holder).await?;
         let servers = pids(cluster, SERVER).await?;
@@ -126,7 +126,7 @@ impl Tenant {
         let other = format!("{ns}/next");
         let both = [(&*holder, "main", 2000), (&*other, "main", 3000)];
         cluster.ledger_is(&both).await?;
-        installed::verified(cluster, ns, "next").await?;
+        installed::guarded(cluster, ns, "next").await?;
         let words = [share::PROGRAM, "alloc", "100"];
         let said = cluster.kubectl.exec(ns, "tenant", "main", &words).await?;
         ensure!(

@@ -6,6 +6,7 @@ use crate::ledger::HolderKey;
 use crate::node::state::Pool;
 use crate::nvml::{CardSample, UnreadableCard};
 use crate::reconcile::Limited;
+use cdi::hook::Backend;
 use proto::mps::{ServerPhase, ServerState};
 
 fn client(pid: u32, pod: &str) -> Process {
@@ -317,15 +318,25 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
         (
             Some(Limited {
                 mib: Some(300),
+                backend: Some(Backend::Misc),
                 error: String::new(),
             }),
             Some(Fence::DriverLimit),
             "",
         ),
+        // A hook that asked the driver alone.
         (
             Some(Limited {
-                mib: None,
+                mib: Some(300),
+                ..Limited::default()
+            }),
+            Some(Fence::WatchdogOnly),
+            "",
+        ),
+        (
+            Some(Limited {
                 error: "no cgroup".into(),
+                ..Limited::default()
             }),
             Some(Fence::WatchdogOnly),
             "the driver's memory limit is not set: no cgroup",

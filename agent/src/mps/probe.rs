@@ -1,0 +1,232 @@
+//! Whether the driver limits cgroups on a card: the task that tries it.
+//!
+//! In: the cards that the plan names. Out: what each was found to have. A probe sends the commands
+//! that the hook sends for a container, in a cgroup beside the supervisor's own container: the
+//! runtime handed the same controllers down to it. A version number says only which cards are worth
+//! a probe.
+
+use super::smi::Smi;
+use aliquot_hook::backend::Cgroup;
+use aliquot_hook::limit;
+use cdi::hook::LimitedCard;
+use proto::mps::{LimitProbe, LimitProbed};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+/// Between two probes of a card that has limits: a kernel setting rarely changes, and each
+/// container's own limit is read back at its start.
+const AGAIN: Duration = Duration::from_mins(10);
+/// Between two probes while some card lacks them, so that a mended node is seen soon.
+const SOON: Duration = Duration::from_mins(1);
+/// A card loses its limits after this number of probes in a row: one may fail because the driver
+/// was slow.
+const FAILURES: u32 = 2;
+
+/// Probes the planned cards, one after the other, until the supervisor ends. `cgroup` is the one
+/// for probes; `None` on a node without cgroup v2, and outside of a pod.
+pub async fn run(
+    smi: Smi,
+    cgroup: Option<Cgroup>,
+    mut plans: watch::Receiver<Vec<LimitProbe>>,
+    answers: watch::Sender<Vec<LimitProbed>>,
+) {
+    let mut failures = 0;
+    loop {
+        let wanted = plans.borrow_and_update().clone();
+        let before = answers.borrow().clone();
+        let mut found = Vec::new();
+        for card in &wanted {
+            found.push(probe(&smi, cgroup.as_ref(), card).await);
+        }
+        let lost = |known: &LimitProbed| {
+            let mut found = found.iter();
+            found.any(|one| is_same(one, known) && one.backend.is_empty())
+        };
+        let any_lost = (before.iter()).any(|known| !known.backend.is_empty() && lost(known));
+        failures = if any_lost { failures + 1 } else { 0 };
+        if failures < FAILURES {
+            keep_known(&mut found, &before);
+        }
+        let lacks = found.iter().any(|card| card.backend.is_empty());
+        answers.send_if_modified(|known| {
+            let changed = *known != found;
+            for card in found.iter().filter(|card| !known.contains(card)) {
+                if card.backend.is_empty() {
+                    warn!(card.uuid, card.missing, "the driver keeps no memory limits");
+                } else {
+                    info!(card.uuid, card.backend, "the driver keeps memory limits");
+                }
+            }
+            *known = found;
+            changed
+        });
+        let pause = if lacks || any_lost { SOON } else { AGAIN };
+        tokio::select! {
+            changed = plans.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(pause), if !wanted.is_empty() => {}
+        }
+    }
+}
+
+/// Whether two answers are about the same card and the same driver.
+fn is_same(one: &LimitProbed, other: &LimitProbed) -> bool {
+    one.uuid == other.uuid && one.driver_version == other.driver_version
+}
+
+/// Puts the earlier answer of a card that had limits in the place of a failure.
+fn keep_known(found: &mut [LimitProbed], before: &[LimitProbed]) {
+    for card in found.iter_mut().filter(|card| card.backend.is_empty()) {
+        let mut before = before.iter().filter(|known| !known.backend.is_empty());
+        if let Some(known) = before.find(|known| is_same(known, card)) {
+            card.clone_from(known);
+        }
+    }
+}
+
+async fn probe(smi: &Smi, cgroup: Option<&Cgroup>, card: &LimitProbe) -> LimitProbed {
+    let result = match cgroup {
+        None => Err(
+            "the supervisor has no cgroup of version 2 in a pod: boot the node with systemd.unified_cgroup_hierarchy=1"
+                .to_owned(),
+        ),
+        Some(cgroup) => {
+            let (smi, cgroup) = (smi.clone(), cgroup.clone());
+            let limited = LimitedCard {
+                uuid: card.uuid.clone(),
+                pci: card.pci_bus_id.clone(),
+            };
+            let runtime = Handle::current();
+            let probing = tokio::task::spawn_blocking(move || {
+                let run = &mut |arguments: &[&str]| {
+                    let said = runtime.block_on(smi.run(arguments));
+                    said.map_err(|error| error.to_string())
+                };
+                limit::probe(run, &limited, &cgroup)
+            });
+            let ended = probing.await;
+            ended.unwrap_or_else(|error| Err(format!("the probe ended: {error}")))
+        }
+    };
+    let (backend, missing) = match result {
+        Ok(backend) => (backend.as_str().to_owned(), String::new()),
+        Err(missing) => (String::new(), missing),
+    };
+    LimitProbed {
+        uuid: card.uuid.clone(),
+        driver_version: card.driver_version.clone(),
+        backend,
+        missing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mps::program::Program;
+    use driver_root::DriverRoot;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    fn answer(version: &str, backend: &str, missing: &str) -> LimitProbed {
+        LimitProbed {
+            uuid: "GPU-0".into(),
+            driver_version: version.into(),
+            backend: backend.into(),
+            missing: missing.into(),
+        }
+    }
+
+    #[test]
+    fn what_a_card_lacks_is_what_the_last_probe_found() {
+        let mut found = [answer("615.1", "", "no misc")];
+        keep_known(&mut found, &[answer("615.1", "", "no dmem")]);
+        assert_eq!(found[0].missing, "no misc");
+    }
+
+    #[test]
+    fn one_failure_does_not_take_limits_from_a_card_and_another_driver_does() {
+        let had = [answer("615.1", "dmem", "")];
+        for (found, expected) in [
+            (answer("615.1", "", "slow"), answer("615.1", "dmem", "")),
+            (answer("615.1", "misc", ""), answer("615.1", "misc", "")),
+            (
+                answer("620.1", "", "no dmem"),
+                answer("620.1", "", "no dmem"),
+            ),
+        ] {
+            let mut found = [found];
+            keep_known(&mut found, &had);
+            assert_eq!(found, [expected]);
+        }
+    }
+
+    /// An `nvidia-smi` that takes each limit and answers in the documented lines.
+    fn smi(folder: &Path) -> Smi {
+        let path = folder.join("nvidia-smi");
+        let text = r#"#!/bin/sh
+[ "$2" = --set ] || printf 'namespace: %s\nsoft limit: 0 MiB\nhard limit: 1234 MiB\ncurrent used: 0 MiB\n' "$4"
+"#;
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        let root = DriverRoot::at(Path::new("/"));
+        let own = std::iter::empty();
+        Smi::new(Program::new(root, path, own, &[], folder.to_owned()))
+    }
+
+    #[tokio::test]
+    async fn a_card_is_probed_as_a_container_is_limited_and_again_for_another_driver() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |file: &str| folder.path().join(file);
+        std::fs::create_dir(at("pod")).unwrap();
+        for file in [
+            "cgroup.controllers",
+            "cgroup.subtree_control",
+            "pod/cgroup.subtree_control",
+        ] {
+            std::fs::write(at(file), "misc\n").unwrap();
+        }
+        let cgroup = Cgroup {
+            root: folder.path().to_owned(),
+            path: "pod/aliquot-probe".into(),
+        };
+        let card = |version: &str| LimitProbe {
+            uuid: "GPU-0".into(),
+            pci_bus_id: "00000000:01:00.0".into(),
+            driver_version: version.into(),
+        };
+        let (plans, plans_in) = watch::channel(vec![card("615.1")]);
+        let (answers, mut seen) = watch::channel(Vec::new());
+        let probing = tokio::spawn(run(smi(folder.path()), Some(cgroup), plans_in, answers));
+        seen.changed().await.unwrap();
+        let kept = answer("615.1", "misc", "");
+        assert_eq!(*seen.borrow_and_update(), [kept]);
+        assert!(!at("pod/aliquot-probe").exists());
+        std::fs::write(at("pod/cgroup.subtree_control"), "cpu\n").unwrap();
+        plans.send_replace(vec![card("620.1")]);
+        seen.changed().await.unwrap();
+        let missing = seen.borrow()[0].missing.clone();
+        assert!(missing.contains("echo +misc > "), "{missing}");
+        assert_eq!(seen.borrow()[0].driver_version, "620.1");
+        probing.abort();
+    }
+
+    #[tokio::test]
+    async fn a_node_without_cgroup_v2_is_told_what_it_lacks() {
+        let smi = crate::mps::daemon::tests::tools(Path::new("/none")).smi;
+        let card = LimitProbe {
+            uuid: "GPU-0".into(),
+            pci_bus_id: "00000000:01:00.0".into(),
+            driver_version: "615.1".into(),
+        };
+        let (_plans, plans_in) = watch::channel(vec![card]);
+        let (answers, mut seen) = watch::channel(Vec::new());
+        let probing = tokio::spawn(run(smi, None, plans_in, answers));
+        seen.changed().await.unwrap();
+        let missing = seen.borrow()[0].missing.clone();
+        assert!(missing.contains("cgroup of version 2"), "{missing}");
+        probing.abort();
+    }
+}
