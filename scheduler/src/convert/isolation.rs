@@ -357,10 +357,10 @@ mod tests {
         let mut all = IsolationConditions::default();
         let pod = shows(false, isolation::GRANT_REFUSED, &format!("no{ADVICE}"));
         all.show("u", &pod);
-        all.want(said(isolation::READ_BACK));
+        all.want(said("Hard"));
         assert!(all.owed(Time(0)).is_empty());
         assert_eq!(refusal_on(&pod), Some("no"));
-        assert_eq!(refusal_on(&shows(false, "ClientLimit", "no")), None);
+        assert_eq!(refusal_on(&shows(false, "Guarded", "no")), None);
     }
 
     #[test]
