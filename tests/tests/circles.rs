@@ -33,7 +33,6 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("aliquot-tests", "src/bin/differential", 4),
     ("aliquot-tests", "src/bin/vectors", 6),
     ("aliquot-tests", "src/bin/vm", 6),
-    ("api", "src", 3),
     ("scheduler", "src", 5),
     ("scheduler", "src", 19),
     ("scheduler", "src", 24),
@@ -55,14 +54,7 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("scheduler-core", "src/model", 8),
     ("scheduler-core", "src/text", 10),
     ("scheduler-sim", "src", 4),
-    ("sim-cluster", "src/api_server", 4),
-    ("sim-cluster", "src/kubelet", 4),
-    ("sim-gpu", "src", 2),
-    ("sim-gpu", "src/driver", 2),
-    ("sim-gpu", "src/driver", 5),
-    ("sim-gpu", "src/mps", 4),
-    ("sim-gpu", "src/workload", 3),
-    ("sim-nvml", "src", 2),
+    ("sim-gpu", "src/mps", 2),
 ];
 
 /// A path as the source writes it, and the path of a module from the root of its crate.
