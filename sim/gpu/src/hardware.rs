@@ -426,9 +426,6 @@ fn hash(seed: &str, salt: u64) -> u64 {
     h ^ (h >> 31)
 }
 
-#[cfg(test)]
-mod tests;
-
 impl CardSpec {
     /// What CUDA and NVML see of one of this card's instances. Its UUID follows from its card and
     /// its place, as the driver's does.
@@ -463,3 +460,6 @@ impl CardSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
