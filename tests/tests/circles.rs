@@ -24,8 +24,6 @@ use syn::{Attribute, ImplItem, Item, Token, UseTree};
 const TODAY: &[(&str, &str, usize)] = &[
     ("agent", "src", 47),
     ("agent", "src/nvml", 3),
-    ("aliquot-fuzz", "src", 17),
-    ("aliquot-fuzz", "src/mutate", 4),
     ("aliquot-tests", "src", 19),
     ("aliquot-tests", "src/bin/bench-core", 3),
     ("aliquot-tests", "src/bin/cluster", 3),

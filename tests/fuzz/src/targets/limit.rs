@@ -29,7 +29,7 @@ pub(super) const TARGET: Target = Target {
         "GPU 0",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 16,
     run,
 };
