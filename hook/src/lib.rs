@@ -13,6 +13,7 @@
 //! - [`limit`]: limits that a driver keeps per cgroup (r615 and later): the container's
 //!   process is in its leaf cgroup by then.
 //! - [`proof`]: the file that proves to the agent that it ran.
+//! - [`refusal`]: why a container must not start.
 //!
 //! Linked statically, runs on a host it knows nothing of, works while the agent is down,
 //! and opens no socket.
@@ -26,10 +27,12 @@ pub mod backend;
 pub mod judge;
 pub mod limit;
 pub mod proof;
+pub mod refusal;
 pub mod state;
 
-pub use judge::{HookError, admit, judge};
+pub use judge::{admit, judge};
 pub use limit::Host;
+pub use refusal::HookError;
 pub use state::{Bundle, State};
 
 use cdi::hook::Arguments;

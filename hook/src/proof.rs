@@ -3,7 +3,7 @@
 //! Written under a temporary name and renamed, so that the agent never reads half of it.
 //! Not synced: after a power cut there is no container either.
 
-use crate::judge::HookError;
+use crate::refusal::HookError;
 use crate::state::State;
 use cdi::Digest;
 use cdi::hook::{Arguments, Limited, PROOF_VERSION, Proof};

@@ -2,7 +2,7 @@
 //!
 //! Bounded reads: the annotations in both are the tenant's text.
 
-use crate::judge::HookError;
+use crate::refusal::HookError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;

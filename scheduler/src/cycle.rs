@@ -6,6 +6,7 @@
 //! before every kind of object was listed, nor without the lease. Where another scheduler is
 //! observed, nothing is passed on at all.
 
+mod answer;
 mod decided;
 mod granted;
 mod group_feed;

@@ -8,7 +8,7 @@ use crate::cycle::{self, CoalesceWindow, CycleInputs, CycleOutputs};
 use crate::mig_layout;
 use crate::observe::Observer;
 use crate::report::Views;
-use crate::run::{Part, QUESTIONS, named};
+use crate::run::{Part, named};
 use crate::scale_up::{self, ScaleUp};
 use crate::shard::{self, CoreChannels, InForce, Lane, Live, Plan, Pool, Shard};
 use crate::usage::{self, UsageMeters};
@@ -195,3 +195,6 @@ fn pace(config: &Config) -> CoalesceWindow {
         patience: Duration::from_millis(config.patience_ms),
     }
 }
+
+/// Questions of people that wait.
+pub(crate) const QUESTIONS: usize = 16;

@@ -3,12 +3,17 @@
 
 mod admission;
 mod observer;
+mod part;
+
+pub use part::RunError;
+pub(crate) use part::{Part, named};
 
 use crate::act::{self, Settings};
-use crate::admission::{AdmissionError, QueueTree};
+use crate::admission::QueueTree;
 use crate::clock::Wall;
 use crate::config::Role;
 use crate::cycle::{CycleInputs, CycleOutputs};
+use crate::cycles::QUESTIONS;
 use crate::endpoints::{Endpoints, Listeners};
 use crate::leader::ApiAccess;
 use crate::preflight::PodSelection;
@@ -19,16 +24,13 @@ use crate::status::{Meters, Pages, Status, counted, router};
 use crate::trust;
 use crate::usage::{self, UsageMeters};
 use crate::{
-    Config, cycles, group, leader, lease, page, preflight, shard, snapshot, telemetry,
-    watch as facts,
+    Config, cycles, group, leader, lease, page, preflight, snapshot, telemetry, watch as facts,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use kube::runtime::events::Reporter;
 use prometheus_client::registry::Registry;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -42,65 +44,8 @@ use self::observer::{Show, observe};
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Unreadable objects that have not been reported yet: more than one kind has.
 const UNREADABLE: usize = 64;
-/// Questions of people that wait.
-pub(crate) const QUESTIONS: usize = 16;
 /// Reports of pod groups at once: as many statuses as are written in about two seconds.
 const GROUP_REPORTS: usize = 4096;
-
-/// Why a scheduler ended without a request.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// An address cannot be listened at.
-    #[error("cannot listen at {address}: {source}")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// No client can be created from the configuration of the API server.
-    #[error("the API server cannot be reached: {0}")]
-    Access(#[from] kube::Error),
-    /// The configuration file.
-    #[error(transparent)]
-    Config(#[from] shard::ConfigError),
-    /// The file of node templates.
-    #[error(transparent)]
-    NodeTemplates(#[from] scale_up::TemplateError),
-    /// No room for another scheduler.
-    #[error(transparent)]
-    Neighbour(#[from] preflight::PreflightError),
-    /// Admission would not find it.
-    #[error(
-        "--role=scheduler needs --leader-elect=true: admission finds the scheduler by its lease"
-    )]
-    NoLease,
-    /// Keys or certificates.
-    #[error(transparent)]
-    Trust(#[from] trust::TrustError),
-    /// The webhook.
-    #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    /// The agents' server.
-    #[error(transparent)]
-    Telemetry(#[from] telemetry::TelemetryError),
-    /// The lease went to another replica.
-    #[error(transparent)]
-    Lease(#[from] lease::LeaseError),
-    /// The pages.
-    #[error("metrics and health cannot be served: {0}")]
-    Pages(#[source] io::Error),
-    /// A part ended that never ends by itself.
-    #[error("{0} ended")]
-    Ended(&'static str),
-    /// A part panicked.
-    #[error("a task failed: {0}")]
-    Failed(#[source] tokio::task::JoinError),
-}
-
-/// What a task says when it ends.
-pub(crate) type Part = Result<&'static str, RunError>;
 
 /// Runs one scheduler until `stop`.
 ///
@@ -516,11 +461,6 @@ fn group_pods(
         }
     }));
     onward
-}
-
-pub(crate) async fn named(name: &'static str, part: impl Future<Output = ()>) -> Part {
-    part.await;
-    Ok(name)
 }
 
 /// Rises with each start. Nanoseconds: two replicas that start in the same millisecond, with

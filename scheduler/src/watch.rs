@@ -4,8 +4,6 @@
 //! until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
 use crate::act::event::{self, Annotations, KubeEvent};
-use crate::convert::csi::limits;
-use crate::convert::stand_in;
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::stream::BoxStream;
@@ -23,8 +21,11 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::Reporter;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use proto::names::resource;
+use scheduler_core::ids::ResourceName;
+use scheduler_core::model::Attachment;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -326,7 +327,7 @@ async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sende
         facts,
         |seen: Seen<DeviceClass>| {
             let news = match &seen {
-                Seen::There(class) if stand_in::is_of_gpus(class) => {
+                Seen::There(class) if is_of_gpus(class) => {
                     let is_first = serving.is_empty() && !had_one;
                     serving.insert(class.name_any());
                     is_first && listed
@@ -551,6 +552,25 @@ fn is_unknown(error: &watcher::Error) -> bool {
         E::WatchError(status) => status.code == 404,
         _ => false,
     }
+}
+
+/// Limits of a node's drivers.
+pub(crate) fn limits(node: &CSINode) -> BTreeMap<ResourceName, u64> {
+    let drivers = node.spec.drivers.iter();
+    drivers
+        .filter_map(|driver| {
+            let count = driver.allocatable.as_ref()?.count?;
+            let count = u64::try_from(count).unwrap_or(0);
+            Some((Attachment::limit_of(&driver.name), count))
+        })
+        .collect()
+}
+
+/// Whether `nvidia.com/gpu` is devices of this class.
+pub(crate) fn is_of_gpus(class: &DeviceClass) -> bool {
+    let spec = class.spec.as_ref();
+    let of = spec.and_then(|spec| spec.extended_resource_name.as_deref());
+    of == Some(resource::GPU)
 }
 
 #[cfg(test)]

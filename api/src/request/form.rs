@@ -6,7 +6,9 @@
 //! `gpu_sharing_validation.go`. KAI takes one container of the second form, here each has its
 //! own.
 
-use super::{Amount, Annotations, RequestError, ShareRequest, number};
+use super::error::RequestError;
+use super::number;
+use super::pod_request::{Amount, Annotations, ShareRequest};
 use crate::quantity;
 use crate::units::{Mib, Mode};
 use k8s_openapi::api::core::v1::Container;

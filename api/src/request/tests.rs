@@ -1,6 +1,7 @@
 //! Requests as users write them, and the refusals of those that mean nothing.
 
 use super::*;
+use crate::units::{Mib, Mode};
 use serde_json::json;
 
 fn pod(annotations: serde_json::Value) -> Pod {

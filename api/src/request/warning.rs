@@ -2,7 +2,7 @@
 
 use super::error::shown;
 use super::form::{self, What};
-use super::{Amount, Annotations, GpuRequest, PodRequest, ShareRequest};
+use super::pod_request::{Amount, Annotations, GpuRequest, PodRequest, ShareRequest};
 use crate::units::Mode;
 use proto::names::request as key;
 

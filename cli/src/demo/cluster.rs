@@ -4,6 +4,8 @@
 //! Every part is a task of one set; the end of any before its time is the end of the demo.
 
 use super::driver::{Cards, Driver};
+use super::group::Group;
+use super::paths::Paths;
 use super::place::Place;
 use super::{embed, walkthrough};
 use crate::manifest::{apply, ensure_namespace};
@@ -21,18 +23,14 @@ use sim_cluster::runtime::{ContainerId, Runtime};
 use sim_cluster::{kubelet, runtime};
 use sim_gpu::workload::SCRIPT_ENV;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 const NVML: &[u8] = include_bytes!(env!("NVML_STAND_IN"));
 /// Time between two checks of a kubelet on its node; 10 s for the real one.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Until a refused container start is tried again; the real one takes 10 to 15 s.
 const RETRY: Duration = Duration::from_secs(1);
-/// Time between the request to stop and the end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The longest time that an orderly end may take; usually it takes well under a second.
 const LONGEST_END: Duration = Duration::from_secs(8);
 const NODE_WAIT: Duration = Duration::from_secs(10);
@@ -223,85 +221,6 @@ impl HardwareControl {
         let id = container.container_id.as_deref()?;
         let id = ContainerId(id.rsplit("//").next()?.to_owned());
         self.runtimes.iter().find_map(|runtime| runtime.log(&id))
-    }
-}
-
-/// Parts that start and end together.
-#[derive(Debug, Default)]
-pub(super) struct Group {
-    pub(super) tasks: JoinSet<anyhow::Result<()>>,
-    pub(super) stop: CancellationToken,
-}
-
-impl Group {
-    async fn broken(&mut self) -> anyhow::Error {
-        match self.tasks.join_next().await {
-            None => std::future::pending().await,
-            Some(Ok(Ok(()))) => anyhow!("a part of the cluster ended"),
-            Some(Ok(Err(error))) => error,
-            Some(Err(error)) => error.into(),
-        }
-    }
-
-    async fn end(mut self) {
-        self.stop.cancel();
-        let tasks = &mut self.tasks;
-        let all = async { while tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(LAST_WORDS, all).await.is_err() {
-            tracing::warn!(left = self.tasks.len(), "some parts did not end in time");
-        }
-        self.tasks.shutdown().await;
-    }
-}
-
-/// Where the parts of one node are; short, as unix sockets are below.
-#[derive(Clone, Debug)]
-pub(super) struct Paths {
-    pub(super) driver: PathBuf,
-    pub(super) kubelet: PathBuf,
-    pub(super) cdi: PathBuf,
-    pub(super) run: PathBuf,
-    pub(super) containers: PathBuf,
-    pub(super) proc: PathBuf,
-    pub(super) token: PathBuf,
-    pub(super) hook: PathBuf,
-}
-
-impl Paths {
-    fn of(place: &Place, name: &str) -> Self {
-        Self::below(place.path(), name)
-    }
-
-    fn below(place: &Path, name: &str) -> Self {
-        let node = place.join(name.replace("node-", "n"));
-        let below = |part: &str| node.join(part);
-        Self {
-            driver: below("d"),
-            kubelet: below("k"),
-            cdi: below("cdi"),
-            run: below("r"),
-            containers: below("c"),
-            proc: below("proc"),
-            token: below("token"),
-            hook: below("bin").join(crate::hook::NAME),
-        }
-    }
-
-    /// The NVML library of this node: its own file, since one path shares its statics.
-    pub(super) fn nvml(&self) -> PathBuf {
-        self.driver.join("usr/lib64/libnvidia-ml.so.1")
-    }
-
-    /// Makes what has to be there.
-    pub(super) fn make(&self) -> std::io::Result<()> {
-        let parents = [&self.cdi, &self.run, &self.kubelet];
-        parents
-            .into_iter()
-            .map(PathBuf::as_path)
-            .chain(self.hook.parent())
-            .try_for_each(|path: &Path| std::fs::create_dir_all(path))?;
-        // This very program is the hook, by that name.
-        std::os::unix::fs::symlink(std::env::current_exe()?, &self.hook)
     }
 }
 

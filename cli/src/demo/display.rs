@@ -1,7 +1,7 @@
 //! Where the demo is shown: a picture that is drawn in place on a terminal, a log elsewhere.
 
 use super::log::changes;
-use super::{picture, say};
+use super::print::{picture, say};
 use crate::report::{Screen, drawable, first_lines, size};
 use crate::view::ClusterView;
 use crate::visible::visible;

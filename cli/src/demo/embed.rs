@@ -1,7 +1,8 @@
 //! Agent, MPS supervisor and scheduler as tasks: the programs' own entry points, with a
 //! configuration that points into the demo's directory.
 
-use super::cluster::{Group, Paths};
+use super::group::Group;
+use super::paths::Paths;
 use anyhow::Context as _;
 use kube::Client;
 use std::net::{Ipv4Addr, SocketAddr};

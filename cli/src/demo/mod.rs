@@ -1,9 +1,10 @@
 //! `aliquot demo`: a whole cluster in one process, with simulated cards.
 //!
 //! - `place`: its directory; `cleanup`: the clean-up, whatever happens.
-//! - `cluster`: all parts started, over `driver` and `embed`.
+//! - `cluster`: all parts started, over `driver` and `embed`; `group`: those that end together;
+//!   `paths`: where those of a node are.
 //! - `walkthrough`: the applied objects; `scenario`, `scenario_runner`: scenarios (`--scenario`); `watch`:
-//!   the observed state; `log`: changes; `display`: output.
+//!   the observed state; `log`: changes; `display`, `print`: output.
 //!
 //! In: the command line. Out: a picture on a terminal, a log elsewhere, an exit code. Never touches
 //! another cluster, nor anything outside of its directory but `--kubeconfig-out`.
@@ -13,15 +14,18 @@ mod cluster;
 mod display;
 mod driver;
 mod embed;
+mod group;
 mod log;
+mod paths;
 mod place;
+mod print;
 mod scenario;
 mod scenario_runner;
 pub(crate) mod walkthrough;
 mod watch;
 
+use crate::manifest;
 use crate::view::ClusterView;
-use crate::{manifest, report};
 use anyhow::Context as _;
 use cleanup::CleanupProcess;
 use cluster::{Cluster, HardwareControl};
@@ -29,9 +33,9 @@ use display::Display;
 use driver::Cards;
 use futures::FutureExt as _;
 use place::Place;
+use print::{complain, picture, say};
 use scenario::Scenario;
 use serde_json::Value;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -135,16 +139,6 @@ fn keep_log(place: &Place) -> Option<PathBuf> {
 fn refuse(error: &anyhow::Error) -> ExitCode {
     complain(&format!("aliquot demo: {error:#}"));
     ExitCode::from(2)
-}
-
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-fn say(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
 }
 
 fn start_logs(args: &Args, place: &Place) -> anyhow::Result<()> {
@@ -292,11 +286,6 @@ fn head(args: &Args, page: &str) -> String {
         "A cluster of {nodes} with {} x {} each; {how}; Ctrl-C ends it.\nIts status page: {page}\n",
         args.gpu.count, args.gpu.preset,
     )
-}
-
-/// A view as it is printed.
-fn picture(view: &ClusterView) -> String {
-    view.render(report::size().0, report::colours())
 }
 
 /// Waits until the greedy tenant runs into its limit; returns its output.

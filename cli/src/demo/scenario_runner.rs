@@ -1,7 +1,7 @@
 //! Runs a scenario: its steps one after the other, against the running cluster.
 
 use super::cluster::HardwareControl;
-use super::say;
+use super::print::{complain, picture, say};
 use super::scenario::{NAMESPACE, Scenario, ScenarioStep, Seen};
 use crate::manifest;
 use crate::view::ClusterView;
@@ -32,10 +32,7 @@ pub(super) async fn tell(
     for step in scenario.steps() {
         match step {
             ScenarioStep::Say(words) => say(&format!("{words}\n")),
-            ScenarioStep::Show => say(&format!(
-                "\n{}\n",
-                super::picture(&seen.borrow_and_update())
-            )),
+            ScenarioStep::Show => say(&format!("\n{}\n", picture(&seen.borrow_and_update()))),
             ScenarioStep::Apply(object) => {
                 manifest::apply(client, &object).await?;
             }
@@ -58,8 +55,8 @@ pub(super) async fn tell(
                         told?
                     )),
                     Err(_) => {
-                        say(&format!("\n{}\n", super::picture(&seen.borrow())));
-                        super::complain(&format!(
+                        say(&format!("\n{}\n", picture(&seen.borrow())));
+                        complain(&format!(
                             "aliquot demo: the scenario stops here: {what} did not happen within {} s",
                             PATIENCE.as_secs()
                         ));

@@ -1,6 +1,6 @@
 //! The cluster: its versions, what is installed, agents, guards, queues, other schedulers.
 
-use super::Finding;
+use super::finding::Finding;
 use crate::connect::Cluster;
 use crate::failure::Failure;
 use api::{GpuNode, Queue};

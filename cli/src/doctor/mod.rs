@@ -1,16 +1,19 @@
 //! `aliquot doctor`: problems of a cluster, or of the node it runs on, each with its fix.
 //!
 //! - `cluster`: pure: listed objects → findings; `node`: files below a root → findings.
+//! - `finding`: what one check saw.
 //!
 //! Reads only. What may not be read is reported as unknown, never as healthy.
 
 mod cluster;
+mod finding;
 mod node;
 
 use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{NO, Outcome};
 use crate::progress::Progress;
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
+use finding::{Finding, State};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,63 +33,6 @@ pub(crate) struct Args {
     place: ClusterArgs,
     #[command(flatten)]
     output: Output,
-}
-
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum State {
-    /// As it must be.
-    Fine,
-    /// It could not be checked.
-    Unknown,
-    /// It works, and not as well as it could.
-    Warning,
-    /// It does not work.
-    Broken,
-}
-
-/// One check's outcome.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    /// The checked item.
-    check: &'static str,
-    state: State,
-    /// The finding.
-    what: String,
-    /// What to do; empty where nothing is to be done.
-    fix: String,
-}
-
-impl Finding {
-    fn fine(check: &'static str, what: impl Into<String>) -> Self {
-        Self::of(check, State::Fine, what, "")
-    }
-
-    fn unknown(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::of(check, State::Unknown, what, fix)
-    }
-
-    fn warning(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::of(check, State::Warning, what, fix)
-    }
-
-    fn broken(check: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::of(check, State::Broken, what, fix)
-    }
-
-    fn of(
-        check: &'static str,
-        state: State,
-        what: impl Into<String>,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self {
-            check,
-            state,
-            what: what.into(),
-            fix: fix.into(),
-        }
-    }
 }
 
 const COLUMNS: &[Column] = &[

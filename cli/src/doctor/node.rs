@@ -3,7 +3,7 @@
 //! Files alone, below a root, so that a container with the node's file system can ask and
 //! a test can make one up.
 
-use super::Finding;
+use super::finding::Finding;
 use std::path::{Path, PathBuf};
 
 /// The first driver branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and related
@@ -413,7 +413,7 @@ fn setting(text: &str, key: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::finding::State;
     use super::*;
 
     type Files<'a> = &'a [(&'a str, &'a str)];

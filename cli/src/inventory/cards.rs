@@ -1,9 +1,9 @@
 //! One row per card.
 
-use super::cards_of;
 use crate::report::{Cell, Column, Table, Tone};
 use api::GpuNode;
 use api::gpu_node::GpuStatus;
+use kube::ResourceExt as _;
 
 const COLUMNS: &[Column] = &[
     Column::text("node", "NODE"),
@@ -90,4 +90,15 @@ pub(super) fn table(nodes: &[GpuNode]) -> Table {
         ]);
     }
     table
+}
+
+/// Every card, with the name of its node.
+pub(crate) fn cards_of(nodes: &[GpuNode]) -> impl Iterator<Item = (String, &GpuStatus)> {
+    nodes.iter().flat_map(|node| {
+        let status = node.status.as_ref();
+        let cards = status
+            .map(|status| status.gpus.as_slice())
+            .unwrap_or_default();
+        cards.iter().map(|card| (node.name_any(), card))
+    })
 }

@@ -6,6 +6,8 @@ mod cards;
 mod nodes;
 mod shares;
 
+pub(crate) use cards::cards_of;
+
 use crate::connect::{Cluster, ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Follow, Output, Report, Table};
@@ -125,17 +127,6 @@ pub(crate) async fn chosen(cluster: &Cluster, names: &[String]) -> Result<Vec<Gp
     nodes.retain(|node| names.is_empty() || names.contains(&node.name_any()));
     nodes.sort_by_key(ResourceExt::name_any);
     Ok(nodes)
-}
-
-/// Every card, with the name of its node.
-pub(crate) fn cards_of(nodes: &[GpuNode]) -> impl Iterator<Item = (String, &GpuStatus)> {
-    nodes.iter().flat_map(|node| {
-        let status = node.status.as_ref();
-        let cards = status
-            .map(|status| status.gpus.as_slice())
-            .unwrap_or_default();
-        cards.iter().map(|card| (node.name_any(), card))
-    })
 }
 
 #[cfg(test)]

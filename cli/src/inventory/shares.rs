@@ -1,6 +1,6 @@
 //! One row per container and card.
 
-use super::cards_of;
+use super::cards::cards_of;
 use crate::report::{Cell, Column, Table, Tone};
 use api::GpuNode;
 use k8s_openapi::api::core::v1::Pod;

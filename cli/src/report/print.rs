@@ -1,6 +1,6 @@
 //! A report as text. Pure but for one question: is standard output a terminal.
 
-use super::Report;
+use super::answer::Report;
 use super::table::{Cell, Column, Table, Tone};
 use crate::failure::Failure;
 use crate::visible::{is_visible, visible};

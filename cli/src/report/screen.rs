@@ -1,7 +1,7 @@
 //! Answers that change: a terminal is redrawn in place, anything else gets one after the other.
 
-use super::print::{colours, say};
-use super::{Output, Report};
+use super::answer::Report;
+use super::print::{Output, colours, say};
 use crate::failure::Failure;
 use std::borrow::Cow;
 use std::io::IsTerminal as _;

@@ -1,89 +1,25 @@
 //! `aliquot report`: memory granted and not used, and its cost.
 //!
-//! - `source`: from what a scheduler remembers, or from Prometheus; both as [`Uses`].
+//! - `args`: the flags; `uses`: what was granted, as [`Uses`].
+//! - `source`: from what a scheduler remembers, or from Prometheus; both as `Uses`.
 //! - `prices`: the file of prices; `opencost`: as OpenCost's custom costs.
 
+mod args;
 mod opencost;
 mod prices;
 mod source;
+mod uses;
 
-use crate::connect::{ClusterArgs, block_on};
+pub(crate) use args::Args;
+
+use crate::connect::block_on;
 use crate::failure::{Failure, Outcome};
-use crate::report::{Cell, Column, Output, Report, Table, say};
+use crate::report::{Cell, Column, Report, Table, say};
 use prices::Prices;
 use scheduler::page::ReportBy;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Flags of `aliquot report`.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
-    /// How rows are grouped.
-    #[arg(long, value_enum, default_value_t)]
-    by: ReportBy,
-    /// How far back: hours, days or weeks, such as 24h, 7d or 2w. A scheduler remembers 14 days.
-    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = hours)]
-    last: u64,
-    /// Prices of a GPU-hour, by product.
-    #[arg(long, value_name = "FILE")]
-    prices: Option<PathBuf>,
-    /// Ask Prometheus at this URL, instead of a scheduler.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "ALIQUOT_PROMETHEUS_URL",
-        hide_env_values = true
-    )]
-    prometheus: Option<String>,
-    /// Where a scheduler serves its metrics, such as `http://localhost:9401`; else one is found by the
-    /// API server, which needs the right to get pods/proxy in aliquot-system.
-    #[arg(long, value_name = "URL", conflicts_with = "prometheus")]
-    scheduler: Option<String>,
-    /// As OpenCost's custom costs (JSON), one for each row and product.
-    #[arg(long, conflicts_with = "format")]
-    opencost: bool,
-    #[command(flatten)]
-    place: ClusterArgs,
-    #[command(flatten)]
-    output: Output,
-}
-
-/// Hours of GPUs and of MiB. `None`: the source does not say.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Use {
-    /// GPU-hours that were granted.
-    gpu: f64,
-    /// Of them, the part whose memory was not in use.
-    gpu_unused: Option<f64>,
-    /// MiB-hours that were granted.
-    mib: Option<f64>,
-    /// Of them, those that were not in use.
-    mib_unused: Option<f64>,
-}
-
-/// Whose.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    queue: String,
-    namespace: String,
-    owner: String,
-}
-
-/// An answer of a source.
-#[derive(Clone, Debug, Default)]
-struct Uses {
-    /// By product of cards.
-    rows: BTreeMap<Key, BTreeMap<String, Use>>,
-    /// GPU-hours of all cards, and of them those that no pod was granted.
-    cards: Option<(f64, f64)>,
-    /// Milliseconds since 1970.
-    from: u64,
-    until: u64,
-    /// What a reader should know.
-    notes: Vec<String>,
-}
+use uses::{Key, Use, Uses};
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -240,27 +176,10 @@ fn decimal(number: Option<f64>, digits: usize) -> Cell {
     Cell::shown(value, text)
 }
 
-/// `24h`, `7d`, `2w` as hours.
-fn hours(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is not a time: hours, days or weeks, such as 24h, 7d or 2w");
-    let unit = text.char_indices().next_back().ok_or_else(wrong)?;
-    let of = match unit.1 {
-        'h' => 1,
-        'd' => 24,
-        'w' => 168,
-        _ => return Err(wrong()),
-    };
-    let count: u64 = text[..unit.0].parse().map_err(|_| wrong())?;
-    let hours = count
-        .checked_mul(of)
-        .filter(|hours| (1..=366 * 24).contains(hours));
-    hours.ok_or_else(|| format!("`{text}` is not between one hour and 366 days"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Format;
+    use crate::report::{Format, Output};
 
     fn uses() -> Uses {
         let key = |queue: &str, namespace: &str, owner: &str| Key {
@@ -325,25 +244,5 @@ From 2026-01-01T00:00:00Z until 2026-01-02T00:00:00Z.
         let json: Value = serde_json::from_str(&printed(Some(&prices), Format::Json)).unwrap();
         assert_eq!(json["rows"][0]["cost"], 45.0);
         assert_eq!(json["cards"]["freeGpuHours"], 32.5);
-    }
-
-    #[test]
-    fn a_time_is_hours_days_or_weeks() {
-        for (text, expected) in [("24h", 24), ("7d", 168), ("2w", 336)] {
-            assert_eq!(hours(text), Ok(expected));
-        }
-        for text in [
-            "",
-            "h",
-            "7",
-            "7m",
-            "-1d",
-            "0h",
-            "400d",
-            "9999999999999999999w",
-            "é",
-        ] {
-            assert!(hours(text).is_err(), "{text}");
-        }
     }
 }

@@ -1,7 +1,8 @@
 //! As OpenCost's custom costs: one `CustomCostResponse` of `protos/customcost/messages.proto`, in
 //! protobuf's JSON. A cost is a row's GPU-hours of one product, and what no pod was granted.
 
-use super::{Key, Prices, Uses};
+use super::prices::Prices;
+use super::uses::{Key, Uses};
 use scheduler::page::ReportBy;
 use serde_json::{Value, json};
 
@@ -75,7 +76,7 @@ pub(super) fn costs(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Value
 
 #[cfg(test)]
 mod tests {
-    use super::super::Use;
+    use super::super::uses::Use;
     use super::*;
 
     #[test]

@@ -1,6 +1,7 @@
 //! Where the hours come from: what a scheduler remembers, or Prometheus.
 
-use super::{Args, Key, Use, Uses};
+use super::args::Args;
+use super::uses::{Key, Use, Uses};
 use crate::connect::Cluster;
 use crate::failure::Failure;
 use k8s_openapi::api::core::v1::Pod;

@@ -1,7 +1,7 @@
 //! One `Binding`: node name, signed grant and KAI's annotation in one write.
 
-use super::WriteContext;
 use super::answer::{self, Answer, WriteState};
+use super::context::WriteContext;
 use super::event::{self, KubeEvent};
 use super::permit::Permit;
 use crate::group;

@@ -3,8 +3,8 @@
 //! Each write names the pod's UID, so that a pod created again under the same name is not
 //! told what its predecessor did.
 
-use super::WriteContext;
 use super::answer::{self, Answer};
+use super::context::WriteContext;
 use super::event::{self, KubeEvent};
 use super::report_schedule::DueReport;
 use crate::convert::{OwedIsolation, Shown};

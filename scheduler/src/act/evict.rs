@@ -1,17 +1,17 @@
 //! One pod deleted, by its UID; or only told, where no controller would create it again.
 
-use super::WriteContext;
 use super::answer::{self, Answer, WriteState};
 use super::condition;
+use super::context::WriteContext;
 use super::event::{KubeEvent, pod as about};
+use super::eviction::post;
 use super::eviction_batch::EvictionBatch;
 use super::group;
 use super::permit::Permit;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use scheduler_core::{Evict, EvictCause, OutcomeResult};
-use serde_json::json;
 
 /// Evicts, and says how that ended.
 pub(super) async fn evict(
@@ -81,30 +81,6 @@ async fn asked(api: &Api<Pod>, evict: &Evict, permit: &mut Permit) -> OutcomeRes
         || leaving(api, evict),
     )
     .await
-}
-
-/// One eviction; with `dry_run` only the question whether it would be taken.
-pub(super) async fn post(
-    api: &Api<Pod>,
-    evict: &Evict,
-    dry_run: bool,
-) -> kube::Result<kube::core::Status> {
-    let mut options = json!({"preconditions": {"uid": evict.pod.as_str()}});
-    if dry_run {
-        options["dryRun"] = json!(["All"]);
-    }
-    let eviction = json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": &*evict.name, "namespace": &*evict.namespace},
-        "deleteOptions": options,
-    });
-    let params = PostParams {
-        dry_run,
-        ..PostParams::default()
-    };
-    api.create_subresource("eviction", &evict.name, &params, &eviction)
-        .await
 }
 
 /// A controller creates such a pod again.

@@ -7,9 +7,9 @@
 //! answer holds for the moment: a budget that is used up before the evictions are sent
 //! refuses the rest of them.
 
-use super::WriteContext;
 use super::answer::{self, Answer};
-use super::evict;
+use super::context::WriteContext;
+use super::eviction::post;
 use super::permit::Permit;
 use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;
@@ -85,7 +85,7 @@ impl EvictionBatch {
                 Err(format!("pod {namespace}/{name} may not be evicted: {why}").into())
             };
             loop {
-                match answer::of(evict::post(&api, evict, true)).await {
+                match answer::of(post(&api, evict, true)).await {
                     Answer::Done(_) | Answer::Refused(404, _) => break,
                     // Busy, 429: a budget says no, now.
                     Answer::Refused(_, why) | Answer::Busy(why) => return refused(why),

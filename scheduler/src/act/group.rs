@@ -1,6 +1,6 @@
 //! This module writes KAI's events of pod groups that are stale or lose pods.
 
-use super::WriteContext;
+use super::context::WriteContext;
 use super::event::{Annotations, KubeEvent};
 use super::eviction_batch::EvictionBatch;
 use super::stamps::rfc3339;

@@ -1,9 +1,9 @@
 //! Carries decisions out.
 //!
+//! - `context`: what every write needs.
 //! - `bind`: one `Binding` with its signed grant; `volume`, `claim`: the claims on volumes and
-//!   devices that come before it;
-//!   `evict`: one pod deleted, or told; `eviction_batch`: which of them go together, and whether the
-//!   disruption budgets let them.
+//!   devices that come before it; `evict`, over `eviction`: one pod deleted, or told;
+//!   `eviction_batch`: which of them go together, and whether the disruption budgets let them.
 //! - `condition`: why a pod waits, and what fences a share; `report_schedule`: when that is written.
 //! - `report`: conditions of an admin's objects.
 //! - `group`: annotations of pod groups; `event`: Kubernetes events, best effort.
@@ -16,8 +16,10 @@ mod awaited_claims;
 mod bind;
 mod claim;
 mod condition;
+mod context;
 pub(crate) mod event;
 mod evict;
+mod eviction;
 mod eviction_batch;
 mod group;
 mod permit;
@@ -34,7 +36,7 @@ use crate::status::Meters;
 use crate::trust::Trust;
 use answer::Answer;
 pub use awaited_claims::AwaitedClaims;
-use event::EventRecorder;
+use context::WriteContext;
 use eviction_batch::EvictionBatch;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -42,7 +44,7 @@ use kube::Client;
 use permit::Permit;
 use report_schedule::{ReportSchedule, Told};
 use scheduler_core::ids::{DecisionId, GroupName, PodUid};
-use scheduler_core::{Bind, Evict, EvictCause, Outcome, OutcomeResult, PodReason};
+use scheduler_core::{Bind, Evict, Outcome, OutcomeResult, PodReason};
 pub use stamps::GroupStamp;
 use stamps::StampSchedule;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -83,41 +85,6 @@ pub enum Work {
     Isolation(OwedIsolation),
     /// What an admin's object is told.
     Report(Box<Report>),
-}
-
-/// What every write needs.
-#[derive(Clone)]
-struct WriteContext {
-    client: Client,
-    trust: Trust,
-    events: EventRecorder,
-    /// The server takes a Binding's annotations, but not its labels.
-    labels_apart: bool,
-    meters: Arc<Meters>,
-    wall: Wall,
-    volume_timeout: Duration,
-    awaited: AwaitedClaims,
-    budgets: bool,
-    pools: Arc<BTreeMap<u64, String>>,
-    grouping: crate::group::Shared,
-    asks_for_nodes: bool,
-    claims: claim::Locks,
-    permits: Arc<Semaphore>,
-}
-
-impl WriteContext {
-    /// The node pool of a decision.
-    fn pool(&self, decision: DecisionId) -> &str {
-        self.pools
-            .get(&decision.epoch)
-            .map_or("default", String::as_str)
-    }
-
-    /// Evictions of that cause ask for leave of disruption budgets. To save a node is no reason to
-    /// break one.
-    fn keeps_budgets(&self, cause: EvictCause) -> bool {
-        cause.makes_room() && (self.budgets || cause == EvictCause::ScaleDown)
-    }
 }
 
 /// Settings of this part.

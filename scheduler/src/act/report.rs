@@ -1,7 +1,7 @@
 //! Conditions of an admin's objects: what of them is in force.
 
-use super::WriteContext;
 use super::answer::{self, Answer};
+use super::context::WriteContext;
 use crate::shard::{Kind, Report};
 use api::kai::{Config, SchedulingShard};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -5,8 +5,9 @@
 //! written on the volume, if no other claim is there, and Kubernetes' controller does the rest.
 
 use super::answer::{self, Answer, LANDING, PATIENCE, refused};
+use super::condition;
+use super::context::WriteContext;
 use super::permit::Permit;
-use super::{WriteContext, condition};
 use crate::convert::volume::name::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Patch, PatchParams};

@@ -5,7 +5,6 @@
 //! cannot be added later: `Fail`. All other pods only need a clear refusal of contradictions:
 //! `Ignore`, so that they are created while no replica is ready.
 
-use super::{OBJECTS, PODS, RESIZES, Settings};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -256,6 +255,28 @@ fn covers(found: &Value, wanted: &Value) -> bool {
         }
         _ => found == wanted,
     }
+}
+
+/// Where pods are sent.
+pub(super) const PODS: &str = "/mutate-pods";
+
+/// Where the other kinds are sent.
+pub(super) const OBJECTS: &str = "/validate";
+
+/// Where resizes of pods are sent.
+pub(super) const RESIZES: &str = "/validate-resize";
+
+/// What admission needs to know.
+#[derive(Debug)]
+pub struct Settings {
+    /// How the API server comes here.
+    pub reach: Reach,
+    /// Our namespace.
+    pub namespace: String,
+    /// The `schedulerName` of the pods that this scheduler places.
+    pub scheduler_name: String,
+    /// Namespaces that are left alone, beside `kube-system` and ours.
+    pub exempt_namespaces: Vec<String>,
 }
 
 #[cfg(test)]

@@ -21,14 +21,17 @@ mod amend;
 mod bodies;
 mod configuration;
 mod dedicated_thread;
+mod invalid;
+mod over_subscription;
 mod queues;
 mod resize;
 pub mod review;
 mod validate;
 
 pub use amend::{AmendError, amended};
-pub use configuration::Reach;
-pub use queues::{OverSubscription, QueueTree};
+pub use configuration::{Reach, Settings};
+pub use over_subscription::OverSubscription;
+pub use queues::QueueTree;
 pub use resize::Core;
 
 use crate::bursts::Bursts;
@@ -39,31 +42,10 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use configuration::Configuration;
+use configuration::{Configuration, OBJECTS, PODS, RESIZES};
+use resize::RESIZES_PASSED_ON;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-/// Where pods are sent.
-const PODS: &str = "/mutate-pods";
-/// Where the other kinds are sent.
-const OBJECTS: &str = "/validate";
-/// Where resizes of pods are sent.
-const RESIZES: &str = "/validate-resize";
-/// Where other replicas ask the leader.
-const RESIZES_PASSED_ON: &str = "/validate-resize/passed-on";
-
-/// What admission needs to know.
-#[derive(Debug)]
-pub struct Settings {
-    /// How the API server comes here.
-    pub reach: Reach,
-    /// Our namespace.
-    pub namespace: String,
-    /// The `schedulerName` of the pods that this scheduler places.
-    pub scheduler_name: String,
-    /// Namespaces that are left alone, beside `kube-system` and ours.
-    pub exempt_namespaces: Vec<String>,
-}
 
 /// What queues and pod groups are checked against.
 #[derive(Clone, Debug)]

@@ -1,24 +1,12 @@
 //! The queues that are there, by name, with their parents: what a new one is checked against.
 
-use super::validate::Invalid;
+use super::invalid::Invalid;
+use super::over_subscription::OverSubscription;
 use crate::watch::Seen;
 use api::Queue;
 use kube::ResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What the webhook answers where the quotas of children exceed their parent's (KAI's
-/// `OverSubscriptionMode`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum OverSubscription {
-    /// Nothing.
-    #[default]
-    None,
-    /// A warning for each resource.
-    Warning,
-    /// The queue is refused.
-    Block,
-}
 
 /// GPUs, CPU and memory, in the units of their fields; -1 is unlimited.
 type Quotas = [f64; 3];

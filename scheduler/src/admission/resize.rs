@@ -8,13 +8,15 @@
 //! Only the leader's core decides. All other processes pass a resize on to it, at the address in
 //! the lease.
 
-use super::review::{self, Review};
+use super::review::{Review, line, read, unreadable, written};
 use crate::convert::resources;
 use crate::cycle::Question;
 use crate::lease;
 use crate::trust::Certificates;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse};
 use kube::{Api, ResourceExt as _};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -94,7 +96,7 @@ impl Core {
         config.root_cert = Some(vec![authority.to_vec()]);
         config.tls_server_name = Some(self.server_name.clone());
         config.default_retry = false;
-        let request = http::Request::post(super::RESIZES_PASSED_ON)
+        let request = http::Request::post(RESIZES_PASSED_ON)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(sent.to_string().into_bytes())?;
         Ok(kube::Client::try_from(config)?.request(request).await?)
@@ -104,8 +106,8 @@ impl Core {
 /// By this core; `None`: there is no core.
 async fn judge_here(sent: Value, questions: Option<&mpsc::Sender<Question>>) -> Value {
     match serde_json::from_value::<Review>(sent) {
-        Ok(review) => review::resizes(review, questions).await,
-        Err(error) => review::unreadable(&error),
+        Ok(review) => resizes(review, questions).await,
+        Err(error) => unreadable(&error),
     }
 }
 
@@ -159,6 +161,41 @@ fn wanted(old: &Pod, new: &Pod) -> Option<Request> {
         memory: (new.memory != old.memory).then_some(new.memory),
     };
     (wanted != Request::default()).then_some(wanted)
+}
+
+/// Where other replicas ask the leader.
+pub(super) const RESIZES_PASSED_ON: &str = "/validate-resize/passed-on";
+
+/// Resizes of pods are taken, or refused.
+pub(super) async fn resizes(review: Review, questions: Option<&mpsc::Sender<Question>>) -> Value {
+    match review.try_into() {
+        Ok(request) => written(judge_resize(&request, questions).await),
+        Err(error) => unreadable(&error),
+    }
+}
+
+async fn judge_resize(
+    request: &AdmissionRequest<DynamicObject>,
+    questions: Option<&mpsc::Sender<Question>>,
+) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    let pod = |object: &Option<DynamicObject>| {
+        read::<Pod>(serde_json::to_value(object).unwrap_or_default())
+    };
+    let (old, new) = match (pod(&request.old_object), pod(&request.object)) {
+        (Ok(old), Ok(new)) => (old, new),
+        (Err(why), _) | (_, Err(why)) => return response.deny(line(&why)),
+    };
+    match against(&old, &new, !request.dry_run, questions).await {
+        None => response,
+        Some(why) => {
+            let namespace = request.namespace.as_deref().unwrap_or_default();
+            if questions.is_some() {
+                tracing::info!(namespace, pod = request.name, "resize refused: {why}");
+            }
+            response.deny(line(&why))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,14 @@
 //! An `AdmissionReview` → its answer.
 
 use super::amend::{self, Amended};
-use super::{OverSubscription, QueueTree, queues, resize, validate};
+use super::{OverSubscription, QueueTree, queues, validate};
 use crate::bursts::Bursts;
-use crate::cycle::Question;
 use crate::limits::Limits;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k8s_openapi::api::core::v1::Pod;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 /// Bytes of a refusal: as many as a note of an event may have.
 const MAX_LINE: usize = 1024;
@@ -38,38 +35,6 @@ pub fn objects(
     })
 }
 
-/// Resizes of pods are taken, or refused.
-pub(super) async fn resizes(review: Review, questions: Option<&mpsc::Sender<Question>>) -> Value {
-    match review.try_into() {
-        Ok(request) => written(judge_resize(&request, questions).await),
-        Err(error) => unreadable(&error),
-    }
-}
-
-async fn judge_resize(
-    request: &AdmissionRequest<DynamicObject>,
-    questions: Option<&mpsc::Sender<Question>>,
-) -> AdmissionResponse {
-    let response = AdmissionResponse::from(request);
-    let pod = |object: &Option<DynamicObject>| {
-        read::<Pod>(serde_json::to_value(object).unwrap_or_default())
-    };
-    let (old, new) = match (pod(&request.old_object), pod(&request.object)) {
-        (Ok(old), Ok(new)) => (old, new),
-        (Err(why), _) | (_, Err(why)) => return response.deny(line(&why)),
-    };
-    match resize::against(&old, &new, !request.dry_run, questions).await {
-        None => response,
-        Some(why) => {
-            let namespace = request.namespace.as_deref().unwrap_or_default();
-            if questions.is_some() {
-                tracing::info!(namespace, pod = request.name, "resize refused: {why}");
-            }
-            response.deny(line(&why))
-        }
-    }
-}
-
 /// Everything that cannot be answered is refused in words.
 fn answer(
     review: Review,
@@ -92,7 +57,7 @@ pub(super) fn unreadable(error: &impl std::fmt::Display) -> Value {
     written(AdmissionResponse::invalid(line(&error.to_string())))
 }
 
-fn written(response: AdmissionResponse) -> Value {
+pub(super) fn written(response: AdmissionResponse) -> Value {
     let patch = response.patch.as_ref().map(|patch| STANDARD.encode(patch));
     let mut answer = json!(response.into_review());
     // The library prints bytes as a list of numbers, which Go's decoder takes as well; the
@@ -105,7 +70,7 @@ fn written(response: AdmissionResponse) -> Value {
 
 /// What a user reads, as one line that fits into an event: it may quote an object of any
 /// length.
-fn line(text: &str) -> String {
+pub(super) fn line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .scan(0, |length, c| {
@@ -173,7 +138,7 @@ fn check(
     }
 }
 
-fn read<K: serde::de::DeserializeOwned>(object: Value) -> Result<K, String> {
+pub(super) fn read<K: serde::de::DeserializeOwned>(object: Value) -> Result<K, String> {
     serde_json::from_value(object).map_err(|error| format!("it cannot be read: {error}"))
 }
 

@@ -4,7 +4,7 @@
 
 use super::volume::VolumeTerms;
 use super::{ListedObjects, World};
-use crate::watch::Seen;
+use crate::watch::{Seen, limits};
 use api::quantity;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity};
 use kube::ResourceExt as _;
@@ -43,18 +43,6 @@ struct StorageCapacity {
 pub(super) struct Provision {
     pub class: String,
     pub size: u64,
-}
-
-/// Limits of a node's drivers.
-pub(crate) fn limits(node: &CSINode) -> BTreeMap<ResourceName, u64> {
-    let drivers = node.spec.drivers.iter();
-    drivers
-        .filter_map(|driver| {
-            let count = driver.allocatable.as_ref()?.count?;
-            let count = u64::try_from(count).unwrap_or(0);
-            Some((Attachment::limit_of(&driver.name), count))
-        })
-        .collect()
 }
 
 impl Csi {

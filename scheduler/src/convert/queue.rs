@@ -3,6 +3,7 @@
 //! Units: GPUs → nano-GPU, millicores stay, MB of 10^6 bytes → bytes; -1 is unlimited.
 
 use super::classes::Class;
+use super::duration::{duration, whole};
 use crate::limits::Limits;
 use api::gpu_quota::ProductBounds;
 use api::kai;
@@ -13,7 +14,7 @@ use scheduler_core::model::{
     Grace, PodGroup, PodSet, ProductQuota, ProductUnit, Queue, QueueResource, SubGroup, Topology,
     TopologyRule, Weight,
 };
-use scheduler_core::units::{Bound, Duration, Time};
+use scheduler_core::units::{Bound, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,8 +24,6 @@ const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in t
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
-/// Go keeps 63 bits of nanoseconds.
-const MAX_MILLIS: f64 = 9_223_372_036_854.0;
 /// The pod set of a group without sub-groups.
 const DEFAULT_SET: &str = "default";
 
@@ -112,42 +111,6 @@ fn bound(amount: f64, unit: f64) -> Bound {
     } else {
         Bound::Exactly(whole(amount * unit))
     }
-}
-
-/// The nearest whole number; nothing for negative numbers and for what is none.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
-fn whole(amount: f64) -> u64 {
-    amount.round().max(0.0) as u64
-}
-
-/// Go's duration (`time.ParseDuration`); negative, unreadable or more than Go keeps: as if
-/// unset. A tenant writes it: `kube`'s own parser ends the process at `1h-5m`.
-pub(crate) fn duration(text: Option<&str>) -> Option<Duration> {
-    let text = text?;
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    if rest == "0" {
-        return Some(Duration(0));
-    }
-    let of_number = |c: char| c.is_ascii_digit() || c == '.';
-    let mut millis = 0.0;
-    let mut parts = 0;
-    while !rest.is_empty() {
-        let (number, after) = rest.split_at(rest.find(|c| !of_number(c))?);
-        let (unit, after) = after.split_at(after.find(of_number).unwrap_or(after.len()));
-        let each = match unit {
-            "ns" => 1e-6,
-            "us" | "\u{b5}s" | "\u{3bc}s" => 1e-3,
-            "ms" => 1.0,
-            "s" => 1e3,
-            "m" => 6e4,
-            "h" => 3.6e6,
-            _ => return None,
-        };
-        millis += number.parse::<f64>().ok()? * each;
-        rest = after;
-        parts += 1;
-    }
-    (parts > 0 && millis <= MAX_MILLIS).then(|| Duration(whole(millis)))
 }
 
 /// Go's text of a duration; a negative one is for ever. What cannot be read says nothing.

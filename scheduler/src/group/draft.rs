@@ -4,7 +4,7 @@
 //! Comments say where KAI copies something that is left out here.
 
 use super::object::{Object, Reference, at};
-use super::types::Types;
+use super::types::{PREEMPTIBILITIES, Types};
 use api::kai::{SubGroup, TopologyConstraint};
 use proto::names::kai;
 use serde_json::{Value, json};
@@ -265,9 +265,6 @@ fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> 
         .find(|name| classes.contains(name))
         .map(str::to_owned)
 }
-
-/// The values that KAI knows.
-pub(super) const PREEMPTIBILITIES: [&str; 2] = ["preemptible", "non-preemptible"];
 
 /// One of them; others are ignored.
 pub(super) fn preemptibility(object: &Object) -> Option<&str> {

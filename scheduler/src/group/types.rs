@@ -65,9 +65,7 @@ impl Types {
     /// Its preemptibility, where that is one of KAI's words, in any case.
     pub(super) fn preemptibility(&self, owner: &Reference) -> Option<String> {
         let word = self.get(owner)?.preemptibility.to_lowercase();
-        super::draft::PREEMPTIBILITIES
-            .contains(&word.as_str())
-            .then_some(word)
+        PREEMPTIBILITIES.contains(&word.as_str()).then_some(word)
     }
 }
 
@@ -134,3 +132,6 @@ fn read(map: &ConfigMap) -> Result<Types, String> {
         format!("its key {KEY} is no list such as [{{\"typeName\": \"Deployment\", \"priorityName\": \"inference\"}}] ({why})")
     })
 }
+
+/// The values that KAI knows.
+pub(super) const PREEMPTIBILITIES: [&str; 2] = ["preemptible", "non-preemptible"];

@@ -4,10 +4,9 @@
 //! ten before it and to one part in 250 of the card. 1,056 bytes for each card, and its name.
 
 use super::columns::{Columns, Places, mean};
-use super::{PERIOD, Span};
+use super::span::{FIVE_MINUTES, PERIOD, Span};
 use scheduler_core::units::{Duration, Time};
 
-pub(super) const FIVE_MINUTES: Duration = Duration::seconds(300);
 /// Columns of an hour.
 const FINE: u64 = 120;
 /// Columns of a day.

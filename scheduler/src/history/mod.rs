@@ -4,6 +4,7 @@
 //! - [`cards`]: memory granted and used, every 30 s for an hour and every 5 min for a day.
 //! - [`queues`]: GPUs held and pods waiting, every minute for an hour and every hour for 14 days.
 //! - [`ledger`]: what each tenant was granted and did not use, by the hour for 14 days.
+//! - [`span`]: the spans of time that are shown.
 //! - [`marks`]: evictions and faults. No pod is remembered.
 //!
 //! In: data from the agents and the API server, as a [`Sample`]; nothing comes from the core. All
@@ -15,49 +16,19 @@ mod columns;
 mod ledger;
 mod marks;
 mod queues;
+mod span;
 
 pub(crate) use cards::{CardNow, FleetPoint};
 pub(crate) use ledger::{Held, Tenant, Used};
 pub(crate) use marks::{Mark, MarkKind};
 pub(crate) use queues::QueueNow;
+pub(crate) use span::{PERIOD, Span};
 
 use cards::Cards;
 use ledger::Ledger;
 use marks::Marks;
 use queues::Queues;
 use scheduler_core::units::{Duration, Time};
-
-/// Between two samples.
-pub(crate) const PERIOD: Duration = Duration::seconds(30);
-
-/// The range of a query, and its resolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Span {
-    /// The last hour, as fine as it is known.
-    Hour,
-    /// The last day.
-    Day,
-    /// The last 14 days; of queues alone.
-    Fortnight,
-}
-
-impl Span {
-    /// Between two points of a card.
-    pub(crate) fn of_cards(self) -> Duration {
-        match self {
-            Self::Hour => PERIOD,
-            Self::Day | Self::Fortnight => cards::FIVE_MINUTES,
-        }
-    }
-
-    /// Between two points of a queue.
-    pub(crate) fn of_queues(self) -> Duration {
-        match self {
-            Self::Hour => queues::MINUTE,
-            Self::Day | Self::Fortnight => queues::HOUR,
-        }
-    }
-}
 
 /// The state at one moment.
 #[derive(Debug)]

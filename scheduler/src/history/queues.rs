@@ -3,12 +3,10 @@
 //! Every minute for an hour; every hour for 14 days, as the mean of its minutes. 1,600 bytes for
 //! each queue. GPUs are kept in thousandths, both numbers to one part in 4,096.
 
-use super::Span;
 use super::columns::{Columns, Places, Short, mean};
+use super::span::{HOUR, MINUTE, Span};
 use scheduler_core::units::{Duration, Time};
 
-pub(super) const MINUTE: Duration = Duration::seconds(60);
-pub(super) const HOUR: Duration = Duration::seconds(3600);
 const MINUTES: u64 = 60;
 const HOURS: u64 = 14 * 24;
 /// Largest number of queues in the history, deleted ones included: 32 MB.

@@ -1,6 +1,7 @@
 //! How a scheduler reaches the API server.
 
-use super::{Leadership, connection};
+use super::connection;
+use super::leadership::Leadership;
 use kube::{Client, Config};
 
 /// The API server and the account.

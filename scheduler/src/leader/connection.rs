@@ -4,7 +4,7 @@
 //! meanwhile (SIGSTOP, a paused machine). So each write to the socket checks the lease again. Only
 //! a few instructions remain between the check and the system call.
 
-use super::Leadership;
+use super::leadership::Leadership;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;

@@ -29,12 +29,11 @@ use crate::cycle::Question;
 use crate::report::Views;
 use crate::serve::Endpoint;
 use crate::status::Status;
-use crate::telemetry::AgentEventReceiver;
 use crate::trust::Trust;
-use crate::watch::Fact;
 pub use answer::ReportBy;
 use caller::Callers;
 use relay::FactRelay;
+pub use relay::Flows;
 use rows::PendingQuery;
 use scheduler_core::units::Time;
 use serde_json::Value;
@@ -112,15 +111,6 @@ impl PageClient {
             _ => None,
         })
     }
-}
-
-/// What comes in on its way to the cycle.
-#[derive(Debug)]
-pub struct Flows {
-    /// Of the API server.
-    pub facts: mpsc::UnboundedReceiver<Fact>,
-    /// Of the agents.
-    pub heard: AgentEventReceiver,
 }
 
 /// A task of the page; ends at the stop, or when it cannot continue.

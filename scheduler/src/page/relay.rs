@@ -1,11 +1,10 @@
 //! Passes facts and agents' words on in their order, and leaves notes for the rows' owner.
 
-use super::Flows;
 use super::row::{self, Live, PodRow, Uid};
 use super::row_store::Change;
 use crate::crash;
 use crate::history::{Mark, MarkKind, Tenant};
-use crate::telemetry::{self, AgentEvent, AgentEventSender};
+use crate::telemetry::{self, AgentEvent, AgentEventReceiver, AgentEventSender};
 use crate::watch::{Fact, Seen};
 use api::{GpuNode, PodGroup, Topology};
 use k8s_openapi::api::core::v1::Pod;
@@ -276,4 +275,13 @@ fn change<K: kube::Resource, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<
         Seen::Gone(object) => Change::Drop(object.name_any()),
         Seen::Listed => Change::End,
     }
+}
+
+/// What comes in on its way to the cycle.
+#[derive(Debug)]
+pub struct Flows {
+    /// Of the API server.
+    pub facts: mpsc::UnboundedReceiver<Fact>,
+    /// Of the agents.
+    pub heard: AgentEventReceiver,
 }

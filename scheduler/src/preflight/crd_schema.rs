@@ -4,7 +4,7 @@
 //! A CRD that gives a field another type, or does not serve our version, is another kind under the
 //! same name.
 
-use super::PreflightError;
+use super::error::PreflightError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt as _, ResourceExt as _};

@@ -1,6 +1,6 @@
 //! A KAI Scheduler that runs, and for which pods: its image and its flags say so.
 
-use super::PreflightError;
+use super::error::PreflightError;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};

@@ -6,8 +6,10 @@
 //! In: the API server, once. Out: [`PreflightError`], or nothing. Changes nothing.
 
 mod crd_schema;
+mod error;
 mod kai;
 
+pub use error::PreflightError;
 pub use kai::PodSelection;
 
 use kube::Client;
@@ -15,41 +17,6 @@ use std::time::Duration;
 
 /// Between two tries against an API server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// Why nothing is started.
-#[derive(Debug, thiserror::Error)]
-pub enum PreflightError {
-    /// Two schedulers for one pod.
-    #[error(
-        "the KAI Scheduler runs ({pod}) for the same pods: schedulerName {scheduler}, {pool}. \
-         Scale it to zero, give one of the two another scheduler name and node pool, or only observe (--observe)"
-    )]
-    Kai {
-        /// `namespace/name`.
-        pod: String,
-        /// Whose pods.
-        scheduler: String,
-        /// In which node pool.
-        pool: String,
-    },
-    /// A definition that we cannot work with.
-    #[error("definition {definition} has another shape: {why}")]
-    Shape {
-        /// Its name.
-        definition: String,
-        /// The error.
-        why: String,
-    },
-    /// The API server refuses to say.
-    #[error("cannot {what}: {source}")]
-    Api {
-        /// "list pods", say.
-        what: &'static str,
-        /// Its words.
-        #[source]
-        source: Box<kube::Error>,
-    },
-}
 
 /// Checks that no other scheduler has this scheduler name and node pool.
 ///

@@ -1,6 +1,6 @@
 //! Admission: beside the scheduler, or in a process of its own that decides nothing else.
 
-use super::{Part, RunError, named};
+use super::part::{Part, RunError, named};
 use crate::admission::{self, Reach};
 use crate::config::Role;
 use crate::cycle::Question;

@@ -1,6 +1,6 @@
 //! The observer of another scheduler: it reads and decides, and no part of it can write.
 
-use super::{Part, named};
+use super::part::{Part, named};
 use crate::clock::Wall;
 use crate::cycle::{CycleInputs, CycleOutputs, Question};
 use crate::report::{self, QueueMeters, Views};

@@ -1,6 +1,6 @@
 //! State between two plans.
 
-use super::Asked;
+use super::links::Asked;
 use jiff::Timestamp;
 use scheduler_core::ids::{NodeName, PodUid};
 use scheduler_core::scale_up::{NewNode, Shortage};

@@ -3,7 +3,8 @@
 //! Autoscalers know nothing of shares. So the scheduler plans which nodes would let its pods run,
 //! and creates for each such node one pod that never runs and asks for that node's whole GPUs.
 //!
-//! - `Look`: what a cycle has found no room for. In.
+//! - `links`: what the cycle and the planner tell each other. In: `Look`, what a cycle has found
+//!   no room for.
 //! - `templates`: what nodes of a group have, as a person wrote it or as the last one had it.
 //! - `book`: nodes that start, and since when each pod has had a node asked for. Pure.
 //! - `placeholder`: the pods, and the fewest writes to have the right ones. Pure.
@@ -13,20 +14,20 @@
 //! needed and deletes the others.
 
 mod book;
+mod links;
 mod meters;
 mod placeholder;
 mod run;
 mod templates;
 
+pub(crate) use links::{Asked, Links, Look};
 pub use meters::ScaleUpMeters;
 pub(crate) use run::run;
 pub use templates::TemplateError;
 
 use crate::Config;
-use scheduler_core::ids::PodUid;
-use scheduler_core::scale_up::{Groups, NodeTemplate, Shortage, Unknown};
+use scheduler_core::scale_up::{Groups, NodeTemplate, Unknown};
 use scheduler_core::units::{Mib, NanoGpu};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -92,17 +93,6 @@ impl ScaleUp {
     }
 }
 
-/// What one cycle has no room for.
-#[derive(Clone, Debug)]
-pub(crate) struct Look {
-    pub(crate) shortage: Shortage,
-    pub(crate) config: scheduler_core::Config,
-}
-
-/// The pods for which nodes were requested.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked(pub(crate) BTreeMap<PodUid, Arc<str>>);
-
 /// The cycle's end.
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -111,19 +101,6 @@ pub(crate) struct Line {
     pub(crate) card: Mib,
     pub(crate) looks: watch::Sender<Option<Look>>,
     pub(crate) asked: watch::Receiver<Asked>,
-}
-
-/// The planner's.
-pub(crate) struct Links {
-    known: templates::NodeGroups,
-    unknown: Unknown,
-    looks: watch::Receiver<Option<Look>>,
-    asked: watch::Sender<Asked>,
-    pub(crate) client: kube::Client,
-    pub(crate) wall: crate::clock::Wall,
-    pub(crate) meters: Arc<ScaleUpMeters>,
-    /// Name of the shard's node pool.
-    pub(crate) pool: String,
 }
 
 impl Line {

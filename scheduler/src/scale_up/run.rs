@@ -1,8 +1,8 @@
 //! Plans apart from decisions, and has the placeholders that the plan needs.
 
 use super::book::Book;
+use super::links::{Asked, Links, Look};
 use super::placeholder::{self, Change, Need, Rules, Size};
-use super::{Asked, Links, Look};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};

@@ -6,7 +6,7 @@
 //! before anything is evaluated: each value that is made has a size, and making it, reading it and
 //! walking it cost steps.
 
-use super::{Attribute, Subject};
+use super::subject::{Attribute, Subject};
 use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use std::rc::Rc;
 

@@ -4,7 +4,7 @@
 //! In: an expression, a device. Out: whether it matches, or one sentence. Pure.
 //! Kubernetes' own rules are `k8s.io/dynamic-resource-allocation/cel`; the API server has checked
 //! an expression against them when it was written.
-//! - `environment`: functions and macros; `quantity`, `semver`, `domains`: values.
+//! - `subject`: a device; `environment`: functions and macros; `quantity`, `semver`, `domains`: values.
 //! - `cost`: what an expression may cost at most; `stack`: where it is evaluated.
 
 #![allow(clippy::unnecessary_wraps, clippy::trivially_copy_pass_by_ref)] // Signatures of functions that an expression calls are the interpreter's.
@@ -15,47 +15,20 @@ mod environment;
 mod quantity;
 mod semver;
 pub mod stack;
+mod subject;
 
 pub use stack::{Stack, deep};
+pub use subject::{Attribute, Subject};
 
 use cel::common::types::{CelBool, CelInt, CelMap, CelString};
 use cel::{Context, Env, Program, Value};
 use domains::{Boxed, Domains};
-use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(environment::new()));
 
 /// Kubernetes' `CELSelectorExpressionMaxLength`.
 const LONGEST: usize = 10 << 10;
-
-/// A device, as an expression sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subject {
-    /// The driver, and the domain of names that have none.
-    pub driver: String,
-    /// `allowMultipleAllocations`.
-    pub shared: bool,
-    /// By name, with or without a domain.
-    pub attributes: BTreeMap<String, Attribute>,
-    /// The same, in billionths.
-    pub capacity: BTreeMap<String, i128>,
-}
-
-/// The value of an attribute.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attribute {
-    /// A number.
-    Int(i64),
-    /// Yes or no.
-    Bool(bool),
-    /// Words.
-    Text(String),
-    /// A semantic version.
-    Version(String),
-    /// Of a kind that is not known: no expression is evaluated for a device with one.
-    Unknown,
-}
 
 /// A compiled expression.
 pub struct Selector {

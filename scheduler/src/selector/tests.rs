@@ -1,4 +1,5 @@
 use super::*;
+use std::collections::BTreeMap;
 
 fn device() -> Subject {
     let text = |value: &str| Attribute::Text(value.to_owned());

@@ -16,6 +16,7 @@
 //! ```
 
 use super::pool::Pool;
+use super::remark::{Remark, remark};
 use super::spec::{self, Spec};
 use crate::Config;
 use proto::names::kai;
@@ -46,15 +47,6 @@ pub enum ConfigError {
         /// The error.
         why: String,
     },
-}
-
-/// Something in the text that is invalid, or has no effect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Remark {
-    pub(super) line: u64,
-    /// Of a shard's spec; empty where it is of none.
-    pub(super) field: String,
-    pub(super) why: String,
 }
 
 /// One core and its scope.
@@ -285,23 +277,6 @@ fn at(path: &Path, remark: Remark) -> ConfigError {
         path: path.to_owned(),
         line: remark.line,
         why: remark.why,
-    }
-}
-
-pub(super) fn remark<T>(at: &Spanned<T>, field: &str, why: impl Into<String>) -> Remark {
-    Remark {
-        line: at.referenced.line(),
-        field: field.to_owned(),
-        why: why.into(),
-    }
-}
-
-/// Of a field of an object, which has no lines.
-pub(super) fn remark_at(field: &str, why: impl Into<String>) -> Remark {
-    Remark {
-        line: 0,
-        field: field.to_owned(),
-        why: why.into(),
     }
 }
 

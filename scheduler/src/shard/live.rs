@@ -5,8 +5,9 @@
 //! [`Report`]s: the conditions of an object's status. An invalid object changes nothing: the
 //! previous settings stay, and the condition `Ready` has the error.
 
-use super::file::{Remark, Shard, parse, remark_at};
+use super::file::{Shard, parse};
 use super::pool::Pool;
+use super::remark::{Remark, remark_at};
 use super::spec::{self, FIELDS, Spec};
 use crate::usage;
 use api::kai::{self, Config as KaiConfig, SchedulingShard};

@@ -3,16 +3,14 @@
 //! As in KAI, an unknown action is an error, and an unknown plugin or flag is ignored. Here this is
 //! reported, as is every known key without an effect.
 
-use super::file::{Remark, remark};
+use super::remark::{Remark, remark};
 use super::usage;
-use scheduler_core::units::{Duration, NanoGpu};
+use super::value::{Pairs, duration};
+use scheduler_core::units::NanoGpu;
 use scheduler_core::{Placement, Plugin as Switch, Resolve, Step};
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_saphyr::Spanned;
 use std::cmp::Reverse;
-use std::fmt;
-use std::marker::PhantomData;
 
 /// Flags of KAI's scheduler without an effect: they do not affect decisions, or the function is
 /// implemented differently.
@@ -64,38 +62,6 @@ const NOT_BUILT_IN: [&str; 4] = [
     "sg-nodelocalgreedy",
 ];
 const BILLION: f64 = 1e9;
-
-/// A map in the order in which it is written, its keys with their lines.
-#[derive(Debug)]
-pub(super) struct Pairs<V>(pub(super) Vec<(Spanned<String>, V)>);
-
-impl<V> Default for Pairs<V> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct All<V>(PhantomData<V>);
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for All<V> {
-            type Value = Pairs<V>;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("names with values")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<V>, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-        from.deserialize_map(All(PhantomData))
-    }
-}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -492,17 +458,6 @@ fn truth(text: &Spanned<String>, field: &str) -> Result<bool, Remark> {
             Err(remark(text, field, why))
         }
     }
-}
-
-/// Go's duration.
-pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, Remark> {
-    crate::convert::queue::duration(Some(&text.value)).ok_or_else(|| {
-        remark(
-            text,
-            field,
-            format!("{} is not a duration, such as 90s or 5m", text.value),
-        )
-    })
 }
 
 fn number(text: &Spanned<String>, field: &str) -> Result<f64, Remark> {

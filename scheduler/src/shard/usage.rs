@@ -1,7 +1,7 @@
 //! `usageDBConfig` of a shard: KAI's fields → the settings of past use.
 
-use super::file::{Remark, remark};
-use super::spec::{Pairs, duration};
+use super::remark::{Remark, remark};
+use super::value::{Pairs, duration};
 use crate::usage::{Address, Cron, Server, Settings, Source, Window};
 use scheduler_core::units::{Duration, Time};
 use serde::Deserialize;

@@ -2,7 +2,7 @@
 //! `/explain?pod=UID`, `/observed`; `?shard=NAME` where there are several;
 //! `/report?by=queue&hours=24`.
 
-use super::Status;
+use super::cycle_status::Status;
 use crate::cycle::Question;
 use crate::download;
 use crate::page::PageClient;

@@ -2,7 +2,7 @@
 //! refusals. So a node that sends more than can be processed loses its own messages, and costs no
 //! memory.
 
-use super::AgentEvent;
+use super::event::AgentEvent;
 use super::meters::AgentMeters;
 use crate::lock::locked;
 use std::collections::{HashMap, VecDeque};

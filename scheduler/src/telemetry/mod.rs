@@ -4,13 +4,14 @@
 //! - `session`: pure: one stream's rules: whose node, which order.
 //! - `rate`: pure: addresses whose tokens are not reviewed for a while.
 //! - `presence`: the current stream of each node, and nodes that fell silent.
-//! - `agent_events`: reports that are not applied yet, bounded per node; `meters`: its metrics.
+//! - `event`: a fact from a node; `agent_events`: reports that are not applied yet, bounded per node; `meters`: its metrics.
 //! - `server`: gRPC around them.
 //!
 //! Observes, never commands: agents receive only acknowledgements.
 
 mod agent_events;
 mod caller;
+mod event;
 mod meters;
 mod presence;
 mod rate;
@@ -22,60 +23,18 @@ use crate::trust::Trust;
 use caller::Callers;
 use presence::Presence;
 use proto::telemetry::telemetry_server::TelemetryServer;
-use proto::telemetry::{NodeState, Refusal};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 pub use agent_events::{AgentEventReceiver, AgentEventSender, channel};
+pub use event::AgentEvent;
 pub use meters::AgentMeters;
 pub(crate) use rate::Refusals;
 
 /// Bytes of one message. Sixteen cards with 48 shares each are below 512 KiB, and the emptiest
 /// message becomes structs of some two hundred times its length.
 const MAX_MESSAGE: usize = 1 << 20;
-
-/// A fact from a node.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AgentEvent {
-    /// All that its agent knows.
-    State {
-        /// Whose token it was.
-        node: String,
-        /// As said.
-        state: NodeState,
-    },
-    /// A grant that is not honoured there.
-    Refusal {
-        /// Whose token it was.
-        node: String,
-        /// As said.
-        refusal: Refusal,
-    },
-    /// The agent's stream has ended, and no other has begun. Its last report stands, but the
-    /// kubelet may be without its plugin and would permanently reject a pod.
-    Disconnected {
-        /// Which.
-        node: String,
-    },
-    /// No message for 15 s.
-    Lost {
-        /// Which.
-        node: String,
-    },
-}
-
-impl AgentEvent {
-    /// Whose word it is.
-    pub fn node(&self) -> &str {
-        match self {
-            Self::State { node, .. }
-            | Self::Refusal { node, .. }
-            | Self::Disconnected { node }
-            | Self::Lost { node } => node,
-        }
-    }
-}
 
 /// Why the telemetry service ended.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,8 @@
 //! The newest stream wins: an agent that reconnects is not blocked by the rest of its previous
 //! connection. (Two agents at once are prevented on the node itself.)
 
-use super::{AgentEvent, AgentEventSender};
+use super::agent_events::AgentEventSender;
+use super::event::AgentEvent;
 use crate::lock::locked;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};

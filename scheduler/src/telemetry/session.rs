@@ -3,7 +3,7 @@
 //! Sequence numbers start at 1 and rise by one; the first message is a state; states are about the
 //! token's node only; the agent does not change within a stream.
 
-use super::AgentEvent;
+use super::event::AgentEvent;
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::{AgentMessage, NodeState};
 use tonic::Status;

@@ -7,7 +7,7 @@ use kube::api::{Api, PostParams};
 use proto::names;
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::telemetry_client::TelemetryClient;
-use proto::telemetry::{AgentMessage, SchedulerMessage};
+use proto::telemetry::{AgentMessage, NodeState, SchedulerMessage};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config};
 use std::time::Duration;

@@ -4,8 +4,8 @@
 //! `deploy/` contains both Secrets, empty. RBAC cannot restrict a right to create to one name, so
 //! its holder could create the other program's Secret with a key of its own.
 
-use super::TrustError;
 use super::certificate::{Authority, Freshness};
+use super::error::TrustError;
 use api::Signer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -3,7 +3,8 @@
 //! An answer replaces the one before as a whole. One that is older than `stalenessPeriod`, or
 //! none, counts as no past use: shares are then divided by weight alone.
 
-use super::{Parts, Settings, UsageResult, Uses};
+use super::settings::Settings;
+use super::uses::{Parts, UsageResult, Uses};
 use scheduler_core::ids::QueueName;
 use scheduler_core::model::Queue;
 use scheduler_core::units::Time;

@@ -6,7 +6,8 @@
 //! bytes for each queue, 2.4 MB for 1,000.
 
 use super::ring::Ring;
-use super::{Settings, Uses, part};
+use super::settings::Settings;
+use super::uses::{Uses, part};
 use scheduler_core::ids::QueueName;
 use scheduler_core::units::{Duration, Time};
 use std::collections::BTreeMap;

@@ -8,7 +8,8 @@
 //! - `tumbling` and `cron` are windows that end now, as `sliding` is; KAI asks a range query for
 //!   `sum_over_time` of an instant vector, which Prometheus refuses.
 
-use super::{Address, Server, Settings, Source, Uses, part};
+use super::settings::{Address, Server, Settings, Source};
+use super::uses::{Uses, part};
 use crate::prometheus::{Sample, client, words};
 use scheduler_core::ids::QueueName;
 use scheduler_core::units::Time;

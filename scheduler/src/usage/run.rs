@@ -4,7 +4,9 @@
 //! failed query is repeated after 1 s, 2 s, 4 s and so on, up to `fetchInterval`.
 
 use super::observed::{ObservedUsage, SAMPLE};
-use super::{Settings, Source, UsageMeters, UsageResult, prometheus};
+use super::settings::{Settings, Source};
+use super::uses::UsageResult;
+use super::{UsageMeters, prometheus};
 use crate::clock::Wall;
 use crate::report::Views;
 use backon::{BackoffBuilder as _, ExponentialBuilder};

@@ -10,9 +10,14 @@
 //!   "cards": [ { "preset": "H100-80", "count": 8 }, { "preset": "T4", "total_mib": 15000 } ] }
 //! ```
 
+mod error;
 pub mod mig;
+mod preset;
 
-use std::fmt;
+pub use error::HardwareError;
+pub use preset::Preset;
+
+use mig::Instance;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -126,28 +131,6 @@ pub struct Card {
     pub mig_instances: Vec<String>,
 }
 
-/// The products with true figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(clippy::upper_case_acronyms)]
-pub enum Preset {
-    /// Tesla T4.
-    T4,
-    /// NVIDIA L4.
-    L4,
-    /// NVIDIA RTX 6000 Ada Generation.
-    #[serde(rename = "RTX-6000-Ada")]
-    Rtx6000Ada,
-    /// A100 SXM4 40 GB.
-    #[serde(rename = "A100-40")]
-    A100x40,
-    /// A100 SXM4 80 GB.
-    #[serde(rename = "A100-80")]
-    A100x80,
-    /// H100 SXM5 80 GB.
-    #[serde(rename = "H100-80")]
-    H100x80,
-}
-
 /// How cards are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -240,29 +223,6 @@ pub struct CardSpec {
     pub serial: String,
 }
 
-/// Why a hardware description is refused.
-#[derive(Debug)]
-pub enum HardwareError {
-    /// The file cannot be read.
-    Read(PathBuf, std::io::Error),
-    /// The file is no hardware description.
-    Parse(serde_json::Error),
-    /// It contradicts itself.
-    Invalid(String),
-}
-
-impl fmt::Display for HardwareError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Read(path, source) => write!(f, "cannot read {}: {source}", path.display()),
-            Self::Parse(source) => write!(f, "not a hardware description: {source}"),
-            Self::Invalid(reason) => write!(f, "{reason}"),
-        }
-    }
-}
-
-impl std::error::Error for HardwareError {}
-
 fn default_driver() -> String {
     "570.172.08".to_owned()
 }
@@ -277,59 +237,6 @@ fn yes() -> bool {
 
 fn server_mib() -> u64 {
     30
-}
-
-/// The figures of a product. Totals are NVML's; the reserve is the difference
-/// to what CUDA calls the total, as frameworks print it in their errors; the
-/// context overhead is of the size that `nvidia-smi` shows for an idle process.
-struct Product {
-    name: &'static str,
-    total_mib: u64,
-    reserved_mib: u64,
-    context_mib: u64,
-    sm_count: u32,
-    cores_per_sm: u32,
-    capability: (u32, u32),
-    architecture: u32,
-    brand: u32,
-    device: u32,
-    subsystem: u32,
-    links: u32,
-    mig: bool,
-    watts: u32,
-}
-
-impl Preset {
-    /// All of them, in order of size.
-    pub const ALL: [Self; 6] = [
-        Self::T4,
-        Self::L4,
-        Self::Rtx6000Ada,
-        Self::A100x40,
-        Self::A100x80,
-        Self::H100x80,
-    ];
-
-    /// The preset of this name, as the hardware file spells it.
-    pub fn parse(name: &str) -> Result<Self, HardwareError> {
-        serde_json::from_value(serde_json::Value::String(name.to_owned())).map_err(|_| {
-            HardwareError::Invalid(format!(
-                "unknown preset `{name}`: one of T4, L4, RTX-6000-Ada, A100-40, A100-80, H100-80"
-            ))
-        })
-    }
-
-    #[rustfmt::skip]
-    fn product(self) -> Product {
-        match self {
-            Self::T4 => Product { name: "Tesla T4", total_mib: 15360, reserved_mib: 258, context_mib: 104, sm_count: 40, cores_per_sm: 64, capability: (7, 5), architecture: 6, brand: 14, device: 0x1EB8_10DE, subsystem: 0x12A2_10DE, links: 0, mig: false, watts: 70 },
-            Self::L4 => Product { name: "NVIDIA L4", total_mib: 23034, reserved_mib: 465, context_mib: 250, sm_count: 58, cores_per_sm: 128, capability: (8, 9), architecture: 8, brand: 14, device: 0x27B8_10DE, subsystem: 0x16CA_10DE, links: 0, mig: false, watts: 72 },
-            Self::Rtx6000Ada => Product { name: "NVIDIA RTX 6000 Ada Generation", total_mib: 49140, reserved_mib: 500, context_mib: 304, sm_count: 142, cores_per_sm: 128, capability: (8, 9), architecture: 8, brand: 13, device: 0x26B1_10DE, subsystem: 0x16A1_10DE, links: 0, mig: false, watts: 300 },
-            Self::A100x40 => Product { name: "NVIDIA A100-SXM4-40GB", total_mib: 40960, reserved_mib: 424, context_mib: 410, sm_count: 108, cores_per_sm: 64, capability: (8, 0), architecture: 7, brand: 14, device: 0x20B0_10DE, subsystem: 0x134F_10DE, links: 12, mig: true, watts: 400 },
-            Self::A100x80 => Product { name: "NVIDIA A100-SXM4-80GB", total_mib: 81920, reserved_mib: 869, context_mib: 418, sm_count: 108, cores_per_sm: 64, capability: (8, 0), architecture: 7, brand: 14, device: 0x20B2_10DE, subsystem: 0x1463_10DE, links: 12, mig: true, watts: 400 },
-            Self::H100x80 => Product { name: "NVIDIA H100 80GB HBM3", total_mib: 81559, reserved_mib: 551, context_mib: 498, sm_count: 132, cores_per_sm: 128, capability: (9, 0), architecture: 9, brand: 14, device: 0x2330_10DE, subsystem: 0x16C1_10DE, links: 18, mig: true, watts: 700 },
-        }
-    }
 }
 
 impl Default for Hardware {
@@ -568,6 +475,41 @@ fn hash(seed: &str, salt: u64) -> u64 {
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     h ^ (h >> 31)
+}
+
+impl CardSpec {
+    /// What CUDA and NVML see of one of this card's instances. Its UUID follows from its card and
+    /// its place, as the driver's does.
+    #[must_use]
+    pub fn of_instance(&self, instance: &Instance, index: u32) -> Self {
+        let salt = u64::from(instance.id);
+        let (a, b) = (hash(&self.uuid, salt * 2), hash(&self.uuid, salt * 2 + 1));
+        let context = self.context_mib * u64::from(instance.sm_count);
+        Self {
+            index,
+            uuid: format!(
+                "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",
+                a >> 32,
+                (a >> 16) & 0xffff,
+                a & 0xfff,
+                b >> 48,
+                b & 0xffff_ffff_ffff
+            ),
+            name: format!("{} MIG {}", self.name, instance.profile),
+            total_mib: instance.memory_mib,
+            reserved_mib: 0,
+            context_mib: context.div_ceil(u64::from(self.sm_count)),
+            sm_count: instance.sm_count,
+            cores: self.cores / self.sm_count * instance.sm_count,
+            links: Vec::new(),
+            mig_capable: false,
+            mig_profiles: &[],
+            mig: false,
+            instances: Vec::new(),
+            instance: Some(instance.clone()),
+            ..self.clone()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use crate::abi::{
     Device, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, Text, UNKNOWN, code,
 };
 use crate::link::{self, Answer};
-use crate::mig::sees;
 
 /// Driver indices of the cards that this process can see.
 pub(crate) fn seen() -> Result<Vec<usize>, Return> {
@@ -89,4 +88,18 @@ extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> Return {
         let at = seen()?.iter().position(|i| *i == own).ok_or(NOT_FOUND)?;
         index.put(c_uint::try_from(at).map_err(|_| UNKNOWN)?)
     }))
+}
+
+/// Whether both capability nodes of an instance exist: numbered as the driver's `mig-minors`.
+pub(crate) fn sees(instance: &Answer) -> Result<bool, Return> {
+    let (parent, id): (usize, usize) =
+        (instance.number("parent")?, instance.number("gpu_instance")?);
+    sees_id(parent, id)
+}
+
+pub(crate) fn sees_id(parent: usize, id: usize) -> Result<bool, Return> {
+    let first = 3 + parent * 135 + id * 9;
+    let nodes = link::root()?.join("dev/nvidia-caps");
+    let is_there = |minor: usize| nodes.join(format!("nvidia-cap{minor}")).exists();
+    Ok(is_there(first) && is_there(first + 1))
 }

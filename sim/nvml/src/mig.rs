@@ -6,22 +6,8 @@ use std::ffi::c_uint;
 use crate::abi::{
     Attributes, Device, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, UNKNOWN, code,
 };
-use crate::enumerate::{card, either};
-use crate::link::{self, Answer};
-
-/// Whether both capability nodes of an instance exist: numbered as the driver's `mig-minors`.
-pub(crate) fn sees(instance: &Answer) -> Result<bool, Return> {
-    let (parent, id): (usize, usize) =
-        (instance.number("parent")?, instance.number("gpu_instance")?);
-    sees_id(parent, id)
-}
-
-fn sees_id(parent: usize, id: usize) -> Result<bool, Return> {
-    let first = 3 + parent * 135 + id * 9;
-    let nodes = link::root()?.join("dev/nvidia-caps");
-    let is_there = |minor: usize| nodes.join(format!("nvidia-cap{minor}")).exists();
-    Ok(is_there(first) && is_there(first + 1))
-}
+use crate::enumerate::{card, either, sees_id};
+use crate::link::Answer;
 
 /// An instance's own answer; a card's handle is `INVALID_ARGUMENT`.
 fn instance(device: Device) -> Result<Answer, Return> {

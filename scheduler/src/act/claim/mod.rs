@@ -8,30 +8,28 @@
 //! - [`stand_in`]: a claim that is made for the binding.
 
 mod allocation;
+mod locks;
+mod object;
 mod stand_in;
 
-use super::WriteContext;
-use super::answer::{self, Answer, refused};
+pub(super) use locks::Locks;
+
+use super::answer::refused;
+use super::context::WriteContext;
 use super::event::{self, KubeEvent};
 use super::permit::Permit;
 use crate::convert::{ClaimTerms, Stray};
 use allocation::is_same;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::PostParams;
+use kube::Api;
 use kube::core::DynamicObject;
-use kube::{Api, ResourceExt as _};
+use object::{FINALIZER, Stop, get, is_it, name, put};
 use scheduler_core::ids::ClaimUid;
 use scheduler_core::{Bind, DeviceBinding, OutcomeResult};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::Instant;
 
-/// Kubernetes' `resourceapi.Finalizer`: a claim that has devices is not gone before it has lost
-/// them.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// After a write that the server was too busy for, or whose object has changed meanwhile.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -42,73 +40,10 @@ const READY_WITHIN: Duration = Duration::from_mins(10);
 /// Between two looks at what they say.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The locks of the claims that tasks use at present; each claim has one.
-#[derive(Debug, Default)]
-struct ByClaim<L>(Mutex<BTreeMap<ClaimUid, Weak<L>>>);
-
-impl<L: Default> ByClaim<L> {
-    fn of(&self, claim: &ClaimUid) -> Arc<L> {
-        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = locks.get(claim).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::new(L::default());
-        locks.insert(claim.clone(), Arc::downgrade(&lock));
-        lock
-    }
-}
-
-/// The locks on claims that the tasks of this process share.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Locks {
-    /// Bindings read-lock the claims that they use, and a task that takes devices from a claim
-    /// write-locks it, so that both never happen at once.
-    uses: Arc<ByClaim<RwLock<()>>>,
-    /// A task locks a claim while it reads and writes it. If several bindings wrote one claim at
-    /// the same time, one would succeed and all others would begin again.
-    writes: Arc<ByClaim<tokio::sync::Mutex<()>>>,
-}
-
-impl Locks {
-    /// As long as this is kept, none of the claims loses its devices but by its own binding.
-    pub(super) async fn hold(&self, bind: &Bind) -> Vec<OwnedRwLockReadGuard<()>> {
-        let mut held = Vec::with_capacity(bind.devices.len());
-        for claim in &bind.devices {
-            held.push(self.uses.of(&claim.uid).read_owned().await);
-        }
-        held
-    }
-
-    /// `None`: a binding is about it.
-    fn alone(&self, claim: &ClaimUid) -> Option<OwnedRwLockWriteGuard<()>> {
-        self.uses.of(claim).try_write_owned().ok()
-    }
-
-    /// Waits until this is the only task that writes the claim.
-    async fn write(&self, claim: &ClaimUid) -> OwnedMutexGuard<()> {
-        self.writes.of(claim).lock_owned().await
-    }
-}
-
 fn claims(context: &WriteContext, namespace: &str) -> Api<DynamicObject> {
     let kind = kube::core::ApiResource::erase::<ResourceClaim>(&());
     Api::namespaced_with(context.client.clone(), namespace, &kind)
 }
-
-/// The claim's name in the pod's namespace.
-fn name(claim: &DeviceBinding) -> &str {
-    claim.name.rsplit('/').next().unwrap_or_default()
-}
-
-/// Why a loop of reads and writes does not go on.
-enum Stop {
-    /// From the beginning: it has changed, or that is unknown.
-    Again(String),
-    Refused(OutcomeResult),
-}
-
-type Claim = Box<DynamicObject>;
 
 /// Allocates and reserves all claims of the pod.
 pub(super) async fn reserve(
@@ -155,42 +90,12 @@ where
     }
 }
 
-async fn get(api: &Api<DynamicObject>, name: &str) -> Result<Option<Claim>, Stop> {
-    match answer::of(api.get_opt(name)).await {
-        Answer::Done(found) => Ok(found.map(Box::new)),
-        Answer::Refused(_, why) => Err(Stop::Refused(refused(why))),
-        Answer::Busy(why) | Answer::Unknown(why) => Err(Stop::Again(why)),
-    }
-}
-
-async fn put(api: &Api<DynamicObject>, claim: &DynamicObject, status: bool) -> Result<Claim, Stop> {
-    let (name, params) = (claim.name_any(), PostParams::default());
-    let answer = if status {
-        answer::of(api.replace_status(&name, &params, claim)).await
-    } else {
-        answer::of(api.replace(&name, &params, claim)).await
-    };
-    match answer {
-        Answer::Done(claim) => Ok(Box::new(claim)),
-        // Another version than was read.
-        Answer::Refused(409, why) | Answer::Busy(why) | Answer::Unknown(why) => {
-            Err(Stop::Again(why))
-        }
-        Answer::Refused(_, why) => Err(Stop::Refused(refused(why))),
-    }
-}
-
 fn reserved_for(claim: &DynamicObject) -> Vec<Value> {
     let reserved = claim.data.pointer("/status/reservedFor");
     reserved
         .and_then(Value::as_array)
         .cloned()
         .unwrap_or_default()
-}
-
-/// It is the one that the core knows by that.
-fn is_it(found: &DynamicObject, uid: &ClaimUid) -> bool {
-    crate::convert::stand_in::uid_of(&found.metadata) == *uid
 }
 
 fn is_of(consumer: &Value, pod: &str) -> bool {

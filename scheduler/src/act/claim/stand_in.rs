@@ -5,8 +5,9 @@
 //! cleared before that is deleted. A pod that is bound with such a name is served by that claim
 //! alone, also on a node whose device plugin would serve it.
 
-use super::{Claim, FINALIZER, Stop, WriteContext, get, is_it, put};
+use super::object::{self, Claim, FINALIZER, Stop, get, is_it, put};
 use crate::act::answer::{self, Answer, refused};
+use crate::act::context::WriteContext;
 use crate::convert::StandIn;
 use crate::convert::stand_in::{ANNOTATION, pod_of};
 use k8s_openapi::api::core::v1::Pod;
@@ -24,7 +25,7 @@ pub(super) async fn made(
     claim: &DeviceBinding,
     stand_in: &StandIn,
 ) -> Result<Claim, Stop> {
-    let name = super::name(claim);
+    let name = object::name(claim);
     if let Some(found) = get(api, name).await? {
         let spec = found.data.get("spec").cloned().unwrap_or_default();
         let spec = serde_json::from_value(spec).ok();
@@ -80,7 +81,7 @@ pub(super) async fn name_in_pod(
 ) -> Result<(), Stop> {
     let status = json!({
         "requestMappings": &stand_in.mappings,
-        "resourceClaimName": super::name(claim),
+        "resourceClaimName": object::name(claim),
     });
     let pods = Api::namespaced(context.client.clone(), &bind.namespace);
     match patch(&pods, &bind.name, bind.pod.as_str(), status).await {

@@ -7,6 +7,7 @@
 use super::filters::Wanted;
 use super::wants::{self, Classes};
 use super::{DeviceObjects, Say, User, claims, has_claims};
+use crate::watch::is_of_gpus;
 use k8s_openapi::api::core::v1::{
     Container, ContainerExtendedResourceRequest as Mapping, Pod as KubePod,
 };
@@ -72,13 +73,6 @@ pub(crate) fn pod_of(claim: &ObjectMeta) -> Option<(&str, &str)> {
     let is_it = annotations.get(ANNOTATION).is_some_and(|is| is == "true")
         && claim.name.as_deref() == Some(&name(&owner.name, &owner.uid));
     is_it.then_some((&owner.name, &owner.uid))
-}
-
-/// Whether `nvidia.com/gpu` is devices of this class.
-pub(crate) fn is_of_gpus(class: &DeviceClass) -> bool {
-    let spec = class.spec.as_ref();
-    let of = spec.and_then(|spec| spec.extended_resource_name.as_deref());
-    of == Some(resource::GPU)
 }
 
 /// The class whose devices `nvidia.com/gpu` is: of several the newest, as in Kubernetes.

@@ -1,4 +1,5 @@
 use super::*;
+use scheduler_core::units::Duration;
 use serde_json::json;
 
 #[test]

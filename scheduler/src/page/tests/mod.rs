@@ -4,7 +4,7 @@ mod seen;
 mod time;
 
 use super::*;
-use crate::watch::Seen;
+use crate::watch::{Fact, Seen};
 use api::gpu_node::{GpuNodeStatus, GpuStatus, GrantStatus};
 use api::{GpuNode, GpuNodeSpec, Mib, Mode};
 use axum::Router;

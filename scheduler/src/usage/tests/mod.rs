@@ -8,7 +8,10 @@ mod week;
 use super::*;
 use crate::shard::{Live, Shard};
 use api::kai::SchedulingShard;
+use scheduler_core::units::{Duration, Time};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Monday.
 const MONDAY: u64 = 1_767_571_200;

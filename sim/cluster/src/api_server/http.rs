@@ -1,14 +1,15 @@
 //! Requests and answers: from a URL and a body to a verb, from its outcome to JSON.
 //! Takes the lock for one verb at a time; calls webhooks without it.
 
-use super::Shared;
 use super::error::ApiError;
 use super::event;
 use super::fault::Fault;
+use super::form::{Form, shown};
 use super::object::{at, name, text};
 use super::resource::{Collection, Resource};
 use super::route::{Query, Target, decode, target};
 use super::selector::Selector;
+use super::shared::Shared;
 use super::store::Key;
 use super::verb::{self, Deleted, Edit};
 use super::watch::{self, Watch};
@@ -137,37 +138,6 @@ async fn respond(
         (&Method::DELETE, true) => delete(shared, &target, &query, body),
         (&Method::DELETE, false) => delete_all(shared, &target, &query, body),
         _ => Err(ApiError::unknown_verb()),
-    }
-}
-
-/// How a client wants to see objects.
-#[derive(Clone, Debug)]
-pub(super) enum Form {
-    Whole,
-    /// `PartialObjectMetadata`.
-    Metadata,
-    /// `Table`, for people.
-    Table(Vec<table::Column>),
-}
-
-/// An object as this resource shows it.
-pub(super) fn shown(resource: &Resource, object: &Value, form: &Form) -> Value {
-    match form {
-        Form::Metadata => json!({
-            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": at(object, "metadata"),
-        }),
-        Form::Table(columns) => {
-            table::of(columns, [object], at(object, "metadata.resourceVersion"))
-        }
-        Form::Whole => {
-            let mut object = object.clone();
-            if resource.group == "events.k8s.io" {
-                object = event::to_new(object);
-            }
-            object["apiVersion"] = json!(resource.api_version());
-            object["kind"] = json!(resource.kind);
-            object
-        }
     }
 }
 
@@ -373,7 +343,7 @@ async fn post(
         }
         ("", "serviceaccounts", Some("token")) => {
             let mut guard = shared.state();
-            let super::State { store, tokens, .. } = &mut *guard;
+            let super::shared::State { store, tokens, .. } = &mut *guard;
             let token = tokens.mint(store, &target.key(), &object, now)?;
             Ok((StatusCode::CREATED, axum::Json(token)).into_response())
         }

@@ -1,7 +1,7 @@
 //! A Kubernetes API server in memory, over plain HTTP on a loopback port.
 //!
 //! - `resource`, `discovery`: the served kinds: core kinds by a table, others by their CRDs.
-//! - `route`, `http`, `table`: requests and answers; `verb`: create, replace, patch, delete; `pod`: binding,
+//! - `route`, `http`, `form`, `table`: requests and answers; `shared`: what they share; `verb`: create, replace, patch, delete; `pod`: binding,
 //!   eviction, grace; `patch`, `selector`, `event`: their forms.
 //! - `store`: objects, revisions and the log that `watch` reads.
 //! - `webhook`: admission, really called; `token`: minting and review.
@@ -15,6 +15,7 @@ mod discovery;
 mod error;
 mod event;
 mod fault;
+mod form;
 mod http;
 mod object;
 mod patch;
@@ -22,6 +23,7 @@ mod pod;
 mod resource;
 mod route;
 mod selector;
+mod shared;
 mod store;
 mod table;
 mod token;
@@ -33,8 +35,9 @@ pub use error::ApiError;
 pub use fault::Fault;
 
 use serde_json::json;
+use shared::{Shared, State};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use store::Store;
 use tokio::net::TcpListener;
@@ -67,38 +70,6 @@ pub struct ApiServer {
     listener: TcpListener,
     address: SocketAddr,
     shared: Arc<Shared>,
-}
-
-/// What the requests share: one lock, held for the length of one verb, never across I/O.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    state: Mutex<State>,
-    revision: tokio::sync::watch::Sender<u64>,
-    bookmark_every: Duration,
-    stop: CancellationToken,
-}
-
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) store: Store,
-    pub(crate) tokens: token::Tokens,
-    pub(crate) faults: fault::Plan,
-}
-
-impl Shared {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes the watches after a write.
-    pub(crate) fn signal(&self) {
-        let revision = self.state().store.revision();
-        self.revision.send_if_modified(|seen| {
-            let newer = *seen != revision;
-            *seen = revision;
-            newer
-        });
-    }
 }
 
 impl ApiServer {

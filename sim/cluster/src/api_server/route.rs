@@ -1,8 +1,8 @@
 //! The parts of a URL: resource, namespace, name, subresource, and its query. Never reads objects,
 //! except the CRDs that add resources.
 
-use super::Shared;
 use super::resource::{Resource, built_in};
+use super::shared::Shared;
 use super::store::Key;
 use axum::http::Uri;
 use std::collections::BTreeMap;

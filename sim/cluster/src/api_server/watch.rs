@@ -4,11 +4,11 @@
 //! selector no longer matches is sent as DELETED, one that it begins to match as ADDED. Ends at its
 //! timeout, when the server stops, and with 410 when its past is forgotten.
 
-use super::Shared;
 use super::error::ApiError;
-use super::http::Form;
+use super::form::{Form, shown};
 use super::resource::Resource;
 use super::selector::Selector;
+use super::shared::Shared;
 use super::store::Change;
 use futures::Stream;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ impl State {
     }
 
     fn tell(&mut self, kind: &str, object: &Value) {
-        let shown = super::http::shown(&self.watch.resource, object, &self.watch.form);
+        let shown = shown(&self.watch.resource, object, &self.watch.form);
         self.lines
             .push_back(format!("{}\n", json!({"type": kind, "object": shown})));
     }

@@ -4,7 +4,7 @@
 //! kept and copied to allocatable, so an opaque amount survives. A node that appears
 //! without a checkpoint has its extended resources set to zero once.
 
-use super::Config;
+use super::config::Config;
 use super::plugins::Plugins;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;

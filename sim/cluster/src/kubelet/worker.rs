@@ -3,8 +3,8 @@
 //! In: the pod as it changes, the ends of its containers. Out: the pod's status, events.
 //! Serial within the pod, as the real one: a slow `PreStart` holds back its own pod alone.
 
-use super::Node;
 use super::admit::device_limits;
+use super::shared::Node;
 use super::slot::{ContainerState, Ended, Slots};
 use super::table::is_sidecar;
 use crate::runtime::{ContainerConfig, ContainerId, Exit, RuntimeError};

@@ -2,8 +2,8 @@
 //! Owns the fault injection of cards. In: an administrator's request. Out: the
 //! changed state, and its events.
 
+use super::describe::find_card;
 use super::nvml_faults::CallFault;
-use super::requests::find_card;
 use super::state::State;
 use crate::wire::{Message, WireError};
 

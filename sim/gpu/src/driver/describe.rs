@@ -164,3 +164,19 @@ fn topology(state: &State, id: CardId) -> Vec<Vec<String>> {
         })
         .collect()
 }
+
+/// The card that a request names in `index`, `gpu` or `pci`.
+pub(super) fn find_card(state: &State, request: &Message) -> Option<CardId> {
+    if let Ok(index) = request.parsed::<usize>("index") {
+        return (index < state.cards.len()).then_some(index);
+    }
+    if let Some(uuid) = request.get("gpu") {
+        return state.card_by_uuid(&uuid);
+    }
+    let pci = request.get("pci")?.to_ascii_uppercase();
+    state.cards.iter().position(|c| {
+        // NVML takes the long form and the one with a 16-bit domain.
+        let long = c.spec.pci_bus_id.as_str();
+        long == pci || long.get(4..) == Some(pci.as_str())
+    })
+}

@@ -1,22 +1,7 @@
 //! XIDs: what NVML's event sets hear, and what a lost card does to those on it.
 
-use super::state::{CardId, State};
+use super::state::{CardId, Event, State};
 use crate::cuda::CudaError;
-
-/// What NVML's event sets hear.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Ascending, without gaps.
-    pub seq: u64,
-    /// The card.
-    pub card: CardId,
-    /// `nvmlEventType*`.
-    pub kind: u64,
-    /// For an XID, its number.
-    pub data: u64,
-    /// The GPU instance that it is of, where it is of one alone.
-    pub instance: Option<u32>,
-}
 
 /// `nvmlEventTypeXidCriticalError`.
 pub const EVENT_XID: u64 = 8;

@@ -1,6 +1,6 @@
 //! MIG instances as the accounting has them: cards of their own, after all cards.
 
-use super::state::{Card, CardId, Process, Refusal, State};
+use super::state::{Card, CardId, Made, Process, Refusal, State};
 use crate::cuda::{CudaError, nvml};
 use crate::hardware::mig;
 use crate::wire::Message;
@@ -15,17 +15,6 @@ const NO_ROOM: NvmlRefusal = (
     nvml::INSUFFICIENT_RESOURCES,
     "NVML_ERROR_INSUFFICIENT_RESOURCES",
 );
-
-/// How much of a MIG instance is there. A card is whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// With its compute instance: a MIG device.
-    Whole,
-    /// The GPU instance alone.
-    GpuInstance,
-    /// It was destroyed. The next one of its number takes its place in [`State::cards`].
-    Nothing,
-}
 
 impl State {
     /// How many of [`State::cards`] are cards.

@@ -10,6 +10,7 @@ mod cgroup;
 mod control;
 mod describe;
 pub mod events;
+mod ids;
 mod instances;
 pub mod nodes;
 pub mod nvml_faults;
@@ -307,7 +308,7 @@ fn refused_call(
         .rows("cards")
         .first()
         .and_then(|row| row.first()?.parse().ok());
-    let card = requests::find_card(&state, request).or(listed);
+    let card = describe::find_card(&state, request).or(listed);
     match state.calls.meet(card, &call) {
         None => return Ok(None),
         Some(CallFault::Fails(code)) => {

@@ -3,7 +3,7 @@
 //! Every request of the simulated NVML names the call that it is made for. A fault is therefore set
 //! by the name of the call, for one card or for any, and no request needs code of its own for it.
 
-use super::state::CardId;
+use super::ids::CardId;
 use std::collections::BTreeSet;
 
 /// The answers of NVML about one card that a test has changed, apart from calls that fail.

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use super::describe::{describe_card, describe_machine};
+use super::describe::{describe_card, describe_machine, find_card};
 use super::nodes::{DeviceFileStat, Node, Nodes, numbers};
 use super::peer::Peer;
-use super::sharing::ServerStatus;
-use super::state::{CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, State};
+use super::state::{
+    CardId, ComputeMode, ConnId, Context, ContextKind, Refusal, ServerStatus, State,
+};
 use crate::cuda::{CudaError, nvml};
 use crate::wire::{Message, WireError};
 
@@ -420,20 +421,4 @@ fn nvml_card(state: &State, request: &Message) -> Result<CardId, Failure> {
     } else {
         Ok(card)
     }
-}
-
-/// The card that a request names in `index`, `gpu` or `pci`.
-pub(super) fn find_card(state: &State, request: &Message) -> Option<CardId> {
-    if let Ok(index) = request.parsed::<usize>("index") {
-        return (index < state.cards.len()).then_some(index);
-    }
-    if let Some(uuid) = request.get("gpu") {
-        return state.card_by_uuid(&uuid);
-    }
-    let pci = request.get("pci")?.to_ascii_uppercase();
-    state.cards.iter().position(|c| {
-        // NVML takes the long form and the one with a 16-bit domain.
-        let long = c.spec.pci_bus_id.as_str();
-        long == pci || long.get(4..) == Some(pci.as_str())
-    })
 }

@@ -5,35 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::state::{CardId, ConnId, ContextKind, Refusal, State};
+use super::state::{CardId, ConnId, ContextKind, Refusal, Server, ServerStatus, State, Ticket};
 use crate::cuda::CudaError;
-
-/// State of an MPS server, as `get_server_status` reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerStatus {
-    /// Makes its contexts.
-    Initializing,
-    /// Takes clients.
-    Active,
-    /// A client faulted; accepts no client until the current ones have ended.
-    Fault,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Server {
-    pub(super) status: ServerStatus,
-    /// The client that faulted, by its pid in the driver's namespace; 0: none did.
-    pub(super) faulter: i32,
-}
-
-/// A server's leave for one client to come to the driver.
-#[derive(Clone, Debug)]
-pub(super) struct Ticket {
-    pub(super) server: ConnId,
-    limits: BTreeMap<CardId, u64>,
-    percent: u32,
-    pub(super) claimed: Option<ConnId>,
-}
 
 impl State {
     /// Makes an MPS server's context.

@@ -8,17 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::events::Event;
-use super::instances::Made;
 use super::nvml_faults::{CallFaults, NvmlFaults};
-use super::sharing::{Server, Ticket};
+
+pub use super::ids::{CardId, ConnId};
 use crate::cuda::CudaError;
 use crate::hardware::{CardSpec, Hardware};
-
-/// A connection: one process's open handle on the driver, its "RM client".
-pub type ConnId = u64;
-/// A card's index, which is its device minor too. MIG instances have indices after the cards.
-pub type CardId = usize;
 
 /// What may hold a context, `nvidia-smi -c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -613,4 +607,57 @@ fn context(process: &Process, card: CardId) -> Result<&Context, Refusal> {
             "no context on this card".to_owned(),
         )
     })
+}
+
+/// What NVML's event sets hear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Ascending, without gaps.
+    pub seq: u64,
+    /// The card.
+    pub card: CardId,
+    /// `nvmlEventType*`.
+    pub kind: u64,
+    /// For an XID, its number.
+    pub data: u64,
+    /// The GPU instance that it is of, where it is of one alone.
+    pub instance: Option<u32>,
+}
+
+/// How much of a MIG instance is there. A card is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// With its compute instance: a MIG device.
+    Whole,
+    /// The GPU instance alone.
+    GpuInstance,
+    /// It was destroyed. The next one of its number takes its place in [`State::cards`].
+    Nothing,
+}
+
+/// State of an MPS server, as `get_server_status` reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerStatus {
+    /// Makes its contexts.
+    Initializing,
+    /// Takes clients.
+    Active,
+    /// A client faulted; accepts no client until the current ones have ended.
+    Fault,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) status: ServerStatus,
+    /// The client that faulted, by its pid in the driver's namespace; 0: none did.
+    pub(super) faulter: i32,
+}
+
+/// A server's leave for one client to come to the driver.
+#[derive(Clone, Debug)]
+pub(super) struct Ticket {
+    pub(super) server: ConnId,
+    pub(super) limits: BTreeMap<CardId, u64>,
+    pub(super) percent: u32,
+    pub(super) claimed: Option<ConnId>,
 }

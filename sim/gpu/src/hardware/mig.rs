@@ -5,7 +5,8 @@
 //! instance ids are the driver's own numbering. Each GPU instance has one compute instance of its
 //! whole size: NVIDIA's device plugin offers no others.
 
-use super::{CardSpec, HardwareError, Preset, hash};
+use super::error::HardwareError;
+use super::preset::Preset;
 
 /// Memory slices of a card.
 const SLICES: u32 = 8;
@@ -173,41 +174,6 @@ pub(super) fn place(
     }
     placed.sort_by_key(|instance| instance.id);
     Ok(placed)
-}
-
-impl CardSpec {
-    /// What CUDA and NVML see of one of this card's instances. Its UUID follows from its card and
-    /// its place, as the driver's does.
-    #[must_use]
-    pub fn of_instance(&self, instance: &Instance, index: u32) -> Self {
-        let salt = u64::from(instance.id);
-        let (a, b) = (hash(&self.uuid, salt * 2), hash(&self.uuid, salt * 2 + 1));
-        let context = self.context_mib * u64::from(instance.sm_count);
-        Self {
-            index,
-            uuid: format!(
-                "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",
-                a >> 32,
-                (a >> 16) & 0xffff,
-                a & 0xfff,
-                b >> 48,
-                b & 0xffff_ffff_ffff
-            ),
-            name: format!("{} MIG {}", self.name, instance.profile),
-            total_mib: instance.memory_mib,
-            reserved_mib: 0,
-            context_mib: context.div_ceil(u64::from(self.sm_count)),
-            sm_count: instance.sm_count,
-            cores: self.cores / self.sm_count * instance.sm_count,
-            links: Vec::new(),
-            mig_capable: false,
-            mig_profiles: &[],
-            mig: false,
-            instances: Vec::new(),
-            instance: Some(instance.clone()),
-            ..self.clone()
-        }
-    }
 }
 
 /// Minor of the capability node of a GPU instance, or of its compute instance: the numbers that

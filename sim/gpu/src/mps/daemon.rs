@@ -524,7 +524,7 @@ impl Daemon {
         };
         let log = |text: &str| self.log.server(&super::log::line("Server", pid, text));
         if self.habits.needs_shm {
-            let path = super::shared_memory(server.uid, pid);
+            let path = super::server::shared_memory(server.uid, pid);
             let nonce = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
             // Where it cannot be written, clients will not find it and be refused.
             let _ = std::fs::write(&path, &nonce).and_then(|()| {

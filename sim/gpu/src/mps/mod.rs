@@ -108,8 +108,3 @@ fn detach(args: &[String]) -> ExitCode {
 fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
-
-/// Where drivers before r580 keep what a server shares with its clients.
-fn shared_memory(uid: u32, pid: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/shm/cuda.shm.{uid:x}.{pid:x}.1"))
-}

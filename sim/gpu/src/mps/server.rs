@@ -7,6 +7,7 @@
 
 use std::io::{BufRead, Write};
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub fn run() -> ExitCode {
             emit(&Message::new("ready").with_rows("devices", &rows));
             let code = serve(driver);
             let own = nix::unistd::geteuid().as_raw();
-            let _ = std::fs::remove_file(super::shared_memory(own, std::process::id()));
+            let _ = std::fs::remove_file(shared_memory(own, std::process::id()));
             code
         }
         Err(reason) => {
@@ -172,4 +173,9 @@ fn emit(message: &Message) {
     // Without a daemon there is no receiver.
     let _ = writeln!(out, "{message}");
     let _ = out.flush();
+}
+
+/// Where drivers before r580 keep what a server shares with its clients.
+pub(super) fn shared_memory(uid: u32, pid: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/shm/cuda.shm.{uid:x}.{pid:x}.1"))
 }

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Workload, memory, number};
+use super::answer::{memory, number};
+use super::state::Workload;
 use crate::client::process::{Route, hold_outside_cuda, pipe_directory};
 use crate::client::{CallError, Driver};
 use crate::cuda::CudaError;

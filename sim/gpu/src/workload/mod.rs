@@ -13,19 +13,22 @@
 //! ```
 //! Must never: print anything but those lines on standard output.
 
+mod answer;
 mod hold;
 mod hostile;
 mod serve;
+mod state;
 
 pub use serve::vllm;
 
-use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
+use answer::{memory, number, print, println_plain, refusal};
 use serde_json::{Map, Value, json};
+use state::Workload;
 
-use crate::client::process::{CudaProcess, Environment, MemoryView, Route};
+use crate::client::process::{CudaProcess, Environment, Route};
 use crate::client::{CallError, Driver};
 use crate::cuda::CudaError;
 use crate::paths::Root;
@@ -65,19 +68,6 @@ const VERBS: &[(&str, usize)] = &[
     ("set-mode", 1),
     ("die-with-parent", 0),
 ];
-
-/// A running script.
-struct Workload {
-    root: Root,
-    env: Environment,
-    route: Route,
-    process: Option<CudaProcess>,
-    /// What holds memory past CUDA.
-    others: Vec<Driver>,
-    allocations: Vec<(u64, u64)>,
-    keep_going: bool,
-    failed: bool,
-}
 
 /// Runs a script; `args` are the words after the program's name.
 pub fn run(args: &[String]) -> ExitCode {
@@ -349,47 +339,6 @@ impl Workload {
             process.finish();
         }
     }
-}
-
-fn number(text: &str) -> Result<u64, CallError> {
-    text.parse().map_err(|_| {
-        CallError::refused(CudaError::InvalidValue, format!("`{text}` is not a number"))
-    })
-}
-
-fn memory(view: &MemoryView) -> Value {
-    json!({
-        "total_mib": view.total,
-        "free_mib": view.free,
-        "held_mib": view.held,
-        "context_mib": view.context,
-        "limit_mib": view.limit,
-        "percent": view.percent,
-    })
-}
-
-fn refusal(error: &CallError) -> Map<String, Value> {
-    let (name, message) = match error {
-        CallError::Refused { name, message, .. } => (name.clone(), message.clone()),
-        CallError::Gone(source) => ("DRIVER_GONE".to_owned(), source.to_string()),
-    };
-    let mut fields = Map::new();
-    fields.insert("code".to_owned(), json!(error.code()));
-    fields.insert("error".to_owned(), Value::String(name));
-    fields.insert("message".to_owned(), Value::String(message));
-    fields
-}
-
-/// One line of the program's only output.
-fn print(value: &Value) {
-    println_plain(&value.to_string());
-}
-
-fn println_plain(line: &str) {
-    // A closed standard output is no reason to let go of the memory.
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}");
-    let _ = out.flush();
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{hold, memory, print, println_plain, refusal};
+use super::answer::{memory, print, println_plain, refusal};
+use super::hold;
 use crate::client::CallError;
 use crate::client::process::{CudaProcess, Environment, MemoryView, Route};
 use crate::paths::Root;

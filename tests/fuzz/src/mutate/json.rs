@@ -1,6 +1,7 @@
 //! Values, keys and subtrees of JSON.
 
-use super::{Corpus, edge};
+use super::corpus::Corpus;
+use super::edge::edge;
 use crate::random::Xoshiro256;
 use serde_json::{Map, Number, Value, json};
 

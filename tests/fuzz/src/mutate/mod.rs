@@ -1,39 +1,23 @@
 //! A seed → an input that resembles it: what a parser is most likely to get wrong.
 //!
+//! - `corpus`: the seeds; `edge`: numbers.
 //! - `text`: words, numbers and lines of a text; bytes of anything.
 //! - `json`: values, keys and subtrees.
 //! - `wire`: fields of a protobuf message.
 
+mod corpus;
+mod edge;
 mod json;
 mod text;
 mod wire;
 
-use crate::random::Xoshiro256;
-use serde_json::Value;
+pub use corpus::{Corpus, Shape};
 
-/// The parts of a target's inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Lines and words.
-    Text,
-    /// JSON.
-    Json,
-    /// A protobuf message.
-    Wire,
-}
+use crate::random::Xoshiro256;
 
 /// No mutation makes an input longer: long ones are made on purpose, see
 /// [`crate::Target::large`].
 const MOST: usize = 8 << 10;
-
-/// Seeds of one target, as they are mutated.
-#[derive(Debug)]
-pub struct Corpus {
-    shape: Shape,
-    words: Vec<&'static str>,
-    seeds: Vec<Vec<u8>>,
-    values: Vec<Value>,
-}
 
 impl Corpus {
     /// From a target's seeds and the words of its language.
@@ -131,39 +115,4 @@ fn rounds(random: &mut Xoshiro256) -> usize {
         rounds += 1;
     }
     rounds
-}
-
-/// Whole numbers at which something changes.
-const EDGES: [u64; 22] = [
-    0,
-    1,
-    2,
-    99,
-    100,
-    101,
-    255,
-    256,
-    1023,
-    1024,
-    65_535,
-    65_536,
-    1 << 20,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 32,
-    1 << 44,
-    1 << 53,
-    (1 << 63) - 1,
-    1 << 63,
-    u64::MAX,
-];
-
-fn edge(random: &mut Xoshiro256) -> u64 {
-    let edge = random.pick(&EDGES).copied().unwrap_or_default();
-    match random.below(4) {
-        0 => edge.wrapping_add(1),
-        1 => edge.wrapping_sub(1),
-        _ => edge,
-    }
 }

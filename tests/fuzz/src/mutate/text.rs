@@ -1,6 +1,6 @@
 //! Words, numbers, lines and bytes.
 
-use super::edge;
+use super::edge::edge;
 use crate::random::Xoshiro256;
 
 /// One step.

@@ -1,6 +1,7 @@
 //! Fields of a protobuf message, by its wire format alone.
 
-use super::{Corpus, edge};
+use super::corpus::Corpus;
+use super::edge::edge;
 use crate::random::Xoshiro256;
 use prost::bytes::{Buf as _, BufMut as _};
 use prost::encoding::{decode_varint, encode_varint};

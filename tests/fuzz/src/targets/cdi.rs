@@ -72,7 +72,7 @@ pub(super) const JSON: Target = Target {
     shape: Shape::Json,
     words: WORDS,
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 64,
     run: |input| {
         if let Ok(spec) = cdi::dir::parse(input) {
@@ -121,7 +121,7 @@ pub(super) const NAME: Target = Target {
         .map(|name| name.as_bytes().to_vec())
         .to_vec()
     },
-    large: super::none,
+    large: crate::target::none,
     heap: 16,
     run: name,
 };

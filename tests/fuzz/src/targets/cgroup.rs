@@ -29,7 +29,7 @@ pub(super) const TARGET: Target = Target {
         "3e54a1b0c9d8e7f60123456789abcdef3e54a1b0c9d8e7f60123456789abcdef",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 16,
     run,
 };

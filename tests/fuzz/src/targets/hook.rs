@@ -66,7 +66,7 @@ pub(super) const ARGUMENTS: Target = Target {
         "4bfca2f7d5d6f3a73082d9babc5b8604e4bf110c09a30e964e230b4ff0736a90",
     ],
     seeds: argument_seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 128,
     run: arguments,
 };
@@ -102,7 +102,7 @@ pub(super) const PROOF: Target = Target {
         "GPU-1",
     ],
     seeds: proof_seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 32,
     run: proof,
 };

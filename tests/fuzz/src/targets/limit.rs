@@ -26,7 +26,7 @@ pub(super) const TARGET: Target = Target {
         "\n",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 16,
     run,
 };

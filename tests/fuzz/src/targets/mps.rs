@@ -38,7 +38,7 @@ pub(super) const TARGET: Target = Target {
         "Long",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 16,
     run,
 };

@@ -1,7 +1,7 @@
 //! A pod as the API server has it, through the scheduler's eyes and its core.
 
+use super::request::{self, KUBERNETES};
 use super::world::{Cluster, NODE, SCHEDULER, told};
-use super::{KUBERNETES, request};
 use crate::{Shape, Target};
 use k8s_openapi::api::core::v1::Pod;
 use scheduler::watch::{Fact, Seen};

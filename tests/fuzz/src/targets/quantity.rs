@@ -45,7 +45,7 @@ pub(super) const TARGET: Target = Target {
         "1.000000000000000000001",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 64,
     run,
 };

@@ -1,6 +1,6 @@
 //! An `AdmissionReview`: `scheduler::admission`.
 
-use super::{KUBERNETES, request};
+use super::request::{self, KUBERNETES};
 use crate::{Shape, Target};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

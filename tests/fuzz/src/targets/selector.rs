@@ -53,7 +53,7 @@ pub(super) const TARGET: Target = Target {
         "]",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     // A part of an expression, and what the parser keeps of it.
     heap: 1024,
     run,

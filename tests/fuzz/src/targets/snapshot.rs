@@ -66,7 +66,7 @@ pub(super) const TARGET: Target = Target {
         "=",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     heap: 512,
     run,
 };

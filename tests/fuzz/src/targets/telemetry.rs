@@ -37,7 +37,7 @@ pub(super) const TARGET: Target = Target {
         "shared",
     ],
     seeds,
-    large: super::none,
+    large: crate::target::none,
     // A card of two bytes is a struct of several hundred, and is held several times here.
     heap: 600,
     run,

@@ -1,0 +1,7 @@
+//! How the driver names a process and a card.
+
+/// A connection: one process's open handle on the driver, its "RM client".
+pub type ConnId = u64;
+
+/// A card's index, which is its device minor too. MIG instances have indices after the cards.
+pub type CardId = usize;
