@@ -419,7 +419,7 @@ fn all_sentences(text: &mut String) {
         (
             "Why a queue, a pod group or a topology is rejected",
             &[
-                ("scheduler/src/admission/validate.rs", "enum Invalid {"),
+                ("scheduler/src/admission/invalid.rs", "enum Invalid {"),
                 ("scheduler/src/admission/validate.rs", "fn minimums("),
                 ("scheduler/src/admission/queues.rs", ""),
             ],
@@ -428,6 +428,7 @@ fn all_sentences(text: &mut String) {
             "Messages on a `SchedulingShard`",
             &[
                 ("scheduler/src/shard/spec.rs", ""),
+                ("scheduler/src/shard/value.rs", ""),
                 ("scheduler/src/shard/usage.rs", ""),
                 ("scheduler/src/shard/live.rs", ""),
             ],
