@@ -193,21 +193,28 @@ fn start(kind: &str, text: String) -> String {
     format!("cel.bind(v0, {value}, {text})")
 }
 
+/// An expression takes ten times as long in a debug build. Another program may delay one evaluation,
+/// but not each of several.
+fn is_quick(text: &str) -> bool {
+    (0..5).any(|_| {
+        let begin = std::time::Instant::now();
+        let _ = says(text);
+        begin.elapsed().as_millis() < 300
+    })
+}
+
 #[test]
 fn what_grows_without_bound_is_refused_and_the_rest_is_quick() {
     for kind in KINDS {
         let mut refused = 0;
         for depth in 1..=18 {
             let text = start(kind, growing(kind, depth));
-            let begin = std::time::Instant::now();
             match says(&text) {
                 Ok(_) => {}
                 Err(why) if why.contains("CEL expression") => refused += 1,
                 Err(why) => panic!("{kind} {depth}: {why}"),
             }
-            // Ten times as long in a debug build, and beside other tests.
-            let took = begin.elapsed();
-            assert!(took.as_millis() < 300, "{kind} {depth}: {took:?}");
+            assert!(is_quick(&text), "{kind} {depth}");
         }
         assert!(refused > 0, "{kind} is never refused");
     }
