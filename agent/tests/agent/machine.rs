@@ -41,12 +41,12 @@ pub struct Machine {
 
 /// Polls until there is an answer.
 pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < deadline, "not within 20 s: {what}");
+        assert!(Instant::now() < deadline, "not within a minute: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
