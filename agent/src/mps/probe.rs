@@ -1,4 +1,4 @@
-//! Whether the driver limits cgroups on a card: the task that tries it.
+//! The task that tries whether the driver limits cgroups on each card.
 //!
 //! In: the cards that the plan names. Out: what each was found to have. A probe sends the commands
 //! that the hook sends for a container, in a cgroup beside the supervisor's own container: the
@@ -10,6 +10,7 @@ use aliquot_hook::backend::Cgroup;
 use aliquot_hook::limit;
 use cdi::hook::LimitedCard;
 use proto::mps::{LimitProbe, LimitProbed};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -20,9 +21,9 @@ use tracing::{info, warn};
 const AGAIN: Duration = Duration::from_mins(10);
 /// Between two probes while some card lacks them, so that a mended node is seen soon.
 const SOON: Duration = Duration::from_mins(1);
-/// A card loses its limits after this number of probes in a row: one may fail because the driver
-/// was slow.
-const FAILURES: u32 = 2;
+/// The number of probes in a row that must disagree with what a card was found to have. One may fail
+/// because the driver was slow, and one may succeed while the driver is being set up.
+const AGREED: u32 = 2;
 
 /// Probes the planned cards, one after the other, until the supervisor ends. `cgroup` is the one
 /// for probes; `None` on a node without cgroup v2, and outside of a pod.
@@ -32,7 +33,7 @@ pub async fn run(
     mut plans: watch::Receiver<Vec<LimitProbe>>,
     answers: watch::Sender<Vec<LimitProbed>>,
 ) {
-    let mut failures = 0;
+    let mut disagreed = BTreeMap::new();
     loop {
         let wanted = plans.borrow_and_update().clone();
         let before = answers.borrow().clone();
@@ -40,16 +41,13 @@ pub async fn run(
         for card in &wanted {
             found.push(probe(&smi, cgroup.as_ref(), card).await);
         }
-        let lost = |known: &LimitProbed| {
-            let mut found = found.iter();
-            found.any(|one| is_same(one, known) && one.backend.is_empty())
-        };
-        let any_lost = (before.iter()).any(|known| !known.backend.is_empty() && lost(known));
-        failures = if any_lost { failures + 1 } else { 0 };
-        if failures < FAILURES {
-            keep_known(&mut found, &before);
-        }
+        settle(&mut found, &before, &mut disagreed);
         let lacks = found.iter().any(|card| card.backend.is_empty());
+        let pause = if lacks || !disagreed.is_empty() {
+            SOON
+        } else {
+            AGAIN
+        };
         answers.send_if_modified(|known| {
             let changed = *known != found;
             for card in found.iter().filter(|card| !known.contains(card)) {
@@ -62,7 +60,6 @@ pub async fn run(
             *known = found;
             changed
         });
-        let pause = if lacks || any_lost { SOON } else { AGAIN };
         tokio::select! {
             changed = plans.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(pause), if !wanted.is_empty() => {}
@@ -70,17 +67,30 @@ pub async fn run(
     }
 }
 
-/// Whether two answers are about the same card and the same driver.
+/// Returns true if two answers are about the same card and the same driver.
 fn is_same(one: &LimitProbed, other: &LimitProbed) -> bool {
     one.uuid == other.uuid && one.driver_version == other.driver_version
 }
 
-/// Puts the earlier answer of a card that had limits in the place of a failure.
-fn keep_known(found: &mut [LimitProbed], before: &[LimitProbed]) {
-    for card in found.iter_mut().filter(|card| card.backend.is_empty()) {
-        let mut before = before.iter().filter(|known| !known.backend.is_empty());
-        if let Some(known) = before.find(|known| is_same(known, card)) {
+/// Puts the earlier answer about a card in the place of one that disagrees with it, until
+/// [`AGREED`] probes in a row have. `disagreed` has their number for each such card.
+fn settle(
+    found: &mut [LimitProbed],
+    before: &[LimitProbed],
+    disagreed: &mut BTreeMap<String, u32>,
+) {
+    disagreed.retain(|uuid, _| found.iter().any(|card| card.uuid == *uuid));
+    for card in found {
+        let differs = |known: &&LimitProbed| {
+            is_same(known, card) && known.backend.is_empty() != card.backend.is_empty()
+        };
+        let known = before.iter().find(differs);
+        let times = disagreed.remove(&card.uuid).unwrap_or_default() + 1;
+        if let Some(known) = known
+            && times < AGREED
+        {
             card.clone_from(known);
+            disagreed.insert(card.uuid.clone(), times);
         }
     }
 }
@@ -140,27 +150,58 @@ mod tests {
     }
 
     #[test]
-    fn what_a_card_lacks_is_what_the_last_probe_found() {
-        let mut found = [answer("615.1", "", "no misc")];
-        keep_known(&mut found, &[answer("615.1", "", "no dmem")]);
-        assert_eq!(found[0].missing, "no misc");
+    fn a_card_changes_after_two_probes_in_a_row_and_another_driver_counts_at_once() {
+        let (kept, lacks) = (answer("615.1", "dmem", ""), answer("615.1", "", "no dmem"));
+        let other = answer("620.1", "", "no dmem");
+        for (before, found, settled) in [
+            // One probe fails, or succeeds.
+            (
+                &kept,
+                vec![&lacks, &kept, &lacks],
+                vec![&kept, &kept, &kept],
+            ),
+            (&lacks, vec![&kept, &lacks], vec![&lacks, &lacks]),
+            (
+                &kept,
+                vec![&lacks, &lacks, &lacks],
+                vec![&kept, &lacks, &lacks],
+            ),
+            (&lacks, vec![&kept, &kept], vec![&lacks, &kept]),
+            (&kept, vec![&other], vec![&other]),
+        ] {
+            let mut disagreed = BTreeMap::new();
+            let mut known = [before.clone()];
+            for (one, expected) in found.into_iter().zip(settled) {
+                let mut found = [one.clone()];
+                settle(&mut found, &known, &mut disagreed);
+                assert_eq!(found[0], *expected);
+                known = found;
+            }
+        }
     }
 
     #[test]
-    fn one_failure_does_not_take_limits_from_a_card_and_another_driver_does() {
-        let had = [answer("615.1", "dmem", "")];
-        for (found, expected) in [
-            (answer("615.1", "", "slow"), answer("615.1", "dmem", "")),
-            (answer("615.1", "misc", ""), answer("615.1", "misc", "")),
-            (
-                answer("620.1", "", "no dmem"),
-                answer("620.1", "", "no dmem"),
-            ),
-        ] {
-            let mut found = [found];
-            keep_known(&mut found, &had);
-            assert_eq!(found, [expected]);
+    fn a_failure_of_one_card_does_not_count_for_another() {
+        let card = |uuid: &str, backend: &str| LimitProbed {
+            uuid: uuid.into(),
+            ..answer("615.1", backend, "")
+        };
+        let before = [card("a", "dmem"), card("b", "dmem")];
+        let mut disagreed = BTreeMap::new();
+        for failing in ["a", "b"] {
+            let backend = |uuid| if uuid == failing { "" } else { "dmem" };
+            let mut found = ["a", "b"].map(|uuid| card(uuid, backend(uuid)));
+            settle(&mut found, &before, &mut disagreed);
+            assert_eq!(found, before, "{failing}");
         }
+    }
+
+    #[test]
+    fn what_a_card_lacks_is_what_the_last_probe_found() {
+        let mut found = [answer("615.1", "", "no misc")];
+        let before = [answer("615.1", "", "no dmem")];
+        settle(&mut found, &before, &mut BTreeMap::new());
+        assert_eq!(found[0].missing, "no misc");
     }
 
     /// An `nvidia-smi` that takes each limit and answers in the documented lines.
