@@ -38,6 +38,8 @@ fn a_seed_is_the_same_run_whenever_and_wherever_it_runs() {
                 let lines: Vec<&str> = text.lines().skip(at.saturating_sub(5)).take(8).collect();
                 lines.join("\n")
             };
+            // A run keeps panics for its own report.
+            drop(std::panic::take_hook());
             panic!(
                 "seed {seed}, line {at}:\n{}\n\nand\n{}",
                 around(&texts.0),

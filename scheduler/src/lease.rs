@@ -166,6 +166,7 @@ pub(crate) async fn run(
             // Taken: where the lease cannot be read, the pause counts.
             match election.free_at.take() {
                 Some(free) => tokio::select! {
+                    biased;
                     _ = pause.tick() => {}
                     () = tokio::time::sleep_until(free) => {}
                 },

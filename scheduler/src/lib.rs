@@ -59,6 +59,7 @@ pub mod limits;
 mod lock;
 mod mig_layout;
 pub mod observe;
+mod off_thread;
 pub mod page;
 pub mod preflight;
 pub mod prometheus;

@@ -51,6 +51,7 @@ fn stop_on_signals() -> std::io::Result<CancellationToken> {
     // Ends with the runtime; it owns nothing.
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }

@@ -8,6 +8,7 @@
 use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
 use crate::convert::mig::{in_words, layout_of};
+use crate::off_thread;
 use api::GpuNode;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -18,7 +19,6 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -187,12 +187,7 @@ async fn planned(look: Look, lately: &Lately) -> (Vec<MigCard>, LayoutPlan) {
         let plan = plan(&look.shortage, &cards, &look.config);
         (cards, plan)
     };
-    // A simulated world has one thread, so that a run is the same each time.
-    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
-        return work();
-    }
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
+    off_thread::run(work).await.unwrap_or_else(|error| {
         tracing::error!(%error, "no MIG layouts were planned");
         (Vec::new(), LayoutPlan::default())
     })

@@ -103,6 +103,7 @@ async fn serve_up_to(
     };
     let mut serving = serving;
     tokio::select! {
+        biased;
         ended = &mut serving => ended,
         () = stop.cancelled() => {
             handle.graceful_shutdown(Some(LAST_WORDS));

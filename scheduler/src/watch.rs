@@ -145,7 +145,7 @@ pub async fn queues(client: Client, queues: impl Fn(&Seen<Queue>), stop: Cancell
     tokio::select! {
         biased;
         () = stop.cancelled() => {}
-        _ = async { tokio::join!(followed, taken) } => {}
+        _ = async { tokio::join!(biased; followed, taken) } => {}
     }
 }
 
@@ -168,21 +168,10 @@ pub async fn run(
     let (limits, limit) = watch::channel(0);
     let (devices, device) = watch::channel(0);
     let kinds = async {
+        // In this order, so that a simulated world is the same run each time. Pods have the most changes
+        // and come last: a kind with few changes never waits for them.
         tokio::join!(
-            follow_again(
-                || all(client.clone()),
-                &facts,
-                pod,
-                [class.clone(), limit, device],
-                relist.clone()
-            ),
-            follow_again(
-                || readable(client.clone(), complaints.clone()),
-                &facts,
-                Fact::Group,
-                [class],
-                relist.clone()
-            ),
+            biased;
             follow_classes(client.clone(), &facts, classes),
             follow_limits(client.clone(), &facts, limits),
             follow(all(client.clone()), &facts, Fact::Node),
@@ -220,6 +209,20 @@ pub async fn run(
                 &facts,
                 Fact::DeviceClaim,
                 [],
+                relist.clone()
+            ),
+            follow_again(
+                || readable(client.clone(), complaints.clone()),
+                &facts,
+                Fact::Group,
+                [class.clone()],
+                relist.clone()
+            ),
+            follow_again(
+                || all(client.clone()),
+                &facts,
+                pod,
+                [class, limit, device],
                 relist.clone()
             ),
         )

@@ -300,6 +300,40 @@ fn unsafe_code_stands_in_named_files_only() {
     }
 }
 
+/// A simulated world must be the same run each time. Without an order, `select!` takes a branch at
+/// random, and `join!` begins with another future at each poll.
+#[test]
+fn every_select_and_join_of_the_scheduler_says_its_order() {
+    let mut found = 0;
+    for (path, text) in sources("scheduler/src") {
+        if path.iter().any(|part| part == "tests") || path.ends_with("tests.rs") {
+            continue;
+        }
+        let mut lines = shipped(&text).lines().enumerate().peekable();
+        while let Some((number, line)) = lines.next() {
+            let Some((_, rest)) = line
+                .split_once("select! {")
+                .or(line.split_once("tokio::join!("))
+            else {
+                continue;
+            };
+            found += 1;
+            let mut below = lines.by_ref().map(|(_, line)| line.trim());
+            let first = match rest.trim() {
+                "" => below.find(|line| !line.starts_with("//")),
+                rest => Some(rest),
+            };
+            assert!(
+                first.is_some_and(|first| first.starts_with("biased;")),
+                "{}:{}: its first word must be `biased;`",
+                path.display(),
+                number + 1
+            );
+        }
+    }
+    assert!(found > 20, "{found}");
+}
+
 /// Written and read again as text is no reader.
 #[test]
 fn every_field_of_the_cores_model_and_settings_has_a_reader() {

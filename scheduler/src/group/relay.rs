@@ -213,6 +213,7 @@ impl FactRelay {
     pub async fn run(mut self) {
         loop {
             let passed = tokio::select! {
+                biased;
                 fact = self.facts.recv() => match fact {
                     Some(mut fact) => {
                         self.note(&mut fact);

@@ -154,8 +154,9 @@ pub fn start(
         let stop = stop.clone();
         Box::pin(async move {
             tokio::select! {
-                () = part => {}
+                biased;
                 () = stop.cancelled() => {}
+                () = part => {}
             }
             Ok(())
         })

@@ -109,6 +109,7 @@ impl FactRelay {
     pub(super) async fn run(mut self) {
         loop {
             tokio::select! {
+                biased;
                 fact = self.flows.facts.recv() => {
                     let Some(fact) = fact else { return };
                     self.fact(&fact);

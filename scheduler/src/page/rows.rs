@@ -423,17 +423,17 @@ pub(super) async fn run(mut sources: RowSources) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            note = sources.notes.recv() => match note {
-                Some(note) => {
-                    rows.now = now(&sources.wall);
-                    rows.take(note);
-                    for _ in 0..BATCH {
-                        let Ok(note) = sources.notes.try_recv() else { break };
-                        rows.take(note);
+            biased;
+            // The branches that are seldom ready come first: notes may come without a pause.
+            _ = tick.tick() => {
+                rows.now = now(&sources.wall);
+                if rows.history.is_due(rows.now) {
+                    if sources.views.has_changed().unwrap_or(false) {
+                        rows.queues.clone_from(&sources.views.borrow_and_update().queues);
                     }
+                    rows.sample();
                 }
-                None => return,
-            },
+            }
             question = sources.asked.recv() => {
                 rows.now = now(&sources.wall);
                 match question {
@@ -451,15 +451,17 @@ pub(super) async fn run(mut sources: RowSources) {
                     None => return,
                 }
             }
-            _ = tick.tick() => {
-                rows.now = now(&sources.wall);
-                if rows.history.is_due(rows.now) {
-                    if sources.views.has_changed().unwrap_or(false) {
-                        rows.queues.clone_from(&sources.views.borrow_and_update().queues);
+            note = sources.notes.recv() => match note {
+                Some(note) => {
+                    rows.now = now(&sources.wall);
+                    rows.take(note);
+                    for _ in 0..BATCH {
+                        let Ok(note) = sources.notes.try_recv() else { break };
+                        rows.take(note);
                     }
-                    rows.sample();
                 }
-            }
+                None => return,
+            },
         }
     }
 }

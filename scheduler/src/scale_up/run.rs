@@ -3,6 +3,7 @@
 use super::book::Book;
 use super::links::{Asked, Links, Look};
 use super::placeholder::{self, Change, Need, Rules, Size};
+use crate::off_thread;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -10,7 +11,6 @@ use proto::names::scale_up as names;
 use scheduler_core::scale_up::{NewNode, NodeTemplate, Plan, plan};
 use serde_json::json;
 use std::time::Duration;
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -100,14 +100,8 @@ impl Planner {
             };
             (shortage, templates, plan)
         };
-        // A simulated world has one thread, so that a run is the same each time.
-        let alone = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
-        let (shortage, templates, plan) = if alone {
-            work()
-        } else {
-            let done = tokio::task::spawn_blocking(work).await;
-            done.map_err(|error| error.to_string())?
-        };
+        let done = off_thread::run(work).await;
+        let (shortage, templates, plan) = done.map_err(|error| error.to_string())?;
         let mut needs = Vec::new();
         for node in plan.nodes.iter().chain(plan.starting.values()) {
             let rules = match node.template.and_then(|at| templates.get(at)) {

@@ -47,6 +47,7 @@ pub async fn run(
     );
     loop {
         tokio::select! {
+            biased;
             outcome = outcomes.recv() => {
                 let Some(outcome) = outcome else { return };
                 let of = cores.iter().find(|core| core.epoch == outcome.decision.epoch);

@@ -35,6 +35,7 @@ pub async fn run(
     let mut router = Router::new(pools);
     loop {
         let routed = tokio::select! {
+            biased;
             fact = facts.recv() => match fact {
                 Some(fact) => router.take(fact),
                 None => return,

@@ -5,8 +5,10 @@
 use super::cycle_status::Status;
 use crate::cycle::Question;
 use crate::download;
+use crate::off_thread;
 use crate::page::PageClient;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Query, State as Extract};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +17,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use scheduler_core::text;
 use serde::Deserialize;
-use std::io::Write as _;
+use std::io;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
@@ -122,7 +124,7 @@ async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) 
     let Ok(core) = answer.await else {
         return gone();
     };
-    let body = download::body(turn, move |page| {
+    let write = move |page: &mut dyn io::Write| {
         let mut line = String::new();
         let mut written = Ok(());
         core.snapshot_to(|event| {
@@ -133,7 +135,16 @@ async fn snapshot(Extract(pages): Extract<Pages>, Query(of): Query<ShardQuery>) 
             }
         });
         written
-    });
+    };
+    let body = if off_thread::runs_in_place() {
+        let mut page = Vec::new();
+        match write(&mut page) {
+            Ok(()) => Body::from(page),
+            Err(error) => return error.to_string().into_response(),
+        }
+    } else {
+        download::body(turn, move |page| write(page))
+    };
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
