@@ -114,7 +114,7 @@ fn rows() -> Vec<Row> {
     let mut rows = vec![
         Row::new(
             "full cycle, 500 nodes, 4,000 + 4,000 one-GPU jobs",
-            ms(20),
+            ms(10),
             "130.8 s",
             || workloads::full_cycle(500),
         ),
