@@ -172,7 +172,7 @@ impl Fence {
         }
     }
 
-    /// By its name.
+    /// Returns the value of that name.
     pub fn parse(name: &str) -> Option<Self> {
         [
             Self::DriverLimit,

@@ -7,7 +7,7 @@ use cdi::hook::Backend;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A cgroup of version 2.
+/// A cgroup of version 2, by its mount and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     /// Where cgroup v2 is mounted.
@@ -17,7 +17,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Its folder, which is its name for the driver.
+    /// Returns the folder of the cgroup, which is its name for the driver.
     pub fn folder(&self) -> PathBuf {
         self.root.join(&self.path)
     }
@@ -56,8 +56,8 @@ impl Cgroup {
         Ok(backend)
     }
 
-    /// Whether the kernel's file has this limit for a card. The map behind `misc` has no file: the
-    /// driver's answer and the controller's reach are all that can be seen of it.
+    /// Checks that the kernel's file has this limit for a card. The map behind `misc` has no file:
+    /// the driver's answer and the controller's reach are all that can be seen of it.
     ///
     /// # Errors
     /// The file is missing or says something else.
@@ -83,7 +83,7 @@ impl Cgroup {
     }
 }
 
-/// What a file of the dmem controller says of the memory of the card at this PCI address.
+/// Returns the value that a file of the dmem controller has for the card at this PCI address.
 fn value<'a>(text: &'a str, pci: &str) -> Option<&'a str> {
     let region = format!("nvidia/{pci}/vidmem");
     text.lines().find_map(|line| {
@@ -92,7 +92,7 @@ fn value<'a>(text: &'a str, pci: &str) -> Option<&'a str> {
     })
 }
 
-/// Whether a list of controllers has this one.
+/// Returns true if a list of controllers has this one.
 fn lists(file: &Path, controller: &str) -> bool {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.split_whitespace().any(|name| name == controller)

@@ -33,11 +33,11 @@ impl Default for Host {
     }
 }
 
-/// All of it has to fit into the hook's own time.
+/// The time for all commands together, which has to fit into the hook's own.
 const LONGEST: Duration = Duration::from_secs(8);
 /// Time between two runs of `nvidia-smi`.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Its answer is a few lines.
+/// The most bytes of an answer that are read. A complete answer is a few lines.
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// Sets the limit on every card and reads it back.
@@ -62,7 +62,7 @@ fn try_set(limit: &Limit, pid: u32, host: &Host) -> Result<Backend, String> {
     let smi = &mut |arguments: &[&str]| run(&limit.smi, arguments, until);
     let mut backend = Backend::Dmem;
     let held = limit.cards.iter().try_for_each(|card| {
-        // Of several cards the weaker one counts.
+        // The weaker backend of several cards counts.
         if hold(smi, card, &cgroup, limit.mib)? == Backend::Misc {
             backend = Backend::Misc;
         }
@@ -164,7 +164,7 @@ fn set_limits(
     smi(&arguments).map(|_| ())
 }
 
-/// The container's leaf in cgroup v2.
+/// Returns the container's leaf in cgroup v2.
 fn cgroup(pid: u32, host: &Host) -> Result<Cgroup, String> {
     let file = host.proc.join(pid.to_string()).join("cgroup");
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -183,7 +183,7 @@ pub fn leaf(text: &str) -> Option<&str> {
         .filter(|path| !path.split('/').any(|part| part.is_empty() || part == ".."))
 }
 
-/// `nvidia-smi`, within the remaining time.
+/// Runs `nvidia-smi` within the remaining time.
 fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String> {
     let failed = |why: String| format!("nvidia-smi {}: {why}", arguments.join(" "));
     // `<root>/usr/bin/nvidia-smi`.
@@ -212,7 +212,7 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
             Err(error) => return Err(failed(error.to_string())),
         }
     };
-    // Text in another encoding has no number for us either.
+    // Text in another encoding has no number that could be read.
     let mut said = String::new();
     if let Some(output) = child.stdout.take() {
         let _ = output.take(MAX_ANSWER).read_to_string(&mut said);
@@ -230,7 +230,7 @@ fn run(smi: &Path, arguments: &[&str], until: Instant) -> Result<String, String>
 /// The limits of a cgroup on one card, in MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// What is reserved for the cgroup.
+    /// The memory that is reserved for the cgroup.
     pub soft: u64,
     /// The most that it may hold.
     pub hard: u64,
@@ -418,7 +418,7 @@ mod tests {
                 path: "kubepods.slice/kubepods-pod1.slice/probe".into(),
             };
             let folder = cgroup.folder();
-            // One that an earlier probe left.
+            // An earlier probe has left the cgroup.
             std::fs::create_dir(&folder).unwrap();
             let mut asked = Vec::new();
             let smi = &mut |arguments: &[&str]| {

@@ -1,56 +1,56 @@
-//! Why the guard refuses a container.
+//! The refusals of the guard.
 
 use cdi::hook::ArgumentsError;
 
-/// Why the container must not start. One line each; the kubelet shows it in the pod's
+/// The container must not start for this reason. It is one line; the kubelet shows it in the pod's
 /// events, and its back-off tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
     /// Our agent did not write this command line.
     #[error(transparent)]
     Arguments(#[from] ArgumentsError),
-    /// Nothing to compare with.
+    /// A file that the guard compares with cannot be read.
     #[error("cannot read {0}")]
     Unreadable(String),
     /// The runtime did not identify the container.
     #[error("the container runtime names no {what} in its annotations")]
     Unnamed {
-        /// "pod UID" or "container name".
+        /// The part of the identity: "pod UID" or "container name".
         what: &'static str,
     },
-    /// It identified the container twice, differently.
+    /// The runtime identified the container twice, differently.
     #[error("annotations name two {what}s: {first} and {second}")]
     Ambiguous {
-        /// "pod UID" or "container name".
+        /// The part of the identity: "pod UID" or "container name".
         what: &'static str,
-        /// One.
+        /// The first identity.
         first: String,
-        /// The other.
+        /// The second identity.
         second: String,
     },
     /// This share is another container's.
     #[error("this GPU share belongs to {what} {expected}, not {seen}")]
     NotTheHolder {
-        /// "pod" or "container".
+        /// The kind of the holder: "pod" or "container".
         what: &'static str,
-        /// Whose it is.
+        /// The identity of the holder.
         expected: String,
-        /// The container's identity.
+        /// The identity of the container.
         seen: String,
     },
     /// The agent found that the pod must not have the share.
     #[error("{0}")]
     Refused(String),
-    /// It is none of the containers that the share is for.
+    /// The container is none of those that the share is for.
     #[error(
         "container {container} of pod {pod_uid} is not among those that this GPU share is for{why}"
     )]
     NotListed {
-        /// UID of its pod.
+        /// The UID of the container's pod.
         pod_uid: String,
-        /// Its name.
+        /// The name of the container.
         container: String,
-        /// Why nothing is listed, where that is so.
+        /// The reason why no container is listed. It is empty if some are.
         why: String,
     },
     /// The runtime injected the CDI file's previous content.
@@ -62,11 +62,11 @@ pub enum HookError {
     /// Something set a variable of the share after the share.
     #[error("{name} is {seen:?} in the container, its GPU share says {expected:?}")]
     Overridden {
-        /// The variable.
+        /// The name of the variable.
         name: String,
-        /// By the share.
+        /// The value that the share has.
         expected: String,
-        /// In the container; empty when it is not set.
+        /// The value in the container. It is empty if the variable is not set.
         seen: String,
     },
     /// The node's minimum fence is the driver's own limit.

@@ -299,7 +299,7 @@ pub mod condition {
 
 /// Conditions of a `GpuNode`, which its agent writes.
 pub mod node_condition {
-    /// Whether the node offers shares, and why not.
+    /// The node offers shares, or the message says why not.
     pub const OFFERING: &str = "Offering";
     /// Whether the driver limits the memory of cgroups, and which part is missing.
     pub const DRIVER_LIMITS: &str = "DriverLimits";

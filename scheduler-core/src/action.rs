@@ -263,7 +263,7 @@ impl EvictCause {
     }
 }
 
-/// The longest reason line, in bytes: conditions and events keep it whole.
+/// The most bytes of a reason line. Conditions and events keep a line of this length whole.
 pub const MAX_LINE: usize = 1000;
 
 /// Why a pod waits, when that changed. The shell writes `PodScheduled=False` with it, the

@@ -44,7 +44,7 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("sim-gpu", "src/mps", 2),
 ];
 
-/// A path as the source writes it, and the path of a module from the root of its crate.
+/// The names of a path: as the source writes it, or of a module from the root of its crate.
 type Names = Vec<String>;
 /// The files of a crate and their text.
 type Sources = BTreeMap<PathBuf, String>;
@@ -55,17 +55,17 @@ type Imports = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// What the module itself defines, other modules left out.
+    /// The names that the module itself defines, without those of other modules.
     definitions: BTreeSet<String>,
-    /// What `use` brings in, by the name that it has here.
+    /// The paths that `use` brings in, by the name that they have here.
     uses: BTreeMap<String, BTreeSet<Names>>,
-    /// What `use` brings in with `*`.
+    /// The modules of which `use` brings in all names, with `*`.
     globs: BTreeSet<Names>,
     /// The paths of two names or more in its code.
     paths: BTreeSet<Names>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 enum Target {
     /// The module that defines its last name, or the type before it.
     Definition(Names),
@@ -268,7 +268,7 @@ impl<'s> Crate<'s> {
         }
     }
 
-    /// What a path in the code of `module` leads to, over at most `hops` imports.
+    /// Returns the target of a path in the code of `module`, over at most `hops` imports.
     fn target(&self, module: &Names, path: &[String], hops: usize) -> Target {
         let Some(hops) = hops.checked_sub(1) else {
             return Target::Outside;
@@ -296,7 +296,7 @@ impl<'s> Crate<'s> {
         }
     }
 
-    /// What `path` leads to where its first name is one of `module`'s.
+    /// Returns the target of a path whose first name is one of `module`'s.
     fn named(&self, mut module: Names, path: &[String], hops: usize) -> Target {
         let Some((name, rest)) = path.split_first() else {
             return Target::Module(module);
@@ -377,7 +377,7 @@ impl<'s> Crate<'s> {
     }
 }
 
-/// The circles: sets of files, each of which reaches every other of its set.
+/// Returns the circles: sets of files, each of which reaches every other of its set.
 fn circles(imports: &Imports) -> BTreeSet<BTreeSet<PathBuf>> {
     let reached = |from: &PathBuf| {
         let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
@@ -398,7 +398,7 @@ fn circles(imports: &Imports) -> BTreeSet<BTreeSet<PathBuf>> {
     circles.filter(|circle| !circle.is_empty()).collect()
 }
 
-/// The folder that holds all files of a circle.
+/// Returns the folder that holds all files of a circle.
 fn folder(circle: &BTreeSet<PathBuf>) -> &Path {
     let first = circle.first().unwrap();
     first
@@ -407,7 +407,7 @@ fn folder(circle: &BTreeSet<PathBuf>) -> &Path {
         .unwrap()
 }
 
-/// The imports that tie a circle, a line each.
+/// Returns the imports that tie a circle, a line each.
 fn ties(circle: &BTreeSet<PathBuf>, imports: &Imports) -> String {
     let mut lines = String::new();
     for from in circle {

@@ -56,7 +56,7 @@ pub struct InventoryBuilder {
     answered: BTreeSet<GpuUuid>,
     /// By card, at the last readings: memory in use that is listed with no process.
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
-    /// The last answer of each card's probe.
+    /// The last answer of the probe, by card.
     probed: BTreeMap<GpuUuid, LimitProbed>,
 }
 
@@ -205,7 +205,7 @@ impl InventoryBuilder {
         }
     }
 
-    /// Whether the driver that runs now limits cgroups on a card.
+    /// Returns whether the driver that runs now limits cgroups on a card, as its probe found.
     fn driver_limits(&self, identity: &Identity, reading: &Reading) -> DriverLimits {
         let version = self.driver.version().unwrap_or_default();
         let is_worth = DriverBranch::of(version).is_some_and(|branch| branch >= DRIVER_LIMITS);

@@ -64,7 +64,7 @@ impl Inventory {
         self.cards.iter().find(|card| card.uuid == *uuid)
     }
 
-    /// Whether the driver limits cgroups on all of these cards.
+    /// Returns true if the driver limits cgroups on all of these cards.
     pub fn driver_limits<'a>(&self, mut cards: impl Iterator<Item = &'a GpuUuid>) -> bool {
         cards.all(|uuid| {
             let card = self.card(uuid);
@@ -98,7 +98,7 @@ pub enum DriverLimits {
 }
 
 impl DriverLimits {
-    /// What keeps the limits, where they hold.
+    /// Returns what keeps the limits. `None`: no limits hold.
     pub fn backend(&self) -> Option<Backend> {
         match self {
             Self::Kept(backend) => Some(*backend),
@@ -148,7 +148,7 @@ pub struct Card {
     pub only_front: Option<Front>,
     /// The modes in which it can be used while idle.
     pub switchable: Vec<Mode>,
-    /// Whether its driver limits cgroups on it.
+    /// True for memory limits of cgroups on the card, as the last probe found.
     pub driver_limits: DriverLimits,
     /// By the admin: no share on it is behind a weaker one.
     pub minimum_fence: Option<Fence>,

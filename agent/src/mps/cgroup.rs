@@ -20,7 +20,7 @@ const PROBE: &str = "aliquot-probe";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonCgroups {
     pods: Vec<PathBuf>,
-    /// The pod's own, in version 2.
+    /// The pod's cgroup of version 2. `None`: the node has none.
     unified: Option<Cgroup>,
 }
 
@@ -53,7 +53,7 @@ impl DaemonCgroups {
         }
     }
 
-    /// The cgroup in which a card is probed, which is in the pod beside its containers.
+    /// Returns the cgroup in which cards are probed. It stands in the pod, beside its containers.
     pub fn for_probes(&self) -> Option<Cgroup> {
         let mut cgroup = self.unified.clone()?;
         cgroup.path.push(PROBE);

@@ -53,7 +53,7 @@ pub struct Supervisor {
     card_tasks: JoinSet<String>,
     card_reports: (mpsc::Sender<CardState>, mpsc::Receiver<CardState>),
     probes: watch::Sender<Vec<LimitProbe>>,
-    /// What the probes found.
+    /// The answers of the probes.
     limits: watch::Sender<Vec<LimitProbed>>,
     /// With the time of our start, and rising steps.
     view: watch::Sender<Observation>,

@@ -227,7 +227,8 @@ impl Core {
         self.enter(&claim, holder.alloc, picked.as_ref(), now)
     }
 
-    /// Why the driver limits no cgroups on a card, where a newer driver would.
+    /// Returns what a card lacks for the driver's limits. `None`: it has them, or the driver is too
+    /// old.
     fn lacking(&self, uuid: &GpuUuid) -> Option<String> {
         match &self.inventory.card(uuid)?.driver_limits {
             DriverLimits::None | DriverLimits::Kept(_) => None,

@@ -172,7 +172,8 @@ fn quantised(value: Mib, step: Mib, shown: Option<Mib>) -> Mib {
     }
 }
 
-/// Whether the node offers shares; and, where a driver is new enough, whether it limits cgroups.
+/// Returns the conditions of a `GpuNode`: whether the node offers shares and, if its driver is new
+/// enough, whether the driver limits cgroups.
 fn conditions(
     state: &State,
     generation: Option<i64>,
@@ -203,10 +204,10 @@ fn conditions(
     .collect()
 }
 
-/// A condition's type, status, reason and message.
+/// The type, status, reason and message of a condition.
 type Said = (&'static str, &'static str, &'static str, String);
 
-/// What the probes of memory limits found. `None` where no card was worth one.
+/// Returns the condition about memory limits. `None`: no card was worth a probe.
 fn driver_limits(state: &State) -> Option<Said> {
     let mut probed = false;
     let mut kept = Vec::new();

@@ -1,32 +1,32 @@
-//! What a pod asks for, as it was read from its annotations and limits.
+//! A pod's request for GPUs, as it was read from its annotations and limits.
 
 use crate::units::{Mib, Mode};
 use proto::names::resource;
 use std::collections::BTreeMap;
 
-/// The annotations of a pod.
+/// The annotations of a pod, by key.
 pub(super) type Annotations = BTreeMap<String, String>;
 
-/// One pod's request for GPUs. Empty if it requests none.
+/// One pod's request for GPUs. It is empty if the pod requests none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRequest {
-    /// In the pod's order, init containers first; only those that ask for something.
+    /// The containers that request GPUs, in the pod's order, init containers first.
     pub containers: Vec<ContainerRequest>,
 }
 
-/// What one container asks for.
+/// The request of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRequest {
-    /// Its name.
+    /// The name of the container.
     pub name: String,
     /// True for an init container that ends before the next container starts. False for a sidecar
     /// (`restartPolicy: Always`) and for app containers.
     pub init: bool,
-    /// Its request.
+    /// The whole cards or the share that the container requests.
     pub gpus: GpuRequest,
 }
 
-/// Whole cards, or a part of some.
+/// A request is for whole cards, or for a part of some.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuRequest {
     /// `nvidia.com/gpu: N`, N > 0.
@@ -35,19 +35,19 @@ pub enum GpuRequest {
     Share(ShareRequest),
 }
 
-/// A part of one or several cards.
+/// A request for the same part of one or several cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareRequest {
-    /// Of each card.
+    /// The amount that is requested of each card.
     pub amount: Amount,
     /// The most that it may use of each card, where that is more than [`Self::amount`]; of
     /// the same kind.
     pub limit: Option<Amount>,
-    /// How many cards, at least 1, all on one node.
+    /// The number of cards, at least 1, all on one node.
     pub devices: u32,
-    /// Compute ceiling, 1 to 100, where the user set one.
+    /// The compute ceiling in percent, 1 to 100. `None`: the user set none.
     pub compute_percent: Option<u8>,
-    /// Where the user named a mode.
+    /// The sharing mode. `None`: the user named none.
     pub mode: Option<Mode>,
 }
 
@@ -69,7 +69,7 @@ impl ShareRequest {
     }
 }
 
-/// How much of a card.
+/// A part of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// Exactly this many MiB.

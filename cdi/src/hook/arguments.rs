@@ -78,7 +78,7 @@ pub struct LimitedCard {
 pub struct Limit {
     /// MiB on each card.
     pub mib: u64,
-    /// On each of them.
+    /// The limit on each of the cards, in MiB.
     pub cards: Vec<LimitedCard>,
     /// `nvidia-smi`, as the hook's process sees it.
     pub smi: PathBuf,

@@ -77,7 +77,7 @@ impl Backend {
         }
     }
 
-    /// By its name.
+    /// Returns the backend of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Dmem, Self::Misc]

@@ -1,14 +1,14 @@
-//! Parts of the demo's cluster that start and end together.
+//! A group of parts of the demo's cluster, which start and end together.
 
 use anyhow::anyhow;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Time between the request to stop and the end.
+/// The time between the request to stop and the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Parts that start and end together.
+/// A group of parts that start and end together.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub(super) tasks: JoinSet<anyhow::Result<()>>,

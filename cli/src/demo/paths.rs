@@ -1,9 +1,9 @@
-//! Where the parts of one simulated node are.
+//! The paths of the parts of one simulated node.
 
 use super::place::Place;
 use std::path::{Path, PathBuf};
 
-/// Where the parts of one node are; short, as unix sockets are below.
+/// The paths of the parts of one node. They are short, because unix sockets stand below them.
 #[derive(Clone, Debug)]
 pub(super) struct Paths {
     pub(super) driver: PathBuf,
@@ -36,12 +36,12 @@ impl Paths {
         }
     }
 
-    /// The NVML library of this node: its own file, since one path shares its statics.
+    /// The NVML library of this node. Each node has a file, since libraries of one path share statics.
     pub(super) fn nvml(&self) -> PathBuf {
         self.driver.join("usr/lib64/libnvidia-ml.so.1")
     }
 
-    /// Makes what has to be there.
+    /// Makes the folders.
     pub(super) fn make(&self) -> std::io::Result<()> {
         let parents = [&self.cdi, &self.run, &self.kubelet];
         parents

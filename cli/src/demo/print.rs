@@ -1,4 +1,4 @@
-//! What the demo prints.
+//! The lines that the demo prints.
 
 use crate::report;
 use crate::view::ClusterView;

@@ -1,27 +1,27 @@
 //! A finding: what one check of `aliquot doctor` saw, and what to do about it.
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
-    /// As it must be.
+    /// All is as it must be.
     Fine,
-    /// It could not be checked.
+    /// The check could not be made.
     Unknown,
-    /// It works, and not as well as it could.
+    /// The item works, and not as well as it could.
     Warning,
-    /// It does not work.
+    /// The item does not work.
     Broken,
 }
 
-/// One check's outcome.
+/// The outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// The checked item.
     pub(super) check: &'static str,
     pub(super) state: State,
-    /// The finding.
+    /// One sentence that says what was found.
     pub(super) what: String,
-    /// What to do; empty where nothing is to be done.
+    /// One sentence that says what to do. It is empty if nothing is to be done.
     pub(super) fix: String,
 }
 

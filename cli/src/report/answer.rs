@@ -1,18 +1,18 @@
-//! The answer of a verb, before it is printed.
+//! A verb's answer, which is printed in the format that the user chose.
 
 use super::table::{Cell, Table};
 use serde_json::Value;
 
-/// An answer.
+/// The answer of a verb: a table, and lines above and below it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
-    /// Lines above the table, for people.
+    /// The lines above the table, for people.
     pub(crate) above: Vec<Cell>,
-    /// The rows.
+    /// The rows of the table.
     pub(crate) table: Table,
-    /// Lines below the table, for people.
+    /// The lines below the table, for people.
     pub(crate) below: Vec<Cell>,
-    /// What JSON and YAML print; the rows as objects where there is none.
+    /// The value that JSON and YAML print. `None`: they print the rows as objects.
     pub(crate) document: Option<Value>,
 }
 

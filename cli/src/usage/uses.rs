@@ -1,21 +1,22 @@
-//! What was granted and not used: the answer of a source.
+//! The answer of a source: memory and time that was granted, and the part that was not used.
 
 use std::collections::BTreeMap;
 
-/// Hours of GPUs and of MiB. `None`: the source does not say.
+/// The hours of GPUs and of MiB that were granted, and those that were not used. `None`: the source
+/// does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Use {
-    /// GPU-hours that were granted.
+    /// The GPU-hours that were granted.
     pub(super) gpu: f64,
-    /// Of them, the part whose memory was not in use.
+    /// The part of these GPU-hours whose memory was not in use.
     pub(super) gpu_unused: Option<f64>,
-    /// MiB-hours that were granted.
+    /// The MiB-hours that were granted.
     pub(super) mib: Option<f64>,
-    /// Of them, those that were not in use.
+    /// The part of these MiB-hours that was not in use.
     pub(super) mib_unused: Option<f64>,
 }
 
-/// Whose.
+/// The owner of the hours.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) queue: String,
@@ -23,16 +24,16 @@ pub(super) struct Key {
     pub(super) owner: String,
 }
 
-/// An answer of a source.
+/// The answer of a source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
-    /// By product of cards.
+    /// The hours by owner and product of cards.
     pub(super) rows: BTreeMap<Key, BTreeMap<String, Use>>,
-    /// GPU-hours of all cards, and of them those that no pod was granted.
+    /// The GPU-hours of all cards, and those that no pod was granted.
     pub(super) cards: Option<(f64, f64)>,
-    /// Milliseconds since 1970.
+    /// The beginning and the end, in milliseconds since 1970.
     pub(super) from: u64,
     pub(super) until: u64,
-    /// What a reader should know.
+    /// Remarks for the reader, a sentence each.
     pub(super) notes: Vec<String>,
 }

@@ -14,7 +14,7 @@ const PLACEMENTS: u64 = 1_000_000;
 /// Additional steps for a node with cards that is checked for a share.
 const CARDS: u64 = 7;
 
-/// The work of one decision.
+/// The work that one decision may do, and has done.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     /// Nodes that were checked for pods, and sets of victims that were simulated.

@@ -1,4 +1,5 @@
-//! What a decision has computed and asks for again, until it ends or what it depends on changes.
+//! Results that a decision has computed and asks for again. Each holds until the decision ends, or
+//! until something changes on which it depends.
 
 use super::find::Refusals;
 use super::fragments::Fragments;
@@ -19,7 +20,7 @@ pub(super) struct Memos {
     /// By queue, the job for which no room was found last, while nothing has moved since: the next in
     /// line that is its like finds none either.
     pub infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
-    /// What rules out searches for victims.
+    /// The relaxations, which rule out searches for victims. They alone outlive the decision.
     pub relaxations: Relaxations,
     /// The jobs that may be moved, by [`State::settled`](crate::state::State::settled) at that time.
     pub moves: Option<(u64, Vec<JobKey>)>,

@@ -85,7 +85,7 @@ pub(crate) struct CycleCache {
     promises: Vec<Promise>,
     /// The jobs that were pending then.
     waiting: Waiting,
-    /// What was known of searches for victims then.
+    /// The relaxations of that decision. One of them knows answers that still hold.
     relaxations: Relaxations,
     /// Where the next decision continues the last one.
     turns: TriedJobs,
@@ -120,11 +120,11 @@ pub(crate) struct Cycle<'a> {
     failures: FxHashMap<JobKey, Arc<WaitReason>>,
     /// When something will change by time alone.
     wake: Option<Time>,
-    /// What this decision may do, and has done.
+    /// The work that this decision may do, and has done.
     budget: Budget,
-    /// What this decision has computed.
+    /// Results that this decision has computed and asks for again.
     memos: Memos,
-    /// The jobs that had one.
+    /// The jobs that this decision, and those that it continues, have tried.
     turns: TriedJobs,
     /// Pods may bring queues above their quota of a product. False in a first round, where queues
     /// name products, so that GPUs go to the queues that are guaranteed them.

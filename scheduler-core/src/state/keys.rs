@@ -1,16 +1,16 @@
 //! The keys of rows. A key stays unique after its row is gone: a new row never gets an old key.
 
 slotmap::new_key_type! {
-    /// A node.
+    /// This is the key of a node.
     pub(crate) struct NodeKey;
-    /// A card.
+    /// This is the key of a card.
     pub(crate) struct CardKey;
-    /// A pod.
+    /// This is the key of a pod.
     pub(crate) struct TaskKey;
-    /// A pod group, or a pod that is a group of its own.
+    /// This is the key of a job: a pod group, or a pod that is in no group.
     pub(crate) struct JobKey;
-    /// A queue.
+    /// This is the key of a queue.
     pub(crate) struct QueueKey;
-    /// A request signature.
+    /// This is the key of a request, which equal pods share.
     pub(crate) struct SpecKey;
 }

@@ -1,4 +1,4 @@
-//! What every write to the API server needs.
+//! The services that every write to the API server uses.
 
 use super::awaited_claims::AwaitedClaims;
 use super::claim::Locks;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// What every write needs.
+/// The services and settings that every write uses.
 #[derive(Clone)]
 pub(super) struct WriteContext {
     pub(super) client: Client,
@@ -35,15 +35,15 @@ pub(super) struct WriteContext {
 }
 
 impl WriteContext {
-    /// The node pool of a decision.
+    /// Returns the name of the node pool of a decision.
     pub(super) fn pool(&self, decision: DecisionId) -> &str {
         self.pools
             .get(&decision.epoch)
             .map_or("default", String::as_str)
     }
 
-    /// Evictions of that cause ask for leave of disruption budgets. To save a node is no reason to
-    /// break one.
+    /// Returns true if evictions of that cause respect disruption budgets. To save a node is no
+    /// reason to break one.
     pub(super) fn keeps_budgets(&self, cause: EvictCause) -> bool {
         cause.makes_room() && (self.budgets || cause == EvictCause::ScaleDown)
     }

@@ -6,7 +6,7 @@ use kube::api::PostParams;
 use scheduler_core::Evict;
 use serde_json::json;
 
-/// One eviction; with `dry_run` only the question whether it would be taken.
+/// Sends one eviction. With `dry_run` it only asks whether the eviction would be taken.
 pub(super) async fn post(
     api: &Api<Pod>,
     evict: &Evict,

@@ -6,7 +6,7 @@ pub(super) enum Invalid {
     /// KAI's sentence (`queue_webhook.go`).
     #[error("resources must be specified")]
     QueueResources,
-    /// A queue above itself.
+    /// The queue is its own ancestor.
     #[error("spec.parentQueue of queue {0} is the queue itself")]
     QueueParent(String),
     #[error("spec.parentQueue: queue {0} would be its own ancestor")]

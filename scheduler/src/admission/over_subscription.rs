@@ -1,13 +1,13 @@
-//! What happens to a queue whose children have more quota than it.
+//! The answer to a queue whose children have more quota than it.
 
-/// What the webhook answers where the quotas of children exceed their parent's (KAI's
+/// The answer of the webhook if the quotas of children exceed their parent's (KAI's
 /// `OverSubscriptionMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OverSubscription {
-    /// Nothing.
+    /// The queue is accepted without a word.
     #[default]
     None,
-    /// A warning for each resource.
+    /// The queue is accepted with a warning for each resource.
     Warning,
     /// The queue is refused.
     Block,

@@ -1,12 +1,13 @@
-//! A length of time, as Go writes it.
+//! Durations in the notation of Go.
 
 use scheduler_core::units::Duration;
 
-/// Go keeps 63 bits of nanoseconds.
+/// The longest duration of Go, which keeps 63 bits of nanoseconds.
 const MAX_MILLIS: f64 = 9_223_372_036_854.0;
 
-/// Go's duration (`time.ParseDuration`); negative, unreadable or more than Go keeps: as if
-/// unset. A tenant writes it: `kube`'s own parser ends the process at `1h-5m`.
+/// Reads a duration of Go (`time.ParseDuration`). One that is negative, unreadable or longer than Go
+/// keeps counts as unset. A tenant writes the text, and `kube`'s own parser ends the process at
+/// `1h-5m`.
 pub(crate) fn duration(text: Option<&str>) -> Option<Duration> {
     let text = text?;
     let mut rest = text.strip_prefix('+').unwrap_or(text);
@@ -35,7 +36,7 @@ pub(crate) fn duration(text: Option<&str>) -> Option<Duration> {
     (parts > 0 && millis <= MAX_MILLIS).then(|| Duration(whole(millis)))
 }
 
-/// The nearest whole number; nothing for negative numbers and for what is none.
+/// Returns the nearest whole number. `None`: the number is negative or not a number.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
 pub(super) fn whole(amount: f64) -> u64 {
     amount.round().max(0.0) as u64

@@ -1,6 +1,6 @@
-//! What a cycle answers.
+//! The answers to the questions that people and admission ask of a cycle.
 //!
-//! What takes long is asked of a fork of the core, on another thread.
+//! A question that takes long is answered by a fork of the core, on another thread.
 
 use super::{Cycle, Question};
 

@@ -1,4 +1,4 @@
-//! What people and admission ask of a cycle.
+//! The questions that people and admission ask of a cycle.
 
 use crate::observe;
 use scheduler_core::Core;

@@ -1,4 +1,4 @@
-//! Whether this replica may write, as the lease says.
+//! The lease's word on whether this replica may write.
 
 use std::time::Duration;
 use tokio::sync::watch;
@@ -6,41 +6,41 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tower::BoxError;
 
-/// Why a write was not sent.
+/// A write was not sent, or was given up, for this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLeading {
-    /// It never left this process.
+    /// The write never left this process.
     #[error("not sent: this replica does not hold the lease")]
     NotSent,
-    /// It was in flight when the lease ran out: whether it was applied is unknown.
+    /// The write was in flight when the lease ran out. It is unknown whether it was applied.
     #[error("given up: the lease ran out")]
     GivenUp,
 }
 
-/// How long this replica holds the lease.
+/// The time until which this replica holds the lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Term {
-    /// It holds until then, if it is not renewed.
+    /// The lease holds until then, if it is not renewed.
     until: Instant,
-    /// It will be given back: nothing new begins.
+    /// The lease will be given back, so that no write begins.
     closing: bool,
 }
 
-/// Whether this replica may write, as `crate::lease` says.
+/// The right of this replica to write, which `crate::lease` grants.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     term: watch::Receiver<Option<Term>>,
     under_way: TaskTracker,
 }
 
-/// The other end of a [`Leadership`].
+/// The end of a [`Leadership`] that grants it.
 #[derive(Debug)]
 pub struct Grantor {
     term: watch::Sender<Option<Term>>,
     under_way: TaskTracker,
 }
 
-/// Both ends. Nothing may be written before the first [`Grantor::extend`].
+/// Makes both ends. Nothing may be written before the first [`Grantor::extend`].
 pub fn leadership() -> (Grantor, Leadership) {
     let (sender, term) = watch::channel(None);
     let under_way = TaskTracker::new();
@@ -74,7 +74,7 @@ impl Grantor {
         });
     }
 
-    /// Nothing more is sent.
+    /// Ends the right to write: nothing more is sent.
     pub fn revoke(&self) {
         self.term.send_replace(None);
     }
@@ -87,7 +87,7 @@ impl Grantor {
 }
 
 impl Leadership {
-    /// The lease, where it has not run out.
+    /// Returns the lease. `None`: it has run out.
     pub(super) fn term(&self) -> Option<Term> {
         let term = *self.term.borrow();
         term.filter(|term| Instant::now() < term.until)

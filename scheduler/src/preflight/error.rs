@@ -1,35 +1,35 @@
-//! Why a scheduler is not started.
+//! The errors for which a scheduler is not started.
 
-/// Why nothing is started.
+/// The scheduler is not started for this reason.
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
-    /// Two schedulers for one pod.
+    /// Another scheduler serves the same pods.
     #[error(
         "the KAI Scheduler runs ({pod}) for the same pods: schedulerName {scheduler}, {pool}. \
          Scale it to zero, give one of the two another scheduler name and node pool, or only observe (--observe)"
     )]
     Kai {
-        /// `namespace/name`.
+        /// The other scheduler's pod, as `namespace/name`.
         pod: String,
-        /// Whose pods.
+        /// The `schedulerName` of both.
         scheduler: String,
-        /// In which node pool.
+        /// The node pool of both.
         pool: String,
     },
-    /// A definition that we cannot work with.
+    /// A custom resource definition has fields of other types than the scheduler reads.
     #[error("definition {definition} has another shape: {why}")]
     Shape {
-        /// Its name.
+        /// The name of the definition.
         definition: String,
-        /// The error.
+        /// The first difference.
         why: String,
     },
-    /// The API server refuses to say.
+    /// The API server refuses a request.
     #[error("cannot {what}: {source}")]
     Api {
-        /// "list pods", say.
+        /// The request in words, such as "list pods".
         what: &'static str,
-        /// Its words.
+        /// The answer of the API server.
         #[source]
         source: Box<kube::Error>,
     },

@@ -1,4 +1,4 @@
-//! What the cycle and the planner of nodes tell each other, and the planner's end of it.
+//! The channels between the cycle and the planner of nodes.
 
 use super::meters::ScaleUpMeters;
 use super::templates::NodeGroups;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What one cycle has no room for.
+/// The pods for which one cycle has no room.
 #[derive(Clone, Debug)]
 pub(crate) struct Look {
     pub(crate) shortage: Shortage,
@@ -19,7 +19,7 @@ pub(crate) struct Look {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked(pub(crate) BTreeMap<PodUid, Arc<str>>);
 
-/// The planner's.
+/// The planner's ends of the channels.
 pub(crate) struct Links {
     pub(super) known: NodeGroups,
     pub(super) unknown: Unknown,
@@ -28,6 +28,6 @@ pub(crate) struct Links {
     pub(crate) client: kube::Client,
     pub(crate) wall: crate::clock::Wall,
     pub(crate) meters: Arc<ScaleUpMeters>,
-    /// Name of the shard's node pool.
+    /// The name of the shard's node pool.
     pub(crate) pool: String,
 }

@@ -1,31 +1,31 @@
-//! A device, as an expression sees it.
+//! The device that an expression is evaluated for.
 
 use std::collections::BTreeMap;
 
-/// A device, as an expression sees it.
+/// A device, with the fields that expressions may read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
-    /// The driver, and the domain of names that have none.
+    /// The name of the driver. It is also the domain of names that have none.
     pub driver: String,
-    /// `allowMultipleAllocations`.
+    /// True if several claims may have the device (`allowMultipleAllocations`).
     pub shared: bool,
-    /// By name, with or without a domain.
+    /// The attributes by name, with or without a domain.
     pub attributes: BTreeMap<String, Attribute>,
-    /// The same, in billionths.
+    /// The capacities by name, in billionths of their unit.
     pub capacity: BTreeMap<String, i128>,
 }
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribute {
-    /// A number.
+    /// The value is a number.
     Int(i64),
-    /// Yes or no.
+    /// The value is true or false.
     Bool(bool),
-    /// Words.
+    /// The value is text.
     Text(String),
-    /// A semantic version.
+    /// The value is a semantic version.
     Version(String),
-    /// Of a kind that is not known: no expression is evaluated for a device with one.
+    /// The value is of an unknown kind. No expression is evaluated for a device that has one.
     Unknown,
 }

@@ -1,12 +1,12 @@
-//! A remark about one place of a shard's document.
+//! A remark about one field of a shard's document, which is invalid or has no effect.
 
 use serde_saphyr::Spanned;
 
-/// Something in the text that is invalid, or has no effect.
+/// A field that is invalid or has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remark {
     pub(super) line: u64,
-    /// Of a shard's spec; empty where it is of none.
+    /// The path of the field in a shard's spec. It is empty if the remark is about no field.
     pub(super) field: String,
     pub(super) why: String,
 }
@@ -19,7 +19,7 @@ pub(super) fn remark<T>(at: &Spanned<T>, field: &str, why: impl Into<String>) ->
     }
 }
 
-/// Of a field of an object, which has no lines.
+/// Returns a remark about a field of an object, which has no lines.
 pub(super) fn remark_at(field: &str, why: impl Into<String>) -> Remark {
     Remark {
         line: 0,

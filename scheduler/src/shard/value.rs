@@ -1,4 +1,4 @@
-//! Values of a shard's document that several of its fields have.
+//! The types of value that several fields of a shard's document have.
 
 use super::remark::{Remark, remark};
 use scheduler_core::units::Duration;
@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A map in the order in which it is written, its keys with their lines.
+/// A map in the order in which it is written. Its keys have their lines.
 #[derive(Debug)]
 pub(super) struct Pairs<V>(pub(super) Vec<(Spanned<String>, V)>);
 
@@ -40,7 +40,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
     }
 }
 
-/// Go's duration.
+/// A duration in the notation of Go.
 pub(super) fn duration(text: &Spanned<String>, field: &str) -> Result<Duration, Remark> {
     crate::convert::duration(Some(&text.value)).ok_or_else(|| {
         remark(

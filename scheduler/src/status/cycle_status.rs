@@ -1,12 +1,12 @@
-//! Where the cycle is, as the pages show it.
+//! The state of the cycle, which the pages show.
 
-/// Where the cycle is.
+/// The state of a cycle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Kinds of objects that were not listed yet.
+    /// The kinds of objects that were not listed yet.
     pub missing: Vec<&'static str>,
-    /// This replica acts.
+    /// True if this replica leads and acts.
     pub leading: bool,
-    /// Connected agents.
+    /// The number of connected agents.
     pub agents: usize,
 }

@@ -1,39 +1,39 @@
-//! What the rest of the scheduler hears of a node.
+//! The events that agents cause.
 
 use proto::telemetry::{NodeState, Refusal};
 
-/// A fact from a node.
+/// An event that a node's agent sends, or causes by its silence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AgentEvent {
-    /// All that its agent knows.
+    /// The agent has sent its whole state.
     State {
-        /// Whose token it was.
+        /// The name of the node, from the token that the agent sent.
         node: String,
-        /// As said.
+        /// The state that was sent.
         state: NodeState,
     },
-    /// A grant that is not honoured there.
+    /// The agent does not honour a grant.
     Refusal {
-        /// Whose token it was.
+        /// The name of the node, from the token that the agent sent.
         node: String,
-        /// As said.
+        /// The refusal that was sent.
         refusal: Refusal,
     },
     /// The agent's stream has ended, and no other has begun. Its last report stands, but the
     /// kubelet may be without its plugin and would permanently reject a pod.
     Disconnected {
-        /// Which.
+        /// The name of the node.
         node: String,
     },
-    /// No message for 15 s.
+    /// The agent has sent no message for 15 s.
     Lost {
-        /// Which.
+        /// The name of the node.
         node: String,
     },
 }
 
 impl AgentEvent {
-    /// Whose word it is.
+    /// Returns the name of the node.
     pub fn node(&self) -> &str {
         match self {
             Self::State { node, .. }

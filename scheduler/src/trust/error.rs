@@ -1,23 +1,23 @@
-//! Why there are no keys.
+//! The errors for which there are no keys.
 
 use super::certificate::CertificateError;
 
-/// Why there are no keys.
+/// There are no keys for this reason.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// The API server refuses.
+    /// The API server refuses a request.
     #[error("cannot {what}: {source}")]
     Api {
-        /// "read Secret x/y", say.
+        /// The request in words, such as "read Secret x/y".
         what: String,
-        /// Its words.
+        /// The answer of the API server.
         #[source]
         source: Box<kube::Error>,
     },
     /// Another client has written the object, and its content is unusable.
     #[error("{object} cannot be used: {why}")]
     Content {
-        /// "Secret x/y".
+        /// The kind and name of the object, such as "Secret x/y".
         object: String,
         /// The error, and the fix if there is one.
         why: String,
@@ -25,22 +25,23 @@ pub enum TrustError {
     /// The object was deleted, and this account may not create it.
     #[error("there is no {0}: apply deploy/scheduler.yaml, which has an empty one")]
     Missing(String),
-    /// A name that no certificate can carry, or no randomness.
+    /// A certificate cannot be made: no certificate can carry the name, or there are no random numbers.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// No randomness.
+    /// The operating system gives no random numbers.
     #[error(transparent)]
     Key(#[from] api::grant::KeyError),
 }
 
 impl TrustError {
-    /// Another writer came in between.
+    /// Returns true if another writer came in between.
     pub(super) fn conflicts(&self) -> bool {
         matches!(self, Self::Api { source, .. }
             if matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409))
     }
 
-    /// Worth another try: the server is unavailable or too busy, or another writer was faster.
+    /// Returns true if another try may succeed: the server is unavailable or too busy, or another writer
+    /// was faster.
     pub(super) fn passes(&self) -> bool {
         let Self::Api { source, .. } = self else {
             return false;

@@ -1,56 +1,57 @@
-//! Where past use comes from, and what of it counts: `usageDBConfig` of a shard.
+//! The settings of past use: `usageDBConfig` of a shard.
 
 use super::window::Window;
 use scheduler_core::units::Duration;
 use std::sync::Arc;
 
-/// Where past use comes from, and what of it counts.
+/// The source of past use, and the part of it that counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The server that is queried.
     pub source: Source,
-    /// Since when use counts.
+    /// The time since which use counts.
     pub window: Window,
     /// Use this long ago counts half. `None`: no decay.
     pub half_life: Option<Duration>,
-    /// Between two questions.
+    /// The time between two queries.
     pub fetch_interval: Duration,
-    /// An answer older than this counts as none; at least `fetch_interval`.
+    /// An answer that is older than this counts as none. It is at least `fetch_interval`.
     pub staleness: Duration,
-    /// How long to wait for the first result before the shard reports that there is none. Decisions
+    /// The time to wait for the first result before the shard reports that there is none. Decisions
     /// do not wait.
     pub wait: Duration,
 }
 
-/// `clientType`.
+/// The source of past use, `clientType` of the shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// `prometheus`: a server of its HTTP API.
+    /// The value `prometheus`: a server with Prometheus' HTTP API.
     Prometheus(Server),
-    /// `in-memory`: what this process saw itself, of the last 14 days at most.
+    /// The value `in-memory`: the use that this process saw, of the last 14 days at most.
     InMemory,
 }
 
-/// A server with Prometheus' HTTP API, and the queries.
+/// A server with Prometheus' HTTP API, and the queries that it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its address.
+    /// The address of the server.
     pub address: Address,
-    /// `usageQueryTimeout`: for all queries of one question together.
+    /// The time for all queries of one round together, `usageQueryTimeout`.
     pub timeout: Duration,
-    /// `queryResolution`: the step of the queries.
+    /// The step of the queries, `queryResolution`.
     pub resolution: Duration,
-    /// What queues held: queries with a series for each `queue_name`. GPU, CPU, memory.
+    /// The queries of what queues held, for GPU, CPU and memory. Each has a series for each
+    /// `queue_name`.
     pub allocation: [Arc<str>; 3],
-    /// What the cluster had: queries with one series.
+    /// The queries of what the cluster had. Each has one series.
     pub capacity: [Arc<str>; 3],
 }
 
-/// Of a server.
+/// The address of a server, or where it is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// `connectionString`.
+    /// The address itself, `connectionString`.
     Url(Arc<str>),
-    /// `connectionStringEnvVar`: the variable of this process that has it.
+    /// The environment variable that has the address, `connectionStringEnvVar`.
     Variable(Arc<str>),
 }

@@ -1,4 +1,4 @@
-//! What queues used, as parts of the cluster.
+//! The past use of queues, as parts of the cluster.
 
 use super::settings::Settings;
 use scheduler_core::ids::QueueName;
@@ -6,25 +6,25 @@ use scheduler_core::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// GPU, CPU, memory: parts of the cluster in billionths.
+/// The parts of the cluster's GPUs, CPU and memory, in billionths.
 pub type Parts = [u64; 3];
 
-/// By queue; those without an entry used nothing.
+/// The parts by queue. A queue without an entry used nothing.
 pub type Uses = BTreeMap<QueueName, Parts>;
 
 /// An answer, or why there is none.
 #[derive(Clone, Debug)]
 pub struct UsageResult {
-    /// The query.
+    /// The settings with which the source was queried.
     pub settings: Arc<Settings>,
-    /// When it was asked.
+    /// The time of the query.
     pub at: Time,
-    /// Parts by queue, or one sentence.
+    /// The parts by queue, or the reason why there are none, in one sentence.
     pub result: Result<Arc<Uses>, Arc<str>>,
 }
 
-/// A part of the cluster in billionths. Use above the capacity is possible, as where nodes left;
-/// a thousand times as much counts as that.
+/// Returns a part of the cluster in billionths. Use above the capacity is possible, after nodes have
+/// left; more than a thousand times the capacity counts as a thousand times.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

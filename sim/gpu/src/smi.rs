@@ -319,7 +319,7 @@ fn limits(
 ) -> Result<String, Failure> {
     let wrong = |text: &str| Err(Failure(2, text.to_owned()));
     if machine.get("memory_limits").is_none() {
-        // As driver 550.163.01 and 580.159.04 answer.
+        // Drivers 550.163.01 and 580.159.04 answer so.
         return wrong(
             "ERROR: Option memory-limits is not valid for this command. Please run 'nvidia-smi -h' for help.",
         );

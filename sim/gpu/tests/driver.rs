@@ -336,7 +336,7 @@ fn memory_limits_are_set_and_read_in_the_documented_words_alone() {
     let kernel = std::fs::read_to_string(format!("{leaf}/dmem.max")).unwrap();
     assert!(kernel.ends_with(" 2097152000\n"), "{kernel}");
     for (words, code, why) in [
-        // What this program took before, by a guess.
+        // This program once took these words, by a guess.
         (format!("memory-limits -i 0 -n {leaf}"), 2, "--get"),
         (
             format!("memory-limits -i 0 -n {leaf} --hard-limit 9"),

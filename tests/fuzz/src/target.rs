@@ -5,11 +5,11 @@ use crate::mutate::Shape;
 /// One parser, and what must hold of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name.
+    /// The name of the target.
     pub name: &'static str,
-    /// The parts of its inputs.
+    /// The parts of which inputs are made.
     pub shape: Shape,
-    /// Words of its language.
+    /// The words of the target's language.
     pub words: &'static [&'static str],
     /// Inputs as they are in a cluster.
     pub seeds: fn() -> Vec<Vec<u8>>,

@@ -221,7 +221,7 @@ fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
             vec![answer("615.71.09", "", "echo +dmem > x")],
             missing(),
         ),
-        // Of the driver that ran before.
+        // This answer is of the driver that ran before.
         (
             "620.1",
             vec![answer("615.71.09", "dmem", "")],

@@ -57,9 +57,10 @@ pub(super) fn made(
     Ok(edit::spec(share, alloc, made, &places))
 }
 
-/// Whether the hook sets the driver's own limit, and whether the container must not start without
-/// it. It is asked where the driver keeps such limits on all of the share's cards. Where it has lost
-/// them and nothing else reaches the minimum fence, it is asked too: its refusal names the part.
+/// Returns the driver's limit that the hook sets, and whether the container must not start without
+/// it. The hook sets it if the driver keeps such limits on all of the share's cards. If the driver
+/// has lost them and nothing else reaches the minimum fence, the hook tries, too: its refusal names
+/// the missing part.
 fn driver_limit(config: &Config, state: &State, share: &Share) -> Option<edit::DriverLimit> {
     let range = fence::of_mode(share.mode)?;
     let policy = state.policy.as_ref().and_then(|p| p.spec.minimum_fence);

@@ -44,7 +44,7 @@ impl Locks {
         held
     }
 
-    /// `None`: a binding is about it.
+    /// Returns the lock of the claim. `None`: a binding uses the claim.
     pub(super) fn alone(&self, claim: &ClaimUid) -> Option<OwnedRwLockWriteGuard<()>> {
         self.uses.of(claim).try_write_owned().ok()
     }

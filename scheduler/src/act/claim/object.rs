@@ -11,16 +11,16 @@ use scheduler_core::{DeviceBinding, OutcomeResult};
 /// them.
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Why a loop of reads and writes does not go on.
+/// The end of an attempt to read and write a claim.
 pub(super) enum Stop {
-    /// From the beginning: it has changed, or that is unknown.
+    /// The attempt begins again: the claim has changed, or it is unknown whether it has.
     Again(String),
     Refused(OutcomeResult),
 }
 
 pub(super) type Claim = Box<DynamicObject>;
 
-/// The claim's name in the pod's namespace.
+/// Returns the claim's name in the pod's namespace.
 pub(super) fn name(claim: &DeviceBinding) -> &str {
     claim.name.rsplit('/').next().unwrap_or_default()
 }
@@ -54,7 +54,7 @@ pub(super) async fn put(
     }
 }
 
-/// It is the one that the core knows by that.
+/// Returns true if the object is the claim that the core knows.
 pub(super) fn is_it(found: &DynamicObject, uid: &ClaimUid) -> bool {
     crate::convert::stand_in::uid_of(&found.metadata) == *uid
 }

@@ -5,17 +5,17 @@ use super::resource::Resource;
 use super::{event, table};
 use serde_json::{Value, json};
 
-/// How a client wants to see objects.
+/// The form in which a client wants to see objects.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     Whole,
-    /// `PartialObjectMetadata`.
+    /// Only the metadata is sent, as `PartialObjectMetadata`.
     Metadata,
-    /// `Table`, for people.
+    /// A `Table` is sent, for people.
     Table(Vec<table::Column>),
 }
 
-/// An object as this resource shows it.
+/// Returns an object as this resource shows it.
 pub(super) fn shown(resource: &Resource, object: &Value, form: &Form) -> Value {
     match form {
         Form::Metadata => json!({

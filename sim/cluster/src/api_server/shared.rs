@@ -1,4 +1,4 @@
-//! What the requests of one API server share.
+//! The state that all requests of one API server share.
 
 use super::store::Store;
 use super::{fault, token};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// What the requests share: one lock, held for the length of one verb, never across I/O.
+/// The state that all requests share. Its lock is held for the length of one verb, never across I/O.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(super) state: Mutex<State>,

@@ -1,35 +1,36 @@
-//! How a kubelet is started.
+//! The configuration of a kubelet.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a kubelet is started.
+/// The configuration of a kubelet.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The node's name.
     pub node_name: String,
-    /// The kubelet's directory: `device-plugins`, `pod-resources`.
+    /// The kubelet's directory, with `device-plugins` and `pod-resources`.
     pub root: PathBuf,
-    /// On the node, beside the usual ones.
+    /// The labels of the node beside the usual ones.
     pub labels: BTreeMap<String, String>,
-    /// `cpu`, `memory`, `pods`.
+    /// The capacity of the node: `cpu`, `memory` and `pods`.
     pub capacity: BTreeMap<String, String>,
-    /// Interval of checks of the node's status; 10 s for the real one.
+    /// The time between checks of the node's status. The real kubelet has 10 s.
     pub status_every: Duration,
-    /// How often the node says that it lives though nothing changed.
+    /// The time after which the node says that it lives although nothing has changed.
     pub heartbeat_every: Duration,
-    /// Until a container that could not start is tried again; the real one takes 10 to 15 s.
+    /// The time until a container that could not start is tried again. The real kubelet takes 10 to 15 s.
     pub retry: Duration,
     /// The environment of init containers that are not sidecars, before the pod's own. A workload
     /// that stands for every image ends by it, where it would go on running in an app container.
     pub init_env: Vec<(String, String)>,
-    /// How long a resource keeps its capacity without its plugin; the real one 5 minutes.
+    /// The time for which a resource keeps its capacity without its plugin. The real kubelet has 5
+    /// minutes.
     pub endpoint_grace: Duration,
 }
 
 impl Config {
-    /// A node of this name with the real kubelet's times.
+    /// Returns the configuration of a node of this name, with the real kubelet's times.
     pub fn new(node_name: impl Into<String>, root: impl Into<PathBuf>) -> Self {
         let capacity = [("cpu", "64"), ("memory", "512Gi"), ("pods", "110")];
         Self {

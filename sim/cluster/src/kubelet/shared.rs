@@ -1,4 +1,4 @@
-//! What the parts of one kubelet share.
+//! The state that all parts of one kubelet share.
 
 use super::config::Config;
 use super::plugins::Plugins;
@@ -8,7 +8,7 @@ use kube::Client;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// What the parts of one kubelet share.
+/// The state that all parts of one kubelet share.
 pub(super) struct Node {
     pub(super) config: Arc<Config>,
     pub(super) client: Client,

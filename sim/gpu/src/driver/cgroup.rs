@@ -47,7 +47,7 @@ impl State {
             .min_by_key(|(limit, held)| limit.saturating_sub(*held))
     }
 
-    /// What the processes of a cgroup hold on a card.
+    /// Returns the memory that the processes of a cgroup hold on a card.
     fn held_in(&self, cgroup: &str, card: CardId) -> u64 {
         self.processes
             .values()
@@ -57,8 +57,8 @@ impl State {
             .sum()
     }
 
-    /// Whether the kernel's dmem controller has this card's memory, which makes it the driver's
-    /// choice. A real driver registers the memory when it loads.
+    /// Returns true if the kernel's dmem controller has this card's memory. The driver then uses it. A
+    /// real driver registers the memory when it loads.
     fn has_dmem(&self, card: CardId) -> bool {
         let accounting = &self.hardware.memory_accounting;
         let capacity = fs::read_to_string(accounting.cgroup.join("dmem.capacity"));
@@ -169,13 +169,13 @@ impl State {
     }
 }
 
-/// Whether a line of the dmem controller is about this region, in any case of its digits.
+/// Returns true if a line of the dmem controller is about this region, in any case of its digits.
 fn is_of(line: &str, region: &str) -> bool {
     let name = line.get(..region.len());
     name.is_some_and(|name| name.eq_ignore_ascii_case(region))
 }
 
-/// A process's place in cgroup v2, of `/proc/<pid>/cgroup` with its lines joined.
+/// Returns a process's place in cgroup v2, from `/proc/<pid>/cgroup` with its lines joined.
 fn unified(cgroup: &str) -> Option<&str> {
     cgroup.split(';').find_map(|line| line.strip_prefix("0::"))
 }

@@ -1,4 +1,4 @@
-//! How the driver names a process and a card.
+//! The names that the driver has for processes and cards.
 
 /// A connection: one process's open handle on the driver, its "RM client".
 pub type ConnId = u64;

@@ -1,15 +1,15 @@
-//! Why a hardware description is refused.
+//! The errors for which a hardware description is refused.
 
 use std::fmt;
 
-/// Why a hardware description is refused.
+/// A hardware description is refused for this reason.
 #[derive(Debug)]
 pub enum HardwareError {
     /// The file cannot be read.
     Read(std::path::PathBuf, std::io::Error),
     /// The file is no hardware description.
     Parse(serde_json::Error),
-    /// It contradicts itself.
+    /// The description contradicts itself.
     Invalid(String),
 }
 

@@ -3,7 +3,7 @@
 use super::error::HardwareError;
 use serde::{Deserialize, Serialize};
 
-/// The products with true figures.
+/// The products that a simulated card can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::upper_case_acronyms)]
 pub enum Preset {
@@ -46,7 +46,7 @@ pub(super) struct Product {
 }
 
 impl Preset {
-    /// All of them, in order of size.
+    /// All products, in order of size.
     pub const ALL: [Self; 6] = [
         Self::T4,
         Self::L4,
@@ -56,7 +56,7 @@ impl Preset {
         Self::H100x80,
     ];
 
-    /// The preset of this name, as the hardware file spells it.
+    /// Returns the preset of this name, as the hardware file spells it.
     pub fn parse(name: &str) -> Result<Self, HardwareError> {
         serde_json::from_value(serde_json::Value::String(name.to_owned())).map_err(|_| {
             HardwareError::Invalid(format!(

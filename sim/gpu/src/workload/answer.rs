@@ -1,4 +1,4 @@
-//! What the words of a script say, and the lines that are printed about them.
+//! The lines that a script prints about its commands.
 
 use crate::client::CallError;
 use crate::client::process::MemoryView;
@@ -35,7 +35,7 @@ pub(super) fn refusal(error: &CallError) -> Map<String, Value> {
     fields
 }
 
-/// One line of the program's only output.
+/// Prints one line of JSON, which is all that the program prints.
 pub(super) fn print(value: &Value) {
     println_plain(&value.to_string());
 }

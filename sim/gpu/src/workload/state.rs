@@ -1,4 +1,4 @@
-//! A running script, and what it holds.
+//! The state of a running script: the contexts and the memory that it holds.
 
 use crate::client::Driver;
 use crate::client::process::{CudaProcess, Environment, Route};
@@ -10,7 +10,7 @@ pub(super) struct Workload {
     pub(super) env: Environment,
     pub(super) route: Route,
     pub(super) process: Option<CudaProcess>,
-    /// What holds memory past CUDA.
+    /// The connections to the driver that hold memory past CUDA.
     pub(super) others: Vec<Driver>,
     pub(super) allocations: Vec<(u64, u64)>,
     pub(super) keep_going: bool,

@@ -324,7 +324,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
             Some(Fence::DriverLimit),
             "",
         ),
-        // A hook that asked the driver alone.
+        // This hook has asked the driver alone.
         (
             Some(Limited {
                 mib: Some(300),
