@@ -21,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -226,7 +226,8 @@ fn start(
 ) -> Result<Owner, RunError> {
     let mut disk = Disk::open(config);
     let (watched_out, watched) = watch::channel(nvml::Watched::default());
-    let (ends_out, ends) = mpsc::unbounded_channel();
+    let lengths = channel::Lengths::default();
+    let (ends_out, ends) = lengths.unbounded("terminations");
     let (layouts_out, layouts) = std::sync::mpsc::channel();
     let nvml = nvml::start(
         nvml::Settings {
@@ -238,19 +239,20 @@ fn start(
         },
         watched,
         layouts,
+        &lengths,
         end.clone(),
     )
     .map_err(RunError::Thread)?;
 
-    let (owner, inbox) = Owner::channel();
+    let (owner, inbox) = Owner::channel(&lengths);
     let core = core(config, &mut disk);
     // No task may see a ledger that is empty because it was not rebuilt yet: a plan made from it
     // would end servers whose tenants run.
     let (state_out, state) = watch::channel(Arc::new(core.state()));
     let (offer_out, offer) = watch::channel(Arc::new(core.offer()));
     let lists = Lists::new(config.share_dir(), state.clone());
-    let (disk_out, disk_requests) = mpsc::unbounded_channel();
-    let (notes_out, notes) = mpsc::unbounded_channel();
+    let (disk_out, disk_requests) = lengths.unbounded("disk_requests");
+    let (notes_out, notes) = lengths.unbounded("notes");
     let outputs = OwnerChannels {
         state: state_out,
         offer: offer_out,
@@ -364,7 +366,7 @@ fn start(
         ),
     ));
     if let Some(claims) = claims {
-        let (words, heard) = mpsc::unbounded_channel();
+        let (words, heard) = lengths.unbounded("claim_updates");
         let driver = dra::driver::Driver {
             client: client.clone(),
             pre_start,
@@ -404,6 +406,7 @@ fn start(
         client,
         state,
         notes,
+        lengths,
         stop: end.clone(),
     };
     tasks.spawn(async move {

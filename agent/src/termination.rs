@@ -11,7 +11,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +37,7 @@ pub struct Termination {
 pub async fn run(
     proc_root: PathBuf,
     socket: PathBuf,
-    mut terminations: mpsc::UnboundedReceiver<Termination>,
+    mut terminations: channel::Receiver<Termination>,
     stop: CancellationToken,
 ) {
     let client = SupervisorClient::new(&socket).ok();

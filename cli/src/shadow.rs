@@ -550,7 +550,7 @@ mod tests {
     #[tokio::test]
     async fn every_kind_that_the_scheduler_watches_is_listed() {
         let (client, watched) = asked();
-        let (facts, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (facts, mut told) = channel::unbounded();
         let (_relist, relist) = tokio::sync::watch::channel(0);
         let stop = CancellationToken::new();
         let run = scheduler::watch::run(client, facts, |_| {}, None, relist, stop.clone());

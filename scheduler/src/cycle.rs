@@ -57,11 +57,11 @@ const KNOWN_PROBLEMS: usize = 10_000;
 #[derive(Debug)]
 pub struct CycleInputs {
     /// Of the API server.
-    pub facts: mpsc::UnboundedReceiver<Fact>,
+    pub facts: channel::Receiver<Fact>,
     /// Of the agents.
     pub heard: AgentEventReceiver,
     /// Of actions.
-    pub outcomes: mpsc::UnboundedReceiver<Outcome>,
+    pub outcomes: channel::Receiver<Outcome>,
     /// Of people.
     pub questions: mpsc::Receiver<Question>,
     /// Whether this replica acts.
@@ -82,7 +82,7 @@ pub struct CycleOutputs {
     /// Lists pods and groups again.
     pub relist: watch::Sender<u64>,
     /// Things to do.
-    pub work: mpsc::UnboundedSender<Work>,
+    pub work: channel::Sender<Work>,
     /// Claims on volumes that bindings wait for.
     pub awaited: AwaitedClaims,
     /// For health.
@@ -167,11 +167,6 @@ pub async fn run(
             *asked = settings.cloned();
             changed
         });
-        cycle.outputs.meters.queued("facts", inputs.facts.len());
-        cycle
-            .outputs
-            .meters
-            .queued("outcomes", inputs.outcomes.len());
         let acts = leading && cycle.observer.is_none();
         cycle.compare_reasons(acts);
         if acts {

@@ -119,11 +119,12 @@ pub(crate) fn start(
         begin(only, inputs, outputs);
         return;
     }
+    let lengths = outputs.meters.lengths().clone();
     let (mut lanes, mut cores) = (Vec::new(), Vec::new());
     for shard in &plan.shards {
-        let (facts_out, facts) = mpsc::unbounded_channel();
+        let (facts_out, facts) = lengths.unbounded("facts_of_router");
         let (heard_out, heard) = telemetry::channel(None);
-        let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+        let (outcomes_out, outcomes) = lengths.unbounded("outcomes_of_router");
         let (questions_out, questions) = mpsc::channel(QUESTIONS);
         let (status_out, status) = watch::channel(outputs.status.borrow().clone());
         let (views_out, views) = watch::channel(Views::default());

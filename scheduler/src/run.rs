@@ -282,7 +282,8 @@ async fn start(
     let leaders = leader::client(client.clone(), writes, leadership);
 
     let relist = watch::Sender::new(0);
-    let (facts_out, facts) = mpsc::unbounded_channel();
+    let lengths = show.meters.lengths().clone();
+    let (facts_out, facts) = lengths.unbounded("facts_of_watches");
     let (complaints, unreadable) = mpsc::channel(UNREADABLE);
     let reporter = Reporter {
         controller: config.scheduler_name.clone(),
@@ -325,6 +326,7 @@ async fn start(
             queue_label: plan.queue_label.clone(),
             prometheus: config.prometheus_url.clone(),
             wall: wall.clone(),
+            lengths: lengths.clone(),
         };
         let name = &config.scheduler_name;
         let (onward, parts) = page::start(name, listener, access, flows, page, sources, end);
@@ -345,6 +347,7 @@ async fn start(
         types: config.types(),
         alone_wait: config.lone_pods_wait(),
         wall: wall.clone(),
+        lengths: lengths.clone(),
     };
     let grouping = group::Shared::new(leaders.clone(), config.lone_pod_groups);
     let facts = group_pods(
@@ -379,8 +382,8 @@ async fn start(
         meters: scale_up_meters,
     });
     let layouts = Some(leaders.clone());
-    let (work_out, work) = mpsc::unbounded_channel();
-    let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+    let (work_out, work) = lengths.unbounded("actions");
+    let (outcomes_out, outcomes) = lengths.unbounded("outcomes");
     tasks.spawn(named(
         "the writes",
         act::run(
@@ -443,14 +446,15 @@ async fn start(
 fn group_pods(
     settings: group::Settings,
     client: &Client,
-    facts: mpsc::UnboundedReceiver<facts::Fact>,
+    facts: channel::Receiver<facts::Fact>,
     shared: group::Shared,
     leading: &watch::Receiver<bool>,
     end: &CancellationToken,
     tasks: &mut JoinSet<Part>,
-) -> mpsc::UnboundedReceiver<facts::Fact> {
+) -> channel::Receiver<facts::Fact> {
     let name = &settings.scheduler_name;
-    let (relay, onward, told) = group::FactRelay::new(name, shared.clone(), facts);
+    let (relay, onward, told) =
+        group::FactRelay::new(name, shared.clone(), facts, &settings.lengths);
     let (client, leading, end) = (client.clone(), leading.clone(), end.clone());
     tasks.spawn(named("the pod grouper", async move {
         tokio::select! {

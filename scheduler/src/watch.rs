@@ -90,7 +90,7 @@ pub enum Fact {
 }
 
 /// Where facts go. Unbounded: the reader never waits for anything but these.
-pub type Facts = mpsc::UnboundedSender<Fact>;
+pub type Facts = channel::Sender<Fact>;
 
 /// An object that the API server accepted and this process cannot read.
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ pub(crate) async fn complain(
 
 /// Follows queues alone until `stop`.
 pub async fn queues(client: Client, queues: impl Fn(&Seen<Queue>), stop: CancellationToken) {
-    let (facts, mut told) = mpsc::unbounded_channel();
+    let (facts, mut told) = channel::unbounded();
     let followed = follow(readable(client, None), &facts, |seen| {
         queues(&seen);
         Fact::Queue(seen)

@@ -82,9 +82,13 @@ fn in_tree_edges_point_one_way() {
         ("cdi", &[]),
         ("driver-root", &[]),
         ("trace", &[]),
+        ("channel", &[]),
         ("scheduler-core", &[]),
         ("aliquot-hook", &["cdi", "driver-root"]),
-        ("scheduler", &["api", "proto", "scheduler-core", "trace"]),
+        (
+            "scheduler",
+            &["api", "channel", "proto", "scheduler-core", "trace"],
+        ),
         (
             "scheduler-sim",
             &["api", "proto", "scheduler", "scheduler-core"],
@@ -95,6 +99,7 @@ fn in_tree_edges_point_one_way() {
                 "aliquot-hook",
                 "api",
                 "cdi",
+                "channel",
                 "driver-root",
                 "proto",
                 "trace",
@@ -111,6 +116,7 @@ fn in_tree_edges_point_one_way() {
                 "agent",
                 "aliquot-hook",
                 "api",
+                "channel",
                 "proto",
                 "scheduler",
                 "scheduler-core",
@@ -136,6 +142,7 @@ fn in_tree_edges_point_one_way() {
                 "agent",
                 "aliquot-hook",
                 "api",
+                "channel",
                 "proto",
                 "sim-cluster",
                 "sim-gpu",
@@ -332,6 +339,26 @@ fn every_select_and_join_of_the_scheduler_says_its_order() {
         }
     }
     assert!(found > 20, "{found}");
+}
+
+/// A channel that is full of items nobody takes must show in a metric.
+#[test]
+fn unbounded_channels_are_counted() {
+    let uncounted = ["unbounded_channel", "channel::unbounded()"];
+    for folder in ["scheduler/src", "agent/src"] {
+        for (path, text) in sources(folder) {
+            if path.iter().any(|part| part == "tests") || path.ends_with("tests.rs") {
+                continue;
+            }
+            for word in uncounted {
+                let found = shipped(&text).matches(word).count();
+                // Taken as soon as it is sent, by the same task.
+                let own =
+                    usize::from(path.ends_with("scheduler/src/watch.rs") && word == uncounted[1]);
+                assert_eq!(found, own, "{}: {word}", path.display());
+            }
+        }
+    }
 }
 
 /// Written and read again as text is no reader.

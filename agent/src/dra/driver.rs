@@ -22,7 +22,6 @@ use proto::dra::{
 };
 use proto::names;
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -39,7 +38,7 @@ pub struct Driver {
     /// Makes shares, as for the other front.
     pub pre_start: PreStart,
     /// Results for claims, for their device status.
-    pub words: mpsc::UnboundedSender<StatusUpdate>,
+    pub words: channel::Sender<StatusUpdate>,
 }
 
 impl std::fmt::Debug for Driver {

@@ -22,7 +22,7 @@ use proto::names;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 /// From the first thing to say of a claim to its first write: what comes at once is one write.
@@ -101,7 +101,7 @@ pub async fn run(
     node: String,
     client: Client,
     mut state: watch::Receiver<Arc<State>>,
-    mut words: mpsc::UnboundedReceiver<StatusUpdate>,
+    mut words: channel::Receiver<StatusUpdate>,
 ) {
     let mut builder: BTreeMap<AllocId, Entry> = BTreeMap::new();
     let Ok(now) = state

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -32,7 +32,7 @@ pub(super) struct Plugin {
     pub(super) resource: Resource,
     pub(super) offer: watch::Receiver<Arc<Offer>>,
     pub(super) owner: Owner,
-    pub(super) notes: mpsc::UnboundedSender<Note>,
+    pub(super) notes: channel::Sender<Note>,
     pub(super) pre_start: PreStart,
     pub(super) random: SystemRandom,
     /// As in the registration.

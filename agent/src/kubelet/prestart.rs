@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
 
@@ -57,7 +57,7 @@ pub struct PreStart {
     /// The renames in the CDI directory.
     pub renames: Renames,
     /// Where refusals go.
-    pub notes: mpsc::UnboundedSender<Note>,
+    pub notes: channel::Sender<Note>,
 }
 
 /// The text that the kubelet shows in the pod's events.

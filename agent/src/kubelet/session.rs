@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -60,7 +60,7 @@ pub struct Session {
     /// Receives answers and registrations.
     pub owner: Owner,
     /// Where timings go.
-    pub notes: mpsc::UnboundedSender<Note>,
+    pub notes: channel::Sender<Note>,
     /// Prepares containers.
     pub pre_start: PreStart,
     /// When the agent started.

@@ -23,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 /// Several reasons to look within this time are one.
 const QUIET: Duration = Duration::from_millis(30);
@@ -392,7 +392,7 @@ impl ProofEvents {
 pub async fn run(
     mut disk: Disk,
     interval: Duration,
-    mut requests: mpsc::UnboundedReceiver<DiskRequest>,
+    mut requests: channel::Receiver<DiskRequest>,
     state: watch::Receiver<Arc<State>>,
     lists: Lists,
     owner: Owner,

@@ -15,7 +15,7 @@ use crate::nvml::{LayoutOrder, Watched};
 use crate::termination;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Time passes at least so often: hysteresis and graces end without an event.
@@ -42,7 +42,7 @@ pub enum Message {
 /// A handle of the task that owns the state.
 #[derive(Clone, Debug)]
 pub struct Owner {
-    messages: mpsc::UnboundedSender<Message>,
+    messages: channel::Sender<Message>,
 }
 
 /// The owner has ended, so the agent is ending.
@@ -52,8 +52,8 @@ pub struct Stopped;
 
 impl Owner {
     /// A handle, and the messages that come in by it.
-    pub fn channel() -> (Self, mpsc::UnboundedReceiver<Message>) {
-        let (messages, inbox) = mpsc::unbounded_channel();
+    pub fn channel(lengths: &channel::Lengths) -> (Self, channel::Receiver<Message>) {
+        let (messages, inbox) = lengths.unbounded("events");
         (Self { messages }, inbox)
     }
 
@@ -125,11 +125,11 @@ pub struct OwnerChannels {
     /// What the kubelet is offered.
     pub offer: watch::Sender<Arc<Offer>>,
     /// To the disk's task.
-    pub disk: mpsc::UnboundedSender<DiskRequest>,
+    pub disk: channel::Sender<DiskRequest>,
     /// To telemetry.
-    pub notes: mpsc::UnboundedSender<Note>,
+    pub notes: channel::Sender<Note>,
     /// To the task that ends processes.
-    pub ends: mpsc::UnboundedSender<termination::Termination>,
+    pub ends: channel::Sender<termination::Termination>,
     /// To NVML's thread: cards whose processes are watched.
     pub watched: watch::Sender<Watched>,
     /// To NVML's thread: the layouts of cards in MIG mode.
@@ -139,7 +139,7 @@ pub struct OwnerChannels {
 /// Runs until `stop`, or until every receiver is gone.
 pub async fn run(
     mut core: Core,
-    mut inbox: mpsc::UnboundedReceiver<Message>,
+    mut inbox: channel::Receiver<Message>,
     outputs: OwnerChannels,
     stop: CancellationToken,
 ) {

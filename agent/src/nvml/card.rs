@@ -15,11 +15,10 @@ use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
 /// A call that has not returned for this time counts as hanging, and the owner stops waiting for
@@ -54,9 +53,9 @@ pub(super) struct CardContext {
     pub session: u64,
     /// The token is cancelled when the session has ended.
     pub over: CancellationToken,
-    pub samples: UnboundedSender<Arc<Sample>>,
-    pub xids: UnboundedSender<Xid>,
-    pub layouts: UnboundedSender<LayoutResult>,
+    pub samples: channel::Sender<Arc<Sample>>,
+    pub xids: channel::Sender<Xid>,
+    pub layouts: channel::Sender<LayoutResult>,
     pub reports: Sender<Report>,
 }
 
@@ -95,7 +94,7 @@ impl Card {
     /// # Errors
     /// Returns an error if the operating system cannot create a thread.
     pub(super) fn start(index: u32, context: &CardContext) -> std::io::Result<Self> {
-        let (jobs, inbox) = channel();
+        let (jobs, inbox) = mpsc::channel();
         let context = context.clone();
         let thread = std::thread::Builder::new()
             .name(format!("nvml-card-{index}"))

@@ -41,7 +41,7 @@ use owner::{Outputs, Owner, OwnerState};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 /// What the owner needs to know.
@@ -65,11 +65,11 @@ pub struct NvmlChannels {
     /// The last look; `Driver::Gone` before the first.
     pub observations: watch::Receiver<Arc<Observation>>,
     /// Samples; each is of one card.
-    pub samples: mpsc::UnboundedReceiver<Arc<Sample>>,
+    pub samples: channel::Receiver<Arc<Sample>>,
     /// Faults, in the driver's order.
-    pub xids: mpsc::UnboundedReceiver<Xid>,
+    pub xids: channel::Receiver<Xid>,
     /// Results of layouts.
-    pub layouts: mpsc::UnboundedReceiver<LayoutResult>,
+    pub layouts: channel::Receiver<LayoutResult>,
     /// Resolves when the thread has ended, for whatever reason.
     pub ended: oneshot::Receiver<()>,
 }
@@ -82,12 +82,13 @@ pub fn start(
     settings: Settings,
     watched: watch::Receiver<Watched>,
     orders: std::sync::mpsc::Receiver<LayoutOrder>,
+    lengths: &channel::Lengths,
     stop: CancellationToken,
 ) -> std::io::Result<NvmlChannels> {
-    let (samples_out, samples) = mpsc::unbounded_channel();
+    let (samples_out, samples) = lengths.unbounded("samples");
     let (out, observations) = watch::channel(Arc::new(Observation::default()));
-    let (xid_out, xids) = mpsc::unbounded_channel();
-    let (layouts_out, layouts) = mpsc::unbounded_channel();
+    let (xid_out, xids) = lengths.unbounded("xids");
+    let (layouts_out, layouts) = lengths.unbounded("mig_layouts");
     let (end, ended) = oneshot::channel();
     let (driver, jobs) = std::sync::mpsc::channel();
     let (reports, inbox) = std::sync::mpsc::channel();

@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -48,9 +47,9 @@ const DEAF: &str = "the driver's call that waits for the card's events does not 
 /// The channels to which the owner publishes.
 pub(super) struct Outputs {
     pub observations: watch::Sender<Arc<Observation>>,
-    pub samples: UnboundedSender<Arc<Sample>>,
-    pub xids: UnboundedSender<Xid>,
-    pub layouts: UnboundedSender<LayoutResult>,
+    pub samples: channel::Sender<Arc<Sample>>,
+    pub xids: channel::Sender<Xid>,
+    pub layouts: channel::Sender<LayoutResult>,
 }
 
 /// The state of the owner's thread.

@@ -129,8 +129,10 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Everything at zero, registered.
-    pub fn new(registry: &mut Registry) -> Self {
+    /// Everything at zero, registered, with the lengths of the agent's channels.
+    pub fn new(registry: &mut Registry, lengths: &channel::Lengths) -> Self {
+        let help = "Items queued inside the agent, by channel";
+        lengths.register(registry, "aliquot_queued", help);
         let meters = Self {
             allocate: Histogram::new(ALLOCATE),
             prestart: Histogram::new(PRESTART),

@@ -27,7 +27,7 @@ use refusals::Refusals;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -43,7 +43,9 @@ pub struct TelemetryInputs {
     /// What the agent knows.
     pub state: watch::Receiver<Arc<State>>,
     /// What happened once.
-    pub notes: mpsc::UnboundedReceiver<Note>,
+    pub notes: channel::Receiver<Note>,
+    /// The lengths of the agent's channels.
+    pub lengths: channel::Lengths,
     /// Ends it.
     pub stop: CancellationToken,
 }
@@ -75,11 +77,12 @@ pub async fn run(inputs: TelemetryInputs) -> Result<(), TelemetryError> {
         client,
         state,
         notes,
+        lengths,
         stop,
     } = inputs;
     let start = Instant::now();
     let mut registry = Registry::default();
-    let meters = Arc::new(Meters::new(&mut registry));
+    let meters = Arc::new(Meters::new(&mut registry, &lengths));
     let collector = NodeCollector {
         state: state.clone(),
     };
@@ -177,7 +180,7 @@ pub fn standby(
 
 /// Counts what happened, and keeps refusals for the streams.
 async fn take_notes(
-    mut notes: mpsc::UnboundedReceiver<Note>,
+    mut notes: channel::Receiver<Note>,
     refusals: watch::Sender<Refusals>,
     meters: Arc<Meters>,
     start: Instant,

@@ -69,7 +69,14 @@ impl Watch {
             proc_root: machine.config.proc_root.clone(),
             slices: true,
         };
-        let nvml = nvml::start(settings, watched, orders, stop.clone()).unwrap();
+        let nvml = nvml::start(
+            settings,
+            watched,
+            orders,
+            &channel::Lengths::default(),
+            stop.clone(),
+        )
+        .unwrap();
         let mut this = Self {
             nvml,
             health: HealthHistory::default(),

@@ -26,7 +26,7 @@ fn scene() -> Fixture {
 
 fn scene_of(state: State) -> Fixture {
     let mut registry = Registry::default();
-    let meters = Meters::new(&mut registry);
+    let meters = Meters::new(&mut registry, &channel::Lengths::default());
     let (state, receiver) = watch::channel(Arc::new(state));
     registry.register_collector(Box::new(NodeCollector {
         state: receiver.clone(),

@@ -13,7 +13,7 @@ use axum::routing::patch;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -68,7 +68,7 @@ impl Fixture {
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
         let (state, receiver) = watch::channel(Arc::new(state));
-        let (_, notes) = mpsc::unbounded_channel();
+        let (_, notes) = channel::unbounded();
         let stop = CancellationToken::new();
         let inputs = TelemetryInputs {
             config: Arc::new(Config::for_node("n1")),
@@ -76,6 +76,7 @@ impl Fixture {
             state: receiver,
             notes,
             stop: stop.clone(),
+            lengths: channel::Lengths::default(),
         };
         let task = tokio::spawn(async move {
             run(inputs).await.unwrap();

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
@@ -48,7 +48,7 @@ impl Authority {
 /// A scheduler that passes every message on, and ends all streams on request.
 #[derive(Clone)]
 struct Scheduler {
-    messages: mpsc::UnboundedSender<AgentMessage>,
+    messages: channel::Sender<AgentMessage>,
     refused: Arc<AtomicUsize>,
     cut: watch::Receiver<u32>,
 }
@@ -67,7 +67,7 @@ impl Telemetry for Scheduler {
             return Err(Status::unauthenticated("the token is not good"));
         }
         let mut incoming = request.into_inner();
-        let (answers, outgoing) = mpsc::unbounded_channel();
+        let (answers, outgoing) = tokio::sync::mpsc::unbounded_channel();
         let messages = self.messages.clone();
         let mut cut = self.cut.clone();
         cut.mark_unchanged();
@@ -94,8 +94,8 @@ impl Telemetry for Scheduler {
 struct Fixture {
     folder: tempfile::TempDir,
     state: watch::Sender<Arc<State>>,
-    notes: mpsc::UnboundedSender<Note>,
-    messages: mpsc::UnboundedReceiver<AgentMessage>,
+    notes: channel::Sender<Note>,
+    messages: channel::Receiver<AgentMessage>,
     /// Streams that were refused for their token, connections that were made.
     refused: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
@@ -117,7 +117,7 @@ impl Fixture {
     async fn with(authority: &Authority, token: &str, state: State) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("token"), token).unwrap();
-        let (messages_in, messages) = mpsc::unbounded_channel();
+        let (messages_in, messages) = channel::unbounded();
         let (cut, cut_in) = watch::channel(0);
         let refused = Arc::new(AtomicUsize::new(0));
         let connections = Arc::new(AtomicUsize::new(0));
@@ -130,7 +130,7 @@ impl Fixture {
         let counter = Arc::clone(&connections);
         let (address, server) = serve(scheduler, authority, counter, stop.clone()).await;
         let (state, receiver) = watch::channel(Arc::new(state));
-        let (notes, notes_in) = mpsc::unbounded_channel();
+        let (notes, notes_in) = channel::unbounded();
         let config = Config {
             telemetry_endpoint: Some(address.to_string()),
             telemetry_token_file: folder.path().join("token"),
@@ -144,6 +144,7 @@ impl Fixture {
             state: receiver,
             notes: notes_in,
             stop: stop.clone(),
+            lengths: channel::Lengths::default(),
         };
         let telemetry = tokio::spawn(async move { run(inputs).await.unwrap() });
         Self {

@@ -95,6 +95,7 @@ fn scheduler_registry() -> Registry {
     let _ = scheduler::usage::UsageMeters::registered(&mut registry);
     let _ = scheduler::scale_up::ScaleUpMeters::registered(&mut registry);
     let none = std::time::Duration::ZERO;
+    meters.lengths().gauge("actions");
     meters.decided(&scheduler_core::Decision::default(), none, none);
     meters.evicted(&scheduler::status::Victim {
         podgroup: String::new(),
@@ -111,7 +112,9 @@ pub(super) fn metrics() -> String {
     let mut heard = Registry::default();
     let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
     let mut agent = Registry::default();
-    let _ = agent::telemetry::metrics::Meters::new(&mut agent);
+    let lengths = channel::Lengths::default();
+    lengths.gauge("events");
+    let _ = agent::telemetry::metrics::Meters::new(&mut agent, &lengths);
     let agent_source = source("agent/src/telemetry/metrics.rs");
     format!(
         "{HEAD}# Metrics\n\nOpenMetrics 1.0, at `/metrics`.\n\n## Scheduler\n\n{}\n### Of agents\n\n{}\n## Agent\n\n{}\n## Agent, per card and per share\n\nLabels are dcgm-exporter's: `gpu`, `UUID`, `device`, `modelName`, `Hostname`, and for a share `namespace`, `pod`, `container`.\n\n{}",
@@ -141,7 +144,9 @@ fn every_family_of_metrics_is_on_the_page() {
     let mut heard = Registry::default();
     let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
     let mut agent = Registry::default();
-    let _ = agent::telemetry::metrics::Meters::new(&mut agent);
+    let lengths = channel::Lengths::default();
+    lengths.gauge("events");
+    let _ = agent::telemetry::metrics::Meters::new(&mut agent, &lengths);
     let page = metrics();
     let mut count = 0;
     for registry in [scheduler_registry(), heard, agent] {

@@ -50,7 +50,7 @@ use stamps::StampSchedule;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -120,8 +120,8 @@ pub async fn run(
     client: Client,
     trust: Trust,
     meters: Arc<Meters>,
-    work: mpsc::UnboundedReceiver<Work>,
-    outcomes: mpsc::UnboundedSender<Outcome>,
+    work: channel::Receiver<Work>,
+    outcomes: channel::Sender<Outcome>,
     stop: CancellationToken,
 ) {
     let (events, publishing) = event::channel(
@@ -220,7 +220,7 @@ struct Actor {
     context: WriteContext,
     at_once: usize,
     busy: watch::Sender<bool>,
-    outcomes: mpsc::UnboundedSender<Outcome>,
+    outcomes: channel::Sender<Outcome>,
     actions: JoinSet<OutcomeResult>,
     /// What is under way, so that a task that broke is begun again.
     under_way: HashMap<Id, (Arc<Task>, Instant)>,
@@ -280,15 +280,15 @@ async fn with_claims(context: &WriteContext, bind: &Bind, terms: &[ClaimTerms]) 
 type BackgroundWrite = BoxFuture<'static, ()>;
 
 impl Actor {
-    async fn run(mut self, mut work: mpsc::UnboundedReceiver<Work>, stop: CancellationToken) {
+    async fn run(mut self, mut work: channel::Receiver<Work>, stop: CancellationToken) {
         loop {
             let taken = self.at_once - self.context.permits.available_permits();
             let busy = taken > self.at_once / 2;
             self.busy
                 .send_if_modified(|old| std::mem::replace(old, busy) != busy);
             self.begin_background();
-            let waits = work.len() + self.under_way.len() + self.waiting.len();
-            self.context.meters.queued("actions", waits);
+            let begun = self.under_way.len() + self.waiting.len();
+            self.context.meters.actions_begun(begun);
             // A write that frees its permit wakes this loop too.
             let next = self.schedule.next().into_iter().chain(self.stamps.next());
             let next = next.min().filter(|_| self.background_permits() > 0);

@@ -13,7 +13,7 @@ use tokio_util::sync::DropGuard;
 fn outputs() -> CycleOutputs {
     CycleOutputs {
         relist: watch::Sender::new(0),
-        work: mpsc::unbounded_channel().0,
+        work: channel::unbounded().0,
         awaited: crate::act::AwaitedClaims::default(),
         status: watch::Sender::new(Status::default()),
         views: watch::Sender::new(Views::default()),
@@ -108,7 +108,7 @@ async fn the_answer_to_what_was_already_seen_to_be_done_is_no_warning() {
 #[tokio::test]
 async fn evictions_in_favour_of_a_pod_alone_name_the_group_that_it_gets() {
     let mut cycle = cycle();
-    let (work, mut handed) = mpsc::unbounded_channel();
+    let (work, mut handed) = channel::unbounded();
     cycle.outputs.work = work;
     cycle.read("queue q\nnode n cpu=4000 pods=10 gpus=1\n");
     cycle.read("pod low queue=q priority=50 gpus.main=1 on=n\n");
@@ -169,17 +169,17 @@ impl std::io::Write for Log {
 
 /// The ends of the inputs that a test keeps: an input that ends, ends the cycle.
 struct Ends {
-    facts: mpsc::UnboundedSender<Fact>,
+    facts: channel::Sender<Fact>,
     questions: mpsc::Sender<Question>,
     leading: watch::Sender<bool>,
     _heard: crate::telemetry::AgentEventSender,
-    _outcomes: mpsc::UnboundedSender<Outcome>,
+    _outcomes: channel::Sender<Outcome>,
 }
 
 fn inputs(leads: bool) -> (Ends, CycleInputs) {
-    let (facts, facts_out) = mpsc::unbounded_channel();
+    let (facts, facts_out) = channel::unbounded();
     let (heard, heard_out) = crate::telemetry::channel(None);
-    let (outcomes, outcomes_out) = mpsc::unbounded_channel();
+    let (outcomes, outcomes_out) = channel::unbounded();
     let (questions, questions_out) = mpsc::channel(8);
     let (leading, leading_out) = watch::channel(leads);
     let ends = Ends {

@@ -23,7 +23,7 @@ use kube::Client;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -60,6 +60,8 @@ pub struct Settings {
     pub alone_wait: bool,
     /// For timestamps.
     pub wall: Wall,
+    /// Counts what waits in the grouper's channels.
+    pub lengths: channel::Lengths,
 }
 
 struct Grouper {
@@ -67,7 +69,7 @@ struct Grouper {
     steps: Steps,
     failures: failures::FailureReporter,
     groups: Arc<Groups>,
-    decided: mpsc::UnboundedSender<GroupDecision>,
+    decided: channel::Sender<GroupDecision>,
     classes: Arc<Classes>,
     pods: HashMap<String, Entry>,
     /// Pods that are ready, by lane.
@@ -140,7 +142,7 @@ pub async fn run(
 impl Grouper {
     async fn run(
         mut self,
-        mut news: mpsc::UnboundedReceiver<GrouperEvent>,
+        mut news: channel::Receiver<GrouperEvent>,
         mut leading: watch::Receiver<bool>,
         mut types: watch::Receiver<Option<Arc<Types>>>,
     ) {

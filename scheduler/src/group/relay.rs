@@ -14,7 +14,6 @@ use kube::ResourceExt as _;
 use proto::names::kai;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 /// Messages to the grouper.
 #[derive(Clone, Debug)]
@@ -55,10 +54,10 @@ pub(super) struct GroupDecision {
 pub struct FactRelay {
     scheduler: String,
     shared: Shared,
-    facts: mpsc::UnboundedReceiver<Fact>,
-    decided: mpsc::UnboundedReceiver<GroupDecision>,
-    onward: mpsc::UnboundedSender<Fact>,
-    news: mpsc::UnboundedSender<GrouperEvent>,
+    facts: channel::Receiver<Fact>,
+    decided: channel::Receiver<GroupDecision>,
+    onward: channel::Sender<Fact>,
+    news: channel::Sender<GrouperEvent>,
     classes: Roll,
     ungrouped: Roll,
     /// How each pod without a group was last passed on, by UID: its resource version, and the
@@ -125,8 +124,8 @@ impl Waiting {
 /// The grouper's end of the relay: its input, and where its decisions go.
 #[derive(Debug)]
 pub struct GrouperChannels {
-    pub(super) news: mpsc::UnboundedReceiver<GrouperEvent>,
-    pub(super) decided: mpsc::UnboundedSender<GroupDecision>,
+    pub(super) news: channel::Receiver<GrouperEvent>,
+    pub(super) decided: channel::Sender<GroupDecision>,
 }
 
 /// The names of objects that exist. After a new listing, those that it did not contain are gone.
@@ -180,11 +179,12 @@ impl FactRelay {
     pub fn new(
         scheduler: &str,
         shared: Shared,
-        facts: mpsc::UnboundedReceiver<Fact>,
-    ) -> (Self, mpsc::UnboundedReceiver<Fact>, GrouperChannels) {
-        let (onward, facts_out) = mpsc::unbounded_channel();
-        let (news_out, news) = mpsc::unbounded_channel();
-        let (decided_out, decided) = mpsc::unbounded_channel();
+        facts: channel::Receiver<Fact>,
+        lengths: &channel::Lengths,
+    ) -> (Self, channel::Receiver<Fact>, GrouperChannels) {
+        let (onward, facts_out) = lengths.unbounded("facts_of_grouper");
+        let (news_out, news) = lengths.unbounded("pods_to_group");
+        let (decided_out, decided) = lengths.unbounded("grouped");
         let relay = Self {
             scheduler: scheduler.to_owned(),
             shared,

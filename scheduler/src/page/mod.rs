@@ -63,6 +63,8 @@ pub struct Sources {
     pub prometheus: Option<String>,
     /// The time.
     pub wall: Wall,
+    /// Counts what waits in the page's channels.
+    pub lengths: channel::Lengths,
 }
 
 /// Which clients may read, and how.
@@ -128,7 +130,13 @@ pub fn start(
 ) -> (Flows, Vec<(&'static str, Part)>) {
     let begun = sources.wall.now().as_millisecond();
     let begun = Time(u64::try_from(begun).unwrap_or_default());
-    let (relay, onward, notes) = FactRelay::new(scheduler, &sources.queue_label, flows, begun);
+    let (relay, onward, notes) = FactRelay::new(
+        scheduler,
+        &sources.queue_label,
+        flows,
+        begun,
+        &sources.lengths,
+    );
     let keeping = rows::run(rows::RowSources {
         notes,
         asked: pending.0,

@@ -14,7 +14,6 @@ use proto::telemetry::Refusal;
 use scheduler_core::units::Time;
 use std::collections::HashSet;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 /// One thing for the rows' owner.
 #[derive(Debug)]
@@ -59,9 +58,9 @@ pub(super) struct FactRelay {
     /// The key of the label by which the admin has queues named.
     queue_label: String,
     flows: Flows,
-    facts: mpsc::UnboundedSender<Fact>,
+    facts: channel::Sender<Fact>,
     heard: AgentEventSender,
-    notes: mpsc::UnboundedSender<RowEvent>,
+    notes: channel::Sender<RowEvent>,
     /// Pods that the rows' owner knows.
     known: HashSet<String>,
     /// Pods that were granted something.
@@ -81,10 +80,11 @@ impl FactRelay {
         queue_label: &str,
         flows: Flows,
         begun: Time,
-    ) -> (Self, Flows, mpsc::UnboundedReceiver<RowEvent>) {
-        let (facts, facts_out) = mpsc::unbounded_channel();
+        lengths: &channel::Lengths,
+    ) -> (Self, Flows, channel::Receiver<RowEvent>) {
+        let (facts, facts_out) = lengths.unbounded("facts_of_page");
         let (heard, heard_out) = telemetry::channel(None);
-        let (notes, told) = mpsc::unbounded_channel();
+        let (notes, told) = lengths.unbounded("notes_of_page");
         let relay = Self {
             scheduler: scheduler.to_owned(),
             queue_label: queue_label.to_owned(),
@@ -282,7 +282,7 @@ fn change<K: kube::Resource, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<
 #[derive(Debug)]
 pub struct Flows {
     /// Of the API server.
-    pub facts: mpsc::UnboundedReceiver<Fact>,
+    pub facts: channel::Receiver<Fact>,
     /// Of the agents.
     pub heard: AgentEventReceiver,
 }

@@ -408,7 +408,7 @@ fn since(share: &mut LiveShare, old: Option<&LiveShare>, known: bool, now: Time)
 /// What the rows' owner needs beside notes.
 #[derive(Debug)]
 pub(super) struct RowSources {
-    pub(super) notes: mpsc::UnboundedReceiver<RowEvent>,
+    pub(super) notes: channel::Receiver<RowEvent>,
     pub(super) asked: mpsc::Receiver<PendingQuery>,
     pub(super) views: watch::Receiver<Views>,
     pub(super) status: watch::Receiver<Status>,

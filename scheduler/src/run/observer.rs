@@ -40,7 +40,8 @@ pub(super) fn observe(
     );
     let (leading_out, leading) = watch::channel(false);
     let relist = watch::Sender::new(0);
-    let (facts_out, facts) = mpsc::unbounded_channel();
+    let lengths = show.meters.lengths();
+    let (facts_out, facts) = lengths.unbounded("facts_of_watches");
     tasks.spawn(named(
         "the watches",
         facts::run(
@@ -67,7 +68,7 @@ pub(super) fn observe(
         ),
     ));
     let (heard_out, heard) = telemetry::channel(None);
-    let (outcomes_out, outcomes) = mpsc::unbounded_channel();
+    let (outcomes_out, outcomes) = lengths.unbounded("outcomes");
     // Nothing comes from there: agents are read where they write, and nothing is done.
     let silent = end.clone();
     tasks.spawn(async move {
@@ -75,7 +76,7 @@ pub(super) fn observe(
         drop((leading_out, heard_out, outcomes_out));
         Ok("silence")
     });
-    let (work, _) = mpsc::unbounded_channel();
+    let (work, _) = lengths.unbounded("actions");
     let inputs = CycleInputs {
         facts,
         heard,

@@ -18,7 +18,7 @@ pub struct CoreChannels {
     /// In its decisions' names.
     pub epoch: u64,
     /// How its actions ended.
-    pub outcomes: mpsc::UnboundedSender<Outcome>,
+    pub outcomes: channel::Sender<Outcome>,
     /// Queries to it.
     pub questions: mpsc::Sender<Question>,
     /// Where it is.
@@ -30,7 +30,7 @@ pub struct CoreChannels {
 /// Goes between until an input ends.
 pub async fn run(
     cores: Vec<CoreChannels>,
-    mut outcomes: mpsc::UnboundedReceiver<Outcome>,
+    mut outcomes: channel::Receiver<Outcome>,
     mut questions: mpsc::Receiver<Question>,
     status: watch::Sender<Status>,
     views: watch::Sender<Views>,

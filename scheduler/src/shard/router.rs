@@ -14,13 +14,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 use proto::names::kai;
 use std::collections::{BTreeMap, BTreeSet};
-use tokio::sync::mpsc;
 
 /// Into one shard.
 #[derive(Clone, Debug)]
 pub struct Lane {
     /// The API server's.
-    pub facts: mpsc::UnboundedSender<Fact>,
+    pub facts: channel::Sender<Fact>,
     /// The agents'.
     pub heard: AgentEventSender,
 }
@@ -28,7 +27,7 @@ pub struct Lane {
 /// Routes until an input ends or the receiver is gone.
 pub async fn run(
     pools: Vec<Pool>,
-    mut facts: mpsc::UnboundedReceiver<Fact>,
+    mut facts: channel::Receiver<Fact>,
     mut heard: AgentEventReceiver,
     lanes: Vec<Lane>,
 ) {

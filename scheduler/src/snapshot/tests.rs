@@ -28,7 +28,7 @@ fn read(archive: impl AsRef<[u8]>) -> Value {
 }
 
 /// An API server that holds no object of these kinds and answers as often as `answers` permits.
-fn api(asked: mpsc::UnboundedSender<()>, answers: &Arc<Semaphore>) -> Client {
+fn api(asked: channel::Sender<()>, answers: &Arc<Semaphore>) -> Client {
     let answers = Arc::clone(answers);
     let service = service_fn(move |_: Request<kube::client::Body>| {
         let (asked, answers) = (asked.clone(), Arc::clone(&answers));
@@ -44,7 +44,7 @@ fn api(asked: mpsc::UnboundedSender<()>, answers: &Arc<Semaphore>) -> Client {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_keeps_its_turn_until_the_objects_are_listed() {
-    let (asked, mut requests) = mpsc::unbounded_channel();
+    let (asked, mut requests) = channel::unbounded();
     let answers = Arc::new(Semaphore::new(0));
     let (questions, mut settings) = mpsc::channel(8);
     tokio::spawn(async move {

@@ -4,7 +4,6 @@ use super::kai::{KaiMeters, Victim};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use scheduler_core::ids::GroupName;
@@ -22,11 +21,6 @@ struct Request {
     code: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Queue {
-    queue: &'static str,
-}
-
 /// All of them.
 #[derive(Debug)]
 pub struct Meters {
@@ -41,7 +35,7 @@ pub struct Meters {
     lost_events: Counter,
     differences: Family<Kind, Counter>,
     requests: Family<Request, Counter>,
-    queued: Family<Queue, Gauge>,
+    lengths: channel::Lengths,
     contradictions: Counter,
     kai: KaiMeters,
 }
@@ -62,7 +56,7 @@ impl Meters {
             lost_events: Counter::default(),
             differences: Family::default(),
             requests: Family::default(),
-            queued: Family::default(),
+            lengths: channel::Lengths::default(),
             contradictions: Counter::default(),
             kai: KaiMeters::registered(registry),
         };
@@ -115,10 +109,10 @@ impl Meters {
             "Requests to the API server, by method and response code; `none` without a response",
             meters.requests.clone(),
         );
-        registry.register(
+        meters.lengths.register(
+            registry,
             "queued",
-            "Items queued inside the scheduler: changes and outcomes for the next decision, actions for the API server",
-            meters.queued.clone(),
+            "Items queued inside the scheduler, by channel: facts on their way to the next decision, outcomes, actions for the API server",
         );
         registry.register(
             "contradictions",
@@ -205,10 +199,15 @@ impl Meters {
         self.requests.get_or_create(&request).inc();
     }
 
-    /// The number of items that wait there.
-    pub fn queued(&self, queue: &'static str, length: usize) {
+    /// Returns what makes the channels of this process, which counts what waits in them.
+    pub fn lengths(&self) -> &channel::Lengths {
+        &self.lengths
+    }
+
+    /// Sets the number of actions that are under way, or wait for another one to end.
+    pub fn actions_begun(&self, length: usize) {
         let length = i64::try_from(length).unwrap_or(i64::MAX);
-        self.queued.get_or_create(&Queue { queue }).set(length);
+        self.lengths.gauge("actions_begun").set(length);
     }
 
     /// The core contradicts itself.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config};
 use std::time::Duration;
 
-async fn until(facts: &mut mpsc::UnboundedReceiver<Fact>, is: impl Fn(&Fact) -> bool) -> Fact {
+async fn until(facts: &mut channel::Receiver<Fact>, is: impl Fn(&Fact) -> bool) -> Fact {
     let found = async {
         loop {
             let fact = facts.recv().await.expect("facts");
@@ -44,7 +44,7 @@ async fn a_changed_class_has_groups_told_again_and_pods_come_without_what_they_r
     let group = json!({"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
         "metadata": {"name": "g"}, "spec": {"priorityClassName": "high"}});
     make(groups, group).await;
-    let (facts, mut told) = mpsc::unbounded_channel();
+    let (facts, mut told) = channel::unbounded();
     let relist = watch::channel(0).1;
     tokio::spawn(run(client.clone(), facts, |_| {}, None, relist, stop));
     let is_group = |fact: &Fact| matches!(fact, Fact::Group(Seen::There(_)));
@@ -83,7 +83,7 @@ async fn pods_are_told_again_once_their_gpus_have_a_class() {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}]}});
     make(pods, pod).await;
-    let (facts, mut told) = mpsc::unbounded_channel();
+    let (facts, mut told) = channel::unbounded();
     let relist = watch::channel(0).1;
     tokio::spawn(run(client.clone(), facts, |_| {}, None, relist, stop));
     let is_pod = |fact: &Fact| matches!(fact, Fact::Pod(Seen::There(_)));
@@ -134,7 +134,7 @@ async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
     };
     make(groups.clone(), group("absurd", Value::Null)).await;
     make(groups.clone(), group("fine", json!({}))).await;
-    let (facts, mut told) = mpsc::unbounded_channel();
+    let (facts, mut told) = channel::unbounded();
     let (complaints, mut unreadable) = mpsc::channel(8);
     let relist = watch::channel(0).1;
     let complaints = Some(complaints);

@@ -52,7 +52,13 @@ fn slices(machine: &Machine) -> anyhow::Result<Vec<Device>> {
         slices: true,
     };
     let (_watched, watched) = watch::channel(Watched::default());
-    let channels = nvml::start(settings, watched, std::sync::mpsc::channel().1, stop)?;
+    let channels = nvml::start(
+        settings,
+        watched,
+        std::sync::mpsc::channel().1,
+        &channel::Lengths::default(),
+        stop,
+    )?;
     let until = Instant::now() + FIRST_LOOK;
     let seen = loop {
         let seen = channels.observations.borrow().clone();

@@ -71,8 +71,8 @@ fn binding(decision: DecisionId, pod: &Pod, node: &str) -> Bind {
 struct Site {
     client: Client,
     server: Handle,
-    work: mpsc::UnboundedSender<Work>,
-    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    work: channel::Sender<Work>,
+    outcomes: channel::Receiver<Outcome>,
     trust: Trust,
     grouping: crate::group::Shared,
     decisions: u64,
@@ -116,8 +116,8 @@ impl Site {
         let names = ["localhost".to_owned()];
         let trust = trust::establish(&client, NS, &names).await.unwrap();
         let grouping = crate::group::Shared::new(client.clone(), lone_pods);
-        let (work, todo) = mpsc::unbounded_channel();
-        let (said, outcomes) = mpsc::unbounded_channel();
+        let (work, todo) = channel::unbounded();
+        let (said, outcomes) = channel::unbounded();
         tokio::spawn(run(
             Settings {
                 scheduler_name: "kai-scheduler".into(),

@@ -11,7 +11,7 @@ use kube::client::Body;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -50,8 +50,8 @@ fn api(reads: &Arc<Mutex<Vec<u128>>>) -> Client {
 async fn a_group_that_cannot_be_recreated_is_tried_again_less_and_less_often() {
     let reads = Arc::default();
     let client = api(&reads);
-    let (news_out, news) = mpsc::unbounded_channel();
-    let (decided, _decisions) = mpsc::unbounded_channel();
+    let (news_out, news) = channel::unbounded();
+    let (decided, _decisions) = channel::unbounded();
     let (_leading, leads) = watch::channel(true);
     let stop = CancellationToken::new();
     let settings = Settings {
@@ -62,6 +62,7 @@ async fn a_group_that_cannot_be_recreated_is_tried_again_less_and_less_often() {
         queue_label: proto::names::kai::QUEUE_LABEL.into(),
         types: None,
         alone_wait: false,
+        lengths: channel::Lengths::default(),
         wall: Wall::machine(),
     };
     tokio::spawn(group::run(

@@ -10,14 +10,14 @@ use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
-use tokio::sync::mpsc;
 
 /// The output of a relay: facts that it passes on, and messages to the grouper.
-fn relay(facts: mpsc::UnboundedReceiver<Fact>) -> (mpsc::UnboundedReceiver<Fact>, GrouperChannels) {
+fn relay(facts: channel::Receiver<Fact>) -> (channel::Receiver<Fact>, GrouperChannels) {
     let nowhere = kube::Config::new("http://localhost:1".parse().unwrap());
     let client = kube::Client::try_from(nowhere).unwrap();
     let shared = Shared::new(client, LonePodGroups::Write);
-    let (relay, passed, told) = FactRelay::new("kai-scheduler", shared, facts);
+    let (relay, passed, told) =
+        FactRelay::new("kai-scheduler", shared, facts, &channel::Lengths::default());
     tokio::spawn(relay.run());
     (passed, told)
 }
@@ -25,7 +25,7 @@ fn relay(facts: mpsc::UnboundedReceiver<Fact>) -> (mpsc::UnboundedReceiver<Fact>
 /// A pod is gone while a listing goes on, and in the middle of that its group is decided.
 #[tokio::test]
 async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile() {
-    let (facts, facts_in) = mpsc::unbounded_channel();
+    let (facts, facts_in) = channel::unbounded();
     let (mut passed, told) = relay(facts_in);
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": NS, "uid": "u", "resourceVersion": "1",
@@ -69,7 +69,7 @@ async fn a_pod_that_a_listing_does_not_name_is_gone_though_it_was_told_meanwhile
 /// The grouper reads one pod of a group that it creates again.
 #[tokio::test]
 async fn a_missing_group_is_told_again_when_the_pod_that_was_named_leaves_it() {
-    let (facts, facts_in) = mpsc::unbounded_channel();
+    let (facts, facts_in) = channel::unbounded();
     let (_passed, mut told) = relay(facts_in);
     let pod = |name: &str, going: bool| -> Box<Pod> {
         let since = going.then_some("2026-01-01T00:00:00Z");

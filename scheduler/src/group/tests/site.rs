@@ -12,7 +12,7 @@ use kube::{Api, Client, CustomResourceExt as _, ResourceExt as _};
 use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config, Handle};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Of all its objects.
@@ -26,7 +26,7 @@ pub(super) struct Site {
     /// Lists pods and groups again.
     pub(super) relist: watch::Sender<u64>,
     /// What the cycle would get.
-    pub(super) facts: mpsc::UnboundedReceiver<facts::Fact>,
+    pub(super) facts: channel::Receiver<facts::Fact>,
     pub(super) shared: Shared,
     stop: CancellationToken,
 }
@@ -64,7 +64,7 @@ impl Site {
             .create(&PostParams::default(), &PodGroup::crd())
             .await
             .unwrap();
-        let (facts_out, facts_in) = mpsc::unbounded_channel();
+        let (facts_out, facts_in) = channel::unbounded();
         let (relist, relisting) = watch::channel(0);
         tokio::spawn(facts::run(
             client.clone(),
@@ -76,7 +76,8 @@ impl Site {
         ));
         let shared = Shared::new(client.clone(), lone_pods);
         let name = "kai-scheduler";
-        let (relay, facts, told) = FactRelay::new(name, shared.clone(), facts_in);
+        let (relay, facts, told) =
+            FactRelay::new(name, shared.clone(), facts_in, &channel::Lengths::default());
         tokio::spawn(relay.run());
         let (leading, leads) = watch::channel(leads);
         let settings = Settings {
@@ -90,6 +91,7 @@ impl Site {
                 name: name.to_owned(),
             }),
             alone_wait: types.is_some(),
+            lengths: channel::Lengths::default(),
             wall: crate::clock::Wall::machine(),
         };
         tokio::spawn(group::run(

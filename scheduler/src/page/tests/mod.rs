@@ -119,7 +119,7 @@ fn class(name: &str, value: i32) -> Fact {
 
 struct Site {
     routes: Router,
-    facts: mpsc::UnboundedSender<Fact>,
+    facts: channel::Sender<Fact>,
     onward: Flows,
     /// Questions to the API server.
     asked: Arc<AtomicUsize>,
@@ -138,7 +138,7 @@ impl Site {
 
     /// Beside a Prometheus at this URL.
     fn beside(facts_in: Vec<Fact>, prometheus: Option<&str>) -> Self {
-        let (facts, facts_out) = mpsc::unbounded_channel();
+        let (facts, facts_out) = channel::unbounded();
         let (heard, heard_out) = crate::telemetry::channel(None);
         let flows = Flows {
             facts: facts_out,
@@ -149,7 +149,8 @@ impl Site {
             let clock = clock.clone();
             Wall::reads(move || Timestamp::from_second(clock.load(Ordering::Relaxed)).unwrap())
         };
-        let (relay, onward, notes) = FactRelay::new("us", "squad", flows, Time(0));
+        let (relay, onward, notes) =
+            FactRelay::new("us", "squad", flows, Time(0), &channel::Lengths::default());
         tokio::spawn(relay.run());
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
