@@ -622,6 +622,81 @@ fn the_prometheus_operator_and_grafana_get_the_files_of_deploy() {
 }
 
 #[test]
+fn a_drain_takes_one_replica_at_a_time_unless_the_values_say_otherwise() {
+    for helm in helms() {
+        let budget = |flags: &[&str], name| {
+            let objects = rendered(&helm, "aliquot-system", flags);
+            objects.get(&key("PodDisruptionBudget", name)).cloned()
+        };
+        for name in ["aliquot-scheduler", "aliquot-admission"] {
+            let plain = budget(&[], name).unwrap();
+            assert_eq!(plain["spec"]["maxUnavailable"], 1);
+            let labels = &plain["spec"]["selector"]["matchLabels"];
+            let workload = &rendered(&helm, "aliquot-system", &[])[&key("Deployment", name)];
+            assert_eq!(*labels, workload["spec"]["selector"]["matchLabels"]);
+        }
+        let half = ["--set", "scheduler.podDisruptionBudget.maxUnavailable=50%"];
+        let of_scheduler = budget(&half, "aliquot-scheduler").unwrap();
+        assert_eq!(of_scheduler["spec"]["maxUnavailable"], "50%");
+        let off = ["--set", "admission.podDisruptionBudget.enabled=false"];
+        assert!(budget(&off, "aliquot-admission").is_none());
+        assert!(budget(&off, "aliquot-scheduler").is_some());
+    }
+}
+
+#[test]
+fn on_openshift_each_workload_may_use_the_constraints_that_it_needs() {
+    for helm in helms() {
+        let objects = rendered(&helm, "aliquot-system", &["--set", "openshift=true"]);
+        let mut bound = BTreeMap::new();
+        for constraints in ["privileged", "nonroot-v2"] {
+            let binding = &objects[&key("RoleBinding", &format!("aliquot-scc-{constraints}"))];
+            let role = format!("system:openshift:scc:{constraints}");
+            assert_eq!(binding["roleRef"]["name"], role);
+            for subject in binding["subjects"].as_array().unwrap() {
+                bound.insert(subject["name"].as_str().unwrap().to_owned(), constraints);
+            }
+        }
+        let mut workloads = 0;
+        for ((kind, _), object) in &objects {
+            if kind != "Deployment" && kind != "DaemonSet" {
+                continue;
+            }
+            workloads += 1;
+            let pod = &object["spec"]["template"]["spec"];
+            let container = &pod["containers"][0]["securityContext"];
+            let needs = if container["privileged"] == true {
+                "privileged"
+            } else {
+                assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+                "nonroot-v2"
+            };
+            assert_eq!(bound[pod["serviceAccountName"].as_str().unwrap()], needs);
+        }
+        assert_eq!(workloads, 4);
+    }
+}
+
+#[test]
+fn every_value_is_described() {
+    fn missing(schema: &Value, path: &str, out: &mut Vec<String>) {
+        let properties = schema["properties"].as_object();
+        for (name, value) in properties.into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            let text = value["description"].as_str().unwrap_or_default();
+            if !text.ends_with('.') {
+                out.push(path.clone());
+            }
+            missing(value, &path, out);
+        }
+    }
+    let text = std::fs::read_to_string(deploy().join("chart/values.schema.json")).unwrap();
+    let mut out = Vec::new();
+    missing(&serde_json::from_str(&text).unwrap(), "", &mut out);
+    assert!(out.is_empty(), "without a description: {out:?}");
+}
+
+#[test]
 fn values_that_mean_nothing_are_refused() {
     for helm in helms() {
         refused(&helm);
@@ -672,6 +747,9 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         }
         "scheduler.resources" | "admission.resources" | "nodeAgent.resources" | "mps.resources" => {
             json!({"limits": {"memory": "7Gi"}})
+        }
+        path if path.ends_with("topologySpreadConstraints") => {
+            json!([{"topologyKey": "x", "maxSkew": 1}])
         }
         path if path.ends_with("olerations") => json!([{"key": "x", "operator": "Exists"}]),
         path if path.ends_with("nodeSelector") => json!({"x": "y"}),

@@ -86,6 +86,7 @@
 {{- with $values.global.securityContext }}{{ $_ := set $spec "securityContext" . }}{{ end -}}
 {{- $mine := ternary $values.admission $values.scheduler (eq .object.metadata.name "aliquot-admission") -}}
 {{- with $mine.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- with $mine.topologySpreadConstraints }}{{ $_ := set $spec "topologySpreadConstraints" . }}{{ end -}}
 {{- if gt (int $mine.replicas) 0 }}{{ $_ := set .object.spec "replicas" (int $mine.replicas) }}{{ end -}}
 {{- end }}
 
