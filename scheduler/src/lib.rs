@@ -72,6 +72,7 @@ pub mod serve;
 pub mod shard;
 pub mod snapshot;
 pub mod status;
+mod stored_pod;
 pub mod telemetry;
 pub mod trial;
 pub mod trust;

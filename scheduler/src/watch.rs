@@ -3,14 +3,15 @@
 //! One endless watch per kind, with backoff. A kind whose CRD is not installed counts as empty
 //! until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
 
+mod kept;
+
 use crate::act::event::{self, Annotations, KubeEvent};
 use api::GpuNode;
 use api::kai::{Config as KaiConfig, PodGroup, Queue, SchedulingShard, Topology};
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, EnvVar, Namespace, Node, ObjectReference, PersistentVolume,
-    PersistentVolumeClaim, Pod,
+    ConfigMap, Namespace, Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod,
 };
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -400,36 +401,11 @@ fn trim(meta: &mut ObjectMeta) {
     }
 }
 
-/// Without what its containers run, and their environment: it may be long, and no decision depends
-/// on it. References to config maps stay.
 fn pod(mut seen: Seen<Pod>) -> Fact {
-    if let Seen::There(pod) = &mut seen
-        && let Some(spec) = &mut pod.spec
-    {
-        spec.ephemeral_containers = None;
-        let inits = spec.init_containers.iter_mut().flatten();
-        for container in spec.containers.iter_mut().chain(inits) {
-            *container = Container {
-                name: std::mem::take(&mut container.name),
-                env: container.env.take().and_then(by_config_maps),
-                env_from: container.env_from.take(),
-                ports: container.ports.take(),
-                resources: container.resources.take(),
-                restart_policy: container.restart_policy.take(),
-                ..Container::default()
-            };
-        }
+    if let Seen::There(pod) = &mut seen {
+        kept::trim(pod);
     }
     Fact::Pod(seen)
-}
-
-fn by_config_maps(mut variables: Vec<EnvVar>) -> Option<Vec<EnvVar>> {
-    let is_of_one = |one: &EnvVar| {
-        let from = one.value_from.as_ref();
-        from.is_some_and(|from| from.config_map_key_ref.is_some())
-    };
-    variables.retain(is_of_one);
-    (!variables.is_empty()).then_some(variables)
 }
 
 /// In a box: twenty of them at once would fill a thread's stack.

@@ -95,7 +95,7 @@ fn scheduler_registry() -> Registry {
     let _ = scheduler::usage::UsageMeters::registered(&mut registry);
     let _ = scheduler::scale_up::ScaleUpMeters::registered(&mut registry);
     let none = std::time::Duration::ZERO;
-    meters.lengths().gauge("actions");
+    let _ = meters.lengths().gauge("actions");
     meters.decided(&scheduler_core::Decision::default(), none, none);
     meters.evicted(&scheduler::status::Victim {
         podgroup: String::new(),
@@ -113,7 +113,7 @@ pub(super) fn metrics() -> String {
     let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
     let mut agent = Registry::default();
     let lengths = channel::Lengths::default();
-    lengths.gauge("events");
+    let _ = lengths.gauge("events");
     let _ = agent::telemetry::metrics::Meters::new(&mut agent, &lengths);
     let agent_source = source("agent/src/telemetry/metrics.rs");
     format!(
@@ -145,7 +145,7 @@ fn every_family_of_metrics_is_on_the_page() {
     let _ = scheduler::telemetry::AgentMeters::registered(&mut heard);
     let mut agent = Registry::default();
     let lengths = channel::Lengths::default();
-    lengths.gauge("events");
+    let _ = lengths.gauge("events");
     let _ = agent::telemetry::metrics::Meters::new(&mut agent, &lengths);
     let page = metrics();
     let mut count = 0;

@@ -2,8 +2,8 @@
 //! that they refuse or want gone.
 
 use super::{World, cards};
+use crate::stored_pod::StoredPod;
 use crate::telemetry::AgentEvent;
-use k8s_openapi::api::core::v1::Pod as KubePod;
 use proto::telemetry::{NodeState, Share as HeldShare};
 use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
 use scheduler_core::model::{ContainerGrant, Mode, Phase, Placement};
@@ -18,7 +18,7 @@ pub(super) struct WholePod {
     /// The cards that the core knows of, sorted. Agents name the pod's cards in each of their messages,
     /// and the pod is converted again only if these differ. `None` if the pod has no place.
     pub(super) cards: Option<Vec<GpuUuid>>,
-    pub(super) pod: Box<KubePod>,
+    pub(super) pod: StoredPod,
 }
 
 /// A pod that an agent wants gone.
@@ -183,7 +183,7 @@ impl World {
             if whole.cards.as_ref().is_none_or(|known| *known == cards) {
                 continue;
             }
-            let pod = whole.pod.clone();
+            let pod = whole.pod.load();
             self.held.insert(uid.to_owned(), grants);
             let known = self.held.get(uid).map(Vec::as_slice);
             let Some(mut corrected) = self.read(&pod, known) else {

@@ -5,6 +5,7 @@
 
 use super::hindrance::Hindrance;
 use super::{ListedObjects, World};
+use crate::stored_pod::StoredPod;
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod as KubePod};
 use kube::ResourceExt as _;
@@ -28,7 +29,7 @@ pub(super) struct ConfigMapUsers {
 
 #[derive(Debug)]
 struct Waiting {
-    pod: Box<KubePod>,
+    pod: StoredPod,
     /// By namespace and name.
     needs: Vec<String>,
     /// Those of them that were missing when it was looked at last.
@@ -79,9 +80,9 @@ impl ConfigMapUsers {
     }
 
     /// The pod, if it waits and other config maps are missing than when it was looked at last.
-    pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
+    pub(super) fn changed(&self, uid: &str) -> Option<KubePod> {
         let waiting = self.waiting.get(uid)?;
-        (self.missing(&waiting.needs) != waiting.missing).then_some(&*waiting.pod)
+        (self.missing(&waiting.needs) != waiting.missing).then(|| waiting.pod.load())
     }
 
     fn wait(&mut self, uid: &str, waiting: Waiting) {
@@ -132,7 +133,7 @@ impl World {
             converted.lacks.push(what.into());
         }
         let waiting = Waiting {
-            pod: Box::new(pod.clone()),
+            pod: StoredPod::of(pod),
             needs,
             missing,
         };
@@ -171,7 +172,7 @@ impl World {
         if is_listing_over {
             let all: Vec<String> = known.waiting.keys().cloned().collect();
             let due = all.iter().filter_map(|uid| known.changed(uid));
-            let due: Vec<KubePod> = due.cloned().collect();
+            let due: Vec<KubePod> = due.collect();
             return due
                 .into_iter()
                 .flat_map(|pod| self.pod_there(pod))

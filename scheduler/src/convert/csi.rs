@@ -227,7 +227,7 @@ impl World {
             }
         };
         if news {
-            self.users_if(|_, _| true);
+            self.users_if(|_| true);
         }
         Vec::new()
     }
@@ -242,13 +242,13 @@ impl World {
             Seen::There(object) => {
                 csi.capacities.there(&key(&object));
                 let notices = csi.room(&object, true);
-                self.users_if(|_, say| notices(say));
+                self.users_if(|say| notices(say));
                 Vec::new()
             }
             Seen::Gone(object) => {
                 csi.capacities.names.remove(&key(&object));
                 let notices = csi.room(&object, false);
-                self.users_if(|_, say| notices(say));
+                self.users_if(|say| notices(say));
                 Vec::new()
             }
             Seen::Listed => {

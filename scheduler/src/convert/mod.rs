@@ -48,6 +48,7 @@ pub(crate) mod volume;
 use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
+use crate::stored_pod::StoredPod;
 use crate::telemetry::AgentEvent;
 use crate::usage;
 use crate::watch::{Fact, Seen};
@@ -429,7 +430,7 @@ impl World {
             if whole {
                 let placed = agent::placement(&converted);
                 let cards = placed.map(|placed| agent::cards_of(&placed.grants));
-                let pod = Box::new(pod);
+                let pod = StoredPod::of(&pod);
                 self.whole
                     .insert(uid.clone(), agent::WholePod { cards, pod });
             }

@@ -53,7 +53,7 @@ impl World {
             };
             let pod = self.storage.changed(&uid);
             let pod = pod.or_else(|| self.config_maps.changed(&uid));
-            let pod = pod.or_else(|| self.devices.changed(&uid)).cloned();
+            let pod = pod.or_else(|| self.devices.changed(&uid));
             events.extend(pod.into_iter().flat_map(|pod| self.pod_there(pod)));
         }
         events

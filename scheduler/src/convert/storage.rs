@@ -4,6 +4,7 @@
 use super::csi::Csi;
 use super::volume::{Storage, VolumeTerms, claims};
 use super::{ListedObjects, World};
+use crate::stored_pod::StoredPod;
 use crate::watch::Seen;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as KubePod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -13,34 +14,46 @@ use scheduler_core::ids::PodUid;
 use scheduler_core::model::{Phase, Pod};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A pod that waits with volumes.
+#[derive(Debug)]
+struct User {
+    pod: StoredPod,
+    /// Namespace and name of each of its claims.
+    claims: Vec<String>,
+    /// What its volumes said when it was looked at last.
+    say: VolumeTerms,
+}
+
 /// Pods that are looked at again when what their volumes say may have changed.
 #[derive(Debug, Default)]
 struct Users {
-    /// By UID, with what their volumes said at the last time.
-    pods: BTreeMap<String, (Box<KubePod>, VolumeTerms)>,
+    /// By UID.
+    pods: BTreeMap<String, User>,
     /// UIDs by the namespace and name of a claim.
     by_claim: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Users {
     fn insert(&mut self, uid: &str, pod: &KubePod, say: VolumeTerms) {
-        for claim in names(pod) {
-            let users = self.by_claim.entry(claim).or_default();
+        let claims: Vec<String> = names(pod).collect();
+        for claim in &claims {
+            let users = self.by_claim.entry(claim.clone()).or_default();
             users.insert(uid.to_owned());
         }
-        let user = (Box::new(pod.clone()), say);
+        let pod = StoredPod::of(pod);
+        let user = User { pod, claims, say };
         self.pods.insert(uid.to_owned(), user);
     }
 
     fn remove(&mut self, uid: &str) {
-        let Some((pod, _)) = self.pods.remove(uid) else {
+        let Some(user) = self.pods.remove(uid) else {
             return;
         };
-        for claim in names(&pod) {
-            if let Some(users) = self.by_claim.get_mut(&claim) {
+        for claim in &user.claims {
+            if let Some(users) = self.by_claim.get_mut(claim) {
                 users.remove(uid);
                 if users.is_empty() {
-                    self.by_claim.remove(&claim);
+                    self.by_claim.remove(claim);
                 }
             }
         }
@@ -108,9 +121,10 @@ impl StorageObjects {
     }
 
     /// The pod, if its volumes say something else than when it was looked at last.
-    pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
-        let (pod, say) = self.users.pods.get(uid)?;
-        (self.say(pod) != say.as_found()).then_some(&**pod)
+    pub(super) fn changed(&self, uid: &str) -> Option<KubePod> {
+        let user = self.users.pods.get(uid)?;
+        let pod = user.pod.load();
+        (self.say(&pod) != user.say.as_found()).then_some(pod)
     }
 
     /// Returns the terms that the volumes of a pod set.
@@ -169,7 +183,7 @@ impl World {
 
     /// What its volumes have against every node.
     pub fn volumes_against(&self, pod: &PodUid) -> Option<String> {
-        let (_, say) = self.storage.users.pods.get(pod.as_str())?;
+        let say = &self.storage.users.pods.get(pod.as_str())?.say;
         (!say.against.is_empty()).then(|| say.against.join(", "))
     }
 
@@ -258,7 +272,7 @@ impl World {
     }
 
     fn volumes_changed(&mut self, names: &[String]) -> Vec<Event> {
-        self.users_if(|_, say| names.iter().any(|name| say.uses(name)));
+        self.users_if(|say| names.iter().any(|name| say.uses(name)));
         self.storage.tell(names.iter())
     }
 
@@ -287,7 +301,7 @@ impl World {
             }
         };
         if news {
-            self.users_if(|_, _| true);
+            self.users_if(|_| true);
         }
         Vec::new()
     }
@@ -301,9 +315,9 @@ impl World {
     }
 
     /// Pods for which `which` holds are looked at again.
-    pub(super) fn users_if(&mut self, which: impl Fn(&KubePod, &VolumeTerms) -> bool) {
+    pub(super) fn users_if(&mut self, which: impl Fn(&VolumeTerms) -> bool) {
         let users = self.storage.users.pods.iter();
-        let users = users.filter(|(_, (pod, say))| which(pod, say));
+        let users = users.filter(|(_, user)| which(&user.say));
         let users = users.map(|(uid, _)| uid.clone()).collect();
         self.due(users);
     }
@@ -322,7 +336,7 @@ impl World {
             return Vec::new();
         }
         let due = known.users.pods.keys().filter_map(|uid| known.changed(uid));
-        let due: Vec<KubePod> = due.cloned().collect();
+        let due: Vec<KubePod> = due.collect();
         due.into_iter()
             .flat_map(|pod| self.pod_there(pod))
             .collect()

@@ -8,6 +8,7 @@
 //! An object that moves is removed from one shard before it is added to the other.
 
 use super::pool::Pool;
+use crate::stored_pod::StoredPod;
 use crate::telemetry::{AgentEvent, AgentEventReceiver, AgentEventSender};
 use crate::watch::{Fact, Seen};
 use k8s_openapi::api::core::v1::Pod;
@@ -113,13 +114,24 @@ impl Places {
     }
 }
 
+/// A pod, and where it was sent.
+#[derive(Debug)]
+struct RoutedPod {
+    shard: Option<usize>,
+    node: Option<String>,
+    /// `namespace/name` of its group.
+    group: Option<String>,
+    /// The pod as it was last seen: it is sent again if it moves to another shard.
+    pod: StoredPod,
+}
+
 #[derive(Debug)]
 struct Router {
     pools: Vec<Pool>,
     nodes: Places,
     queues: Places,
     groups: Places,
-    pods: BTreeMap<String, (Option<usize>, Box<Pod>)>,
+    pods: BTreeMap<String, RoutedPod>,
     /// Of a listing that has not named them yet.
     unnamed_pods: BTreeSet<String>,
     /// UIDs by node, and by group for pods without a node.
@@ -258,13 +270,13 @@ impl Router {
                 let uid = pod.uid().unwrap_or_default();
                 self.unnamed_pods.remove(&uid);
                 let before = self.forget(&uid);
-                if let Some(node) = node_of(&pod) {
-                    self.on_node
-                        .entry(node.to_owned())
-                        .or_default()
-                        .insert(uid.clone());
-                } else if let Some(group) = group_of(&pod) {
-                    self.in_group.entry(group).or_default().insert(uid.clone());
+                let (node, group) = (node_of(&pod).map(str::to_owned), group_of(&pod));
+                if let Some(node) = &node {
+                    let uids = self.on_node.entry(node.clone()).or_default();
+                    uids.insert(uid.clone());
+                } else if let Some(group) = &group {
+                    let uids = self.in_group.entry(group.clone()).or_default();
+                    uids.insert(uid.clone());
                 }
                 let shard = self.pod_shard(&pod, before);
                 let mut routed = Routed::new();
@@ -276,13 +288,17 @@ impl Router {
                         Item::Fact(Box::new(Fact::Pod(Seen::Gone(pod.clone())))),
                     ));
                 }
+                let routed_pod = RoutedPod {
+                    shard,
+                    node,
+                    group,
+                    pod: StoredPod::of(&pod),
+                };
+                self.pods.insert(uid, routed_pod);
                 if let Some(shard) = shard {
-                    routed.push((
-                        shard,
-                        Item::Fact(Box::new(Fact::Pod(Seen::There(pod.clone())))),
-                    ));
+                    let there = Fact::Pod(Seen::There(pod));
+                    routed.push((shard, Item::Fact(Box::new(there))));
                 }
-                self.pods.insert(uid, (shard, pod));
                 routed
             }
             Seen::Gone(pod) => {
@@ -304,18 +320,18 @@ impl Router {
 
     /// The pod as it was last seen, to where it belongs now, if that is elsewhere.
     fn place(&mut self, uid: &str) -> Routed {
-        let Some((before, pod)) = self.pods.get(uid) else {
+        let Some(routed) = self.pods.get(uid) else {
             return Routed::new();
         };
-        let (before, now) = (*before, self.pod_shard(pod, *before));
+        let (before, pod) = (routed.shard, Box::new(routed.pod.load()));
+        let now = self.pod_shard(&pod, before);
         if now == before {
             return Routed::new();
         }
-        let pod = pod.clone();
         let gone = before.map(|shard| (shard, Fact::Pod(Seen::Gone(pod.clone()))));
         let there = now.map(|shard| (shard, Fact::Pod(Seen::There(pod.clone()))));
-        if let Some((shard, _)) = self.pods.get_mut(uid) {
-            *shard = now;
+        if let Some(routed) = self.pods.get_mut(uid) {
+            routed.shard = now;
         }
         gone.into_iter()
             .chain(there)
@@ -340,14 +356,14 @@ impl Router {
 
     /// Where it was.
     fn forget(&mut self, uid: &str) -> Option<usize> {
-        let (shard, pod) = self.pods.remove(uid)?;
-        if let Some(node) = node_of(&pod) {
+        let routed = self.pods.remove(uid)?;
+        if let Some(node) = &routed.node {
             leave(&mut self.on_node, node, uid);
         }
-        if let Some(group) = group_of(&pod) {
-            leave(&mut self.in_group, &group, uid);
+        if let Some(group) = &routed.group {
+            leave(&mut self.in_group, group, uid);
         }
-        shard
+        routed.shard
     }
 
     fn hear(&mut self, heard: AgentEvent) -> Routed {

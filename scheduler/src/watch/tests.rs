@@ -1,4 +1,5 @@
 use super::*;
+use crate::stored_pod::StoredPod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 use kube::api::PostParams;
@@ -167,4 +168,136 @@ async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
     assert!(matches!(fact, Fact::Group(Seen::Gone(_))), "{fact:?}");
     let second = unreadable.recv().await.expect("what was fine");
     assert_eq!(second.about.name.as_deref(), Some("fine"));
+}
+/// A pod with what API server, controllers and kubelet add to it.
+fn as_users_have_it(phase: &str) -> Pod {
+    let container = |name: &str| {
+        json!({
+            "name": name, "image": "registry.example/train:1", "command": ["train"],
+            "args": ["--epochs=10"], "imagePullPolicy": "IfNotPresent",
+            "env": [
+                {"name": "TOKEN", "value": "x".repeat(200)},
+                {"name": "MODE", "valueFrom": {"configMapKeyRef": {"name": "modes", "key": "mode"}}}
+            ],
+            "envFrom": [{"configMapRef": {"name": "settings", "optional": false}}],
+            "ports": [{"containerPort": 8080, "hostPort": 8080, "protocol": "TCP"}],
+            "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}},
+            "securityContext": {"runAsUser": 1000},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "token", "mountPath": "/var/run"}],
+            "livenessProbe": {"httpGet": {"path": "/", "port": 8080}}
+        })
+    };
+    let status = |name: &str| {
+        json!({
+            "name": name, "image": "registry.example/train:1", "imageID": "sha256:1",
+            "containerID": "containerd://1", "ready": false, "restartCount": 3, "started": false,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+            "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            "allocatedResources": {"cpu": "3", "memory": "4Gi"},
+            "resources": {"requests": {"cpu": "3", "memory": "4Gi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]
+        })
+    };
+    let metadata = json!({
+        "name": "train-0", "namespace": "team-a", "uid": "u1",
+        "labels": {"kai.scheduler/queue": "team-a", "app": "train"},
+        "annotations": {"gpu-memory": "2000", "pod-group-name": "train"},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "o1", "controller": true}]
+    });
+    let volumes = json!([
+        {"name": "token", "projected": {"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}
+        ]}},
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "cache", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+        {"name": "config", "configMap": {"name": "config", "items": [{"key": "a", "path": "a"}]}}
+    ]);
+    let spec = json!({
+        "schedulerName": "kai-scheduler", "nodeName": (phase == "Running").then_some("node-a"),
+        "serviceAccountName": "default", "serviceAccount": "default", "dnsPolicy": "ClusterFirst",
+        "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 30,
+        "securityContext": {"fsGroup": 1000}, "imagePullSecrets": [{"name": "registry"}],
+        "priority": 50, "priorityClassName": "train", "preemptionPolicy": "PreemptLowerPriority",
+        "enableServiceLinks": true, "hostname": "train-0", "subdomain": "train",
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        ],
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "other"}}}
+        ]}},
+        "initContainers": [container("prepare")],
+        "containers": [container("main"), container("side")],
+        "volumes": volumes
+    });
+    let status = json!({
+        "phase": phase, "qosClass": "Guaranteed", "hostIP": "10.0.0.1", "podIP": "10.1.0.1",
+        "hostIPs": [{"ip": "10.0.0.1"}], "podIPs": [{"ip": "10.1.0.1"}],
+        "startTime": "2026-01-01T00:00:01Z",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room",
+             "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "later"}
+        ],
+        "initContainerStatuses": [status("prepare")],
+        "containerStatuses": [status("main"), status("side")]
+    });
+    let pod = json!({"metadata": metadata, "spec": spec, "status": status});
+    serde_json::from_value(pod).unwrap()
+}
+
+#[test]
+fn what_is_kept_of_a_pod_decides_as_the_whole_pod_does() {
+    for phase in ["Pending", "Running"] {
+        let whole = as_users_have_it(phase);
+        let mut kept = whole.clone();
+        kept::trim(&mut kept);
+        let events = |pod: &Pod| {
+            let mut world = crate::convert::World::new("kai-scheduler");
+            let mut events = world.take(Fact::Pod(Seen::Listing));
+            events.extend(world.take(Fact::Pod(Seen::There(Box::new(pod.clone())))));
+            events.extend(world.take(Fact::Pod(Seen::Listed)));
+            events.extend(world.take(Fact::ConfigMap(Seen::Listing)));
+            events.extend(world.take(Fact::ConfigMap(Seen::Listed)));
+            events.extend(world.elapse(scheduler_core::units::Time(0)));
+            format!("{events:#?}")
+        };
+        let (of_whole, of_kept) = (events(&whole), events(&kept));
+        assert_eq!(of_whole, of_kept);
+        assert!(of_kept.contains("train-0"), "{of_kept}");
+        if phase == "Pending" {
+            for name in ["modes", "settings", "kube-root-ca.crt", "config"] {
+                assert!(of_kept.contains(name), "{name} is missing: {of_kept}");
+            }
+        }
+        assert_eq!(crate::crash::of(&whole), crate::crash::of(&kept));
+        // A token for the API server, a program's arguments and a probe place no pod.
+        let text = serde_json::to_string(&kept).unwrap();
+        for unread in [
+            "serviceAccountToken",
+            "--epochs",
+            "livenessProbe",
+            "emptyDir",
+        ] {
+            assert!(!text.contains(unread), "{unread} is kept: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_stored_pod_is_the_pod_in_a_tenth_of_its_memory() {
+    for phase in ["Pending", "Running"] {
+        let mut pod = as_users_have_it(phase);
+        kept::trim(&mut pod);
+        let stored = StoredPod::of(&pod);
+        assert_eq!(stored.load(), pod);
+        // Three containers and four volumes: their types alone take 20 KB.
+        assert!(stored.size() < 4096, "{}", stored.size());
+    }
 }

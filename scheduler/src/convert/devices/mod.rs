@@ -15,6 +15,7 @@ mod strays;
 mod wants;
 
 use super::{ListedObjects, World};
+use crate::stored_pod::StoredPod;
 use crate::watch::Seen;
 use claims::{Claims, Named};
 use filters::{FilterStatus, Filters, Wanted};
@@ -61,7 +62,11 @@ struct Say {
 /// A pod with claims.
 #[derive(Debug)]
 struct User {
-    pod: Box<KubePod>,
+    pod: StoredPod,
+    /// It has claims of its own.
+    has_claims: bool,
+    /// The namespaces and names of the claims for which it is looked at again.
+    claims: Vec<String>,
     /// It waits, and is ours.
     waits: bool,
     /// It asks for whole GPUs, for which a claim may stand in.
@@ -251,12 +256,13 @@ impl DeviceObjects {
     }
 
     /// The pod, if its claims say something else than when it was looked at last.
-    pub(super) fn changed(&self, uid: &str) -> Option<&KubePod> {
+    pub(super) fn changed(&self, uid: &str) -> Option<KubePod> {
         let user = self.users.get(uid)?;
-        let (mut say, wanted) = self.say(&user.pod, user.waits, user.asks, &user.queue);
+        let pod = user.pod.load();
+        let (mut say, wanted) = self.say(&pod, user.waits, user.asks, &user.queue);
         let filters: BTreeSet<FilterName> = wanted.iter().map(Wanted::name).collect();
         self.answers(&filters, &mut say);
-        (say != user.say || filters != user.filters).then_some(&*user.pod)
+        (say != user.say || filters != user.filters).then_some(pod)
     }
 
     fn forget(&mut self, uid: &str) {
@@ -264,11 +270,11 @@ impl DeviceObjects {
             return;
         };
         self.filters.unused(user.filters.iter(), uid);
-        for name in names(&user.pod, user.waits, user.asks) {
-            if let Some(users) = self.by_claim.get_mut(&name) {
+        for name in &user.claims {
+            if let Some(users) = self.by_claim.get_mut(name) {
                 users.remove(uid);
                 if users.is_empty() {
-                    self.by_claim.remove(&name);
+                    self.by_claim.remove(name);
                 }
             }
         }
@@ -389,7 +395,9 @@ impl World {
                 users.insert(uid.to_owned());
             }
             let user = User {
-                pod: Box::new(pod.clone()),
+                pod: StoredPod::of(pod),
+                has_claims: has_claims(pod),
+                claims: names.clone(),
                 waits,
                 asks,
                 queue,
@@ -548,7 +556,7 @@ impl World {
         self.devices.forget_plain();
         let known = &self.devices;
         let due = known.users.keys().filter_map(|uid| known.changed(uid));
-        let due: Vec<KubePod> = due.cloned().collect();
+        let due: Vec<KubePod> = due.collect();
         due.into_iter()
             .flat_map(|pod| self.pod_there(pod))
             .collect()

@@ -6,7 +6,7 @@
 
 use super::filters::Wanted;
 use super::wants::{self, Classes};
-use super::{DeviceObjects, Say, User, claims, has_claims};
+use super::{DeviceObjects, Say, User, claims};
 use crate::watch::is_of_gpus;
 use k8s_openapi::api::core::v1::{
     Container, ContainerExtendedResourceRequest as Mapping, Pod as KubePod,
@@ -264,7 +264,7 @@ impl DeviceObjects {
         let user = self.users.get(bind.pod.as_str())?;
         let mut claims = user.say.devices.iter();
         claims.find(|one| one.stands_in && *one.name == *claim)?;
-        of(&user.pod, class(&self.classes)?)
+        of(&user.pod.load(), class(&self.classes)?)
     }
 
     /// All is listed, and there is no class for whole GPUs: those who only ask for them are no
@@ -273,8 +273,7 @@ impl DeviceObjects {
         if !self.is_listed() || class(&self.classes).is_some() {
             return;
         }
-        let is_plain =
-            |user: &User| user.asks && user.say == Say::default() && !has_claims(&user.pod);
+        let is_plain = |user: &User| user.asks && user.say == Say::default() && !user.has_claims;
         let plain = self.users.iter().filter(|(_, user)| is_plain(user));
         for uid in plain.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
             self.forget(&uid);
