@@ -339,6 +339,10 @@ impl InventoryBuilder {
                     );
                     // No share of the machine's memory can be enforced.
                     modes.retain(|mode| !reading.unified || *mode == Mode::Exclusive);
+                    // Tenants have users of their own, and one server is for all of them.
+                    let version = self.driver.version().and_then(DriverBranch::of);
+                    let serves = version.is_none_or(DriverBranch::serves_several_users);
+                    modes.retain(|mode| serves || !matches!(mode, Mode::Mps | Mode::MpsIsolated));
                     modes
                 }
             },

@@ -262,6 +262,13 @@ impl DriverBranch {
         let numbers = is_number(branch) && rest.split('.').all(is_number);
         numbers.then(|| branch.parse().ok().map(Self)).flatten()
     }
+
+    /// Returns whether the MPS server of this driver can serve several users
+    /// (`-multiuser-server`). The control programs of 535 and 550 do not know the option: they take
+    /// themselves for a client of a daemon and end. That of 555 knows it.
+    pub fn serves_several_users(self) -> bool {
+        self >= Self(555)
+    }
 }
 
 /// A GPU process that no grant explains.
