@@ -31,6 +31,7 @@ tests![
     shared::a_hung_daemon_is_reported_and_does_not_hold_up_another_card,
     shared::a_limit_that_the_daemon_refuses_is_not_called_ready,
     shared::a_terminated_client_loses_its_work_and_its_neighbour_does_not,
+    shared::a_drained_client_loses_its_work_and_lives_on_until_the_kubelet_kills_it,
     shared::a_fault_is_reported_until_its_clients_are_gone,
     shared::an_impossible_plan_is_refused_whole,
     shared::only_one_supervisor_runs,

@@ -68,6 +68,7 @@ impl Core {
         self.compare_modes(now, effects);
         self.follow(now);
         self.mend(now, effects);
+        self.drain(now, effects);
         self.meet_strangers(now, effects);
         self.suspect(now, effects);
         self.find_ungranted(now, effects);

@@ -9,7 +9,7 @@ use crate::reconcile::Limited;
 use cdi::hook::Backend;
 use proto::mps::{ServerPhase, ServerState};
 
-fn client(pid: u32, pod: &str) -> Process {
+pub(super) fn client(pid: u32, pod: &str) -> Process {
     Process {
         pid,
         memory: Some(Mib(30)),
