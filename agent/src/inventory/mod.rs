@@ -93,6 +93,8 @@ pub enum DriverLimits {
     Unknown,
     /// The probe failed, and this says which part is missing.
     Missing(String),
+    /// The same of a card that had limits before: two probes in a row failed, or another driver came.
+    Lost(String),
     /// The probe was limited.
     Kept(Backend),
 }
@@ -102,7 +104,7 @@ impl DriverLimits {
     pub fn backend(&self) -> Option<Backend> {
         match self {
             Self::Kept(backend) => Some(*backend),
-            Self::None | Self::Unknown | Self::Missing(_) => None,
+            Self::None | Self::Unknown | Self::Missing(_) | Self::Lost(_) => None,
         }
     }
 }

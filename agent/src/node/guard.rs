@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::event::Effect;
 use super::state::{Complaint, Note};
-use crate::inventory::{GpuUuid, Inventory, Stranger};
+use crate::inventory::{DriverLimits, GpuUuid, Inventory, Stranger};
 use crate::ledger::{Front, HolderKey, Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample, Watched};
@@ -593,8 +593,22 @@ impl Core {
                     evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }
-            // Reported, since the driver has such limits; the mode's own fence still holds.
             let limited = self.limited(share)?;
+            let lost = share.gpus.iter().find_map(|uuid| {
+                match &self.inventory.card(uuid)?.driver_limits {
+                    DriverLimits::Lost(missing) => Some((uuid, missing)),
+                    _ => None,
+                }
+            });
+            if let Some((uuid, missing)) = lost.filter(|_| limited.mib.is_some()) {
+                return Some(Complaint {
+                    text: format!(
+                        "card {uuid} lost the driver's memory limits, the container's own is as it was set: {missing}"
+                    ),
+                    evict: false,
+                });
+            }
+            // Reported, since the driver has such limits; the mode's own fence still holds.
             (limited.mib.is_none()).then(|| Complaint {
                 text: format!("the driver's memory limit is not set: {}", limited.error),
                 evict: false,

@@ -242,14 +242,24 @@ fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
             vec![answer("615.71.09", "dmem", "")],
             DriverLimits::Unknown,
         ),
-        // The last answer counts.
+        // The last answer counts, and says whether there was a better one.
         (
             "615.71.09",
             vec![
                 answer("615.71.09", "dmem", ""),
                 answer("615.71.09", "", "echo +dmem > x"),
+                answer("615.71.09", "", "echo +misc > x"),
             ],
-            missing(),
+            DriverLimits::Lost("echo +misc > x".into()),
+        ),
+        (
+            "615.71.09",
+            vec![
+                answer("615.71.09", "dmem", ""),
+                answer("615.71.09", "", "echo +dmem > x"),
+                answer("615.71.09", "dmem", ""),
+            ],
+            DriverLimits::Kept(Backend::Dmem),
         ),
         (
             "610.43",
