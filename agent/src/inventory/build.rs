@@ -58,7 +58,7 @@ pub struct InventoryBuilder {
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
     /// The last answer of the probe, by card.
     probed: BTreeMap<GpuUuid, LimitProbed>,
-    /// Cards that had limits by an earlier answer and have none by the last.
+    /// Cards that had limits and lost them once.
     lost: BTreeSet<GpuUuid>,
 }
 
@@ -206,9 +206,6 @@ impl InventoryBuilder {
         let mut lost = Vec::new();
         for answer in answers {
             let uuid = GpuUuid::from(answer.uuid.as_str());
-            if !answer.backend.is_empty() {
-                self.lost.remove(&uuid);
-            }
             let before = self.probed.insert(uuid.clone(), answer.clone());
             if answer.backend.is_empty() && before.is_some_and(|one| !one.backend.is_empty()) {
                 self.lost.insert(uuid);
