@@ -58,7 +58,7 @@ pub struct Termination {
     pub reason: String,
 }
 
-/// Carries orders out, several at once, until they end or `stop`.
+/// Carries orders out, several at once, until they end and all are done, or until `stop`.
 pub async fn run(
     proc_root: PathBuf,
     socket: PathBuf,
@@ -76,12 +76,13 @@ pub async fn run(
                 Some(Order::Drain(drained)) => {
                     running.spawn(drain(client.clone(), drained));
                 }
-                None => return,
+                None => break,
             },
             Some(_) = running.join_next() => {}
             () = stop.cancelled() => return,
         }
     }
+    while running.join_next().await.is_some() {}
 }
 
 async fn drain(client: Option<SupervisorClient>, drain: Drain) {

@@ -262,14 +262,6 @@ impl Core {
         effects
     }
 
-    /// Asks for the clients to be drained that the kubelet is about to kill.
-    fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        let drains = self
-            .drains
-            .take(&self.ledger, &self.pods, &self.builder, now);
-        effects.extend(drains.into_iter().map(Effect::Drain));
-    }
-
     fn take_local(&mut self, local: Local, now: Instant) {
         self.unreadable
             .retain(|part, _| local.unreadable.contains_key(part));

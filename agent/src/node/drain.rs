@@ -1,16 +1,10 @@
-//! Clients of MPS servers whose containers the kubelet is about to kill. Pure, as the core is.
+//! When clients of MPS servers are drained: just before the kubelet kills their containers. Pure.
 //!
-//! In: the pods that are being deleted, with their grace periods, and the processes of their
-//! shares. Out: [`Drain`]s, just before the kill. A client that is killed with work in flight leaves
-//! that work behind, and before driver r625 it can hang every other client of the card. Not earlier:
-//! a program that handles SIGTERM needs the GPU to finish.
+//! In: how each pod with a share leaves, time as a value. Out: whether its clients are due. A client
+//! that is killed with work in flight leaves that work behind, and before driver r625 it can hang
+//! every other client of the card. Not earlier: a program that handles SIGTERM needs the GPU to
+//! finish. [`super::guard`] names the clients.
 
-use crate::inventory::InventoryBuilder;
-use crate::ledger::{Ledger, Share};
-use crate::mps::plan::server_name;
-use crate::pods::{Pods, Standing};
-use crate::termination::Drain;
-use crate::watchdog::is_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -18,16 +12,27 @@ use std::time::{Duration, Instant};
 /// work. The agent sees a deletion some milliseconds after the kubelet does.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
 
-/// The pods that are being deleted.
+/// How a pod leaves, by the API server's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// It does not.
+    Stays,
+    /// A static pod: the deletion of its mirror ends no container.
+    Static,
+    /// It is being deleted, and what is left of its containers is killed after this time.
+    Deleted(Duration),
+    /// Its object is gone: the kubelet gives its containers a second.
+    Gone,
+}
+
+/// The pods that leave, by UID.
 #[derive(Debug, Default)]
 pub(super) struct Drains {
-    /// By UID.
     leaving: BTreeMap<String, Leaving>,
-    /// UIDs of static pods. The deletion of their mirrors ends no container.
     statics: BTreeSet<String>,
 }
 
-/// A pod that is being deleted.
+/// A pod that leaves.
 #[derive(Debug)]
 struct Leaving {
     /// When its clients are to be drained.
@@ -43,62 +48,39 @@ fn due(grace: Duration, now: Instant) -> Instant {
 }
 
 impl Drains {
-    /// Returns the processes to be drained now, each of them once.
-    pub(super) fn take(
-        &mut self,
-        ledger: &Ledger,
-        pods: &Pods,
-        cards: &InventoryBuilder,
-        now: Instant,
-    ) -> Vec<Drain> {
-        let has = |uid: &String| ledger.all().any(|share| share.pod.uid == *uid);
-        self.leaving.retain(|uid, _| has(uid));
-        self.statics.retain(has);
-        let mut drains = Vec::new();
-        for share in ledger.all() {
-            let server = server_name(share);
-            let Some(server) = server.filter(|_| self.is_due(share, pods, now)) else {
-                continue;
-            };
-            let Some(leaving) = self.leaving.get_mut(&share.pod.uid) else {
-                continue;
-            };
-            let on_cards = share.gpus.iter().flat_map(|card| cards.processes(card));
-            let pids: Vec<u32> = on_cards
-                .filter(|process| is_of(process, share, ledger))
-                .map(|process| process.pid)
-                .filter(|pid| leaving.drained.insert(*pid))
-                .collect();
-            if !pids.is_empty() {
-                drains.push(Drain {
-                    pod: share.pod.clone(),
-                    server,
-                    pids,
-                });
-            }
-        }
-        drains
+    /// Forgets pods without a share.
+    pub(super) fn retain(&mut self, has_share: impl Fn(&str) -> bool) {
+        self.leaving.retain(|uid, _| has_share(uid));
+        self.statics.retain(|uid| has_share(uid));
     }
 
-    /// Returns whether the clients of a share's pod are to be drained by now.
-    fn is_due(&mut self, share: &Share, pods: &Pods, now: Instant) -> bool {
-        let uid = &share.pod.uid;
-        let grace = match pods.standing(uid) {
-            Standing::Present(pod) if pod.mirror_uid.is_some() => {
-                self.statics.insert(uid.clone());
+    /// Returns whether the clients of a pod are to be drained by now.
+    pub(super) fn is_due(&mut self, uid: &str, leave: Leave, now: Instant) -> bool {
+        let grace = match leave {
+            Leave::Stays => return false,
+            Leave::Static => {
+                self.statics.insert(uid.to_owned());
                 return false;
             }
-            Standing::Present(pod) if pod.deleting => pod.grace,
-            // By force: the kubelet gives its containers a second.
-            Standing::Gone if !self.statics.contains(uid) => Duration::ZERO,
-            _ => return false,
+            Leave::Gone if self.statics.contains(uid) => return false,
+            Leave::Gone => Duration::ZERO,
+            Leave::Deleted(grace) => grace,
         };
-        let leaving = self.leaving.entry(uid.clone()).or_insert_with(|| Leaving {
-            due: due(grace, now),
-            drained: BTreeSet::new(),
-        });
+        let leaving = self
+            .leaving
+            .entry(uid.to_owned())
+            .or_insert_with(|| Leaving {
+                due: due(grace, now),
+                drained: BTreeSet::new(),
+            });
         // A second deletion may only shorten the period.
         leaving.due = leaving.due.min(due(grace, now));
         now >= leaving.due
+    }
+
+    /// Takes a process of a pod that is due; false: it was taken before.
+    pub(super) fn take(&mut self, uid: &str, pid: u32) -> bool {
+        let leaving = self.leaving.get_mut(uid);
+        leaving.is_some_and(|leaving| leaving.drained.insert(pid))
     }
 }

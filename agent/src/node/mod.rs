@@ -3,7 +3,7 @@
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out ([`event`]).
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
-//! - `drain`: pure: which clients of MPS servers the kubelet is about to kill.
+//! - `drain`: pure: when clients of MPS servers are drained, before the kubelet kills them.
 //! - `layouts`: pure: when a card in MIG mode gets other instances.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`claims`]: pure: the same for the DRA front.
