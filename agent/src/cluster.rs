@@ -15,6 +15,7 @@ use api::node_topology::NodeResourceTopology;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
@@ -159,7 +160,7 @@ async fn pods(config: &Config, client: Client, owner: &Owner) -> Result<(), Stop
     while let Some(event) = events.next().await {
         match event {
             Watched::Init => list.clear(),
-            Watched::InitApply(pod) => list.extend(PodView::of(&pod)),
+            Watched::InitApply(pod) => list.extend(PodView::listed(&pod, Timestamp::now())),
             Watched::InitDone => owner.tell(Event::PodsListed(std::mem::take(&mut list)))?,
             Watched::Apply(pod) => {
                 if let Some(pod) = PodView::of(&pod) {

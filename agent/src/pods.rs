@@ -7,14 +7,19 @@ mod isolation;
 
 use crate::identity::Resource;
 use api::grant::PodIdentity;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::names;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// Number of UIDs of deleted pods that are remembered, to distinguish "deleted" from "not seen
 /// yet".
 const REMEMBERED: usize = 1024;
+/// Longest grace period that is told from longer ones, in seconds: a year. Sums with points in time
+/// stay within their range.
+const LONGEST_GRACE: u64 = 366 * 24 * 3600;
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +37,8 @@ pub struct PodView {
     pub finished: bool,
     /// It has a deletion timestamp.
     pub deleting: bool,
+    /// How long after its deletion was read the kubelet kills what is left of its containers.
+    pub grace: Duration,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<String>,
     /// Why it must not have a share by a claim, where it takes one: a way around its isolation.
@@ -127,10 +134,23 @@ impl PodView {
             admitted: status.is_some_and(|status| status.start_time.is_some()),
             finished: matches!(phase, "Succeeded" | "Failed"),
             deleting: metadata.deletion_timestamp.is_some(),
+            grace: grace(pod),
             runtime_class: spec.and_then(|s| s.runtime_class_name.clone()),
             way_around: spec.filter(|_| claims).and_then(isolation::way_around),
             containers,
         })
+    }
+
+    /// Reads a pod that was listed and not seen to change: part of its grace period may have passed
+    /// by `now`, the time of this machine. Of a pod that was seen to change the period is counted
+    /// from then, so that a clock that differs from the API server's costs no program its time.
+    pub fn listed(pod: &Pod, now: Timestamp) -> Option<Self> {
+        let mut view = Self::of(pod)?;
+        if let Some(killed) = &pod.metadata.deletion_timestamp {
+            let left = Duration::try_from(killed.0.duration_since(now)).unwrap_or_default();
+            view.grace = view.grace.min(left);
+        }
+        Some(view)
     }
 
     /// Whether one of its containers takes a claim of that name.
@@ -146,6 +166,18 @@ impl PodView {
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|c| c.name == name)
     }
+}
+
+/// Kubernetes' grace period for a pod that names none.
+const DEFAULT_GRACE: i64 = 30;
+
+/// The grace period that the kubelet gives a pod.
+fn grace(pod: &Pod) -> Duration {
+    let own = pod.spec.as_ref();
+    let own = own.and_then(|spec| spec.termination_grace_period_seconds);
+    let given = pod.metadata.deletion_grace_period_seconds.or(own);
+    let seconds = u64::try_from(given.unwrap_or(DEFAULT_GRACE)).unwrap_or_default();
+    Duration::from_secs(seconds.min(LONGEST_GRACE))
 }
 
 /// Returns the UID by which the kubelet knows a pod, in its checkpoints, its cgroups and its events.
@@ -374,6 +406,31 @@ mod tests {
     }
 
     #[test]
+    fn a_grace_period_is_the_deletions_and_of_a_listed_pod_what_is_left_of_it() {
+        let left = |deletion: Option<i64>, own: Option<i64>| -> [u64; 3] {
+            let pod: Pod = serde_json::from_value(serde_json::json!({
+                "metadata": {"uid": "u", "namespace": "ns", "name": "p",
+                    "deletionTimestamp": "2026-01-01T00:01:00Z",
+                    "deletionGracePeriodSeconds": deletion},
+                "spec": {"containers": [], "terminationGracePeriodSeconds": own},
+            }))
+            .unwrap();
+            let listed = |at: &str| PodView::listed(&pod, at.parse().unwrap()).unwrap();
+            [
+                PodView::of(&pod).unwrap().grace.as_secs(),
+                listed("2026-01-01T00:00:40Z").grace.as_secs(),
+                listed("2026-01-01T00:02:00Z").grace.as_secs(),
+            ]
+        };
+        assert_eq!(left(Some(60), None), [60, 20, 0]);
+        assert_eq!(left(Some(5), Some(60)), [5, 5, 0]);
+        assert_eq!(left(None, Some(50)), [50, 20, 0]);
+        assert_eq!(left(None, None), [30, 20, 0]);
+        assert_eq!(left(Some(-1), None), [0, 0, 0]);
+        assert_eq!(left(Some(i64::MAX), None), [LONGEST_GRACE, 20, 0]);
+    }
+
+    #[test]
     fn a_static_pod_has_the_uid_that_the_kubelet_made_of_its_file() {
         let hash = "0123456789abcdef0123456789abcdef";
         let annotations = |mirror: bool| {
@@ -448,6 +505,7 @@ mod tests {
             admitted: true,
             finished: false,
             deleting: false,
+            grace: Duration::ZERO,
             runtime_class: None,
             way_around: None,
             containers: Vec::new(),

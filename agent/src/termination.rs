@@ -1,12 +1,13 @@
-//! Ends processes of containers, on the core's word.
+//! Ends processes of containers, or their work on the GPU, on the core's word.
 //!
-//! In: [`Termination`]s. Out: a count of what was ended, to the log. A process is looked up again
+//! In: [`Order`]s. Out: a count of what was ended, to the log. A process is looked up again
 //! before it is touched, through a handle that cannot come to mean another process; a process that
 //! has left the container is not touched. Clients of an MPS server are terminated there first,
-//! because a client that is killed during its work can end the server.
+//! because a client that is killed during its work can end the server, or hang its other clients.
 
 use crate::attribute;
 use crate::mps::SupervisorClient;
+use api::grant::PodIdentity;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,29 @@ use tokio_util::sync::CancellationToken;
 /// Time for an MPS daemon to terminate its clients' work; a daemon that hangs does not delay the
 /// kill any further.
 const BREAK_OFF: Duration = Duration::from_millis(500);
+
+/// The same before a kill of the kubelet's.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What the core wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Kill processes.
+    End(Termination),
+    /// Break off the work of processes that the kubelet is about to kill.
+    Drain(Drain),
+}
+
+/// Clients of an MPS server that the kubelet is about to kill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// Their pod, which is being deleted.
+    pub pod: PodIdentity,
+    /// The server's name.
+    pub server: String,
+    /// They, by their pids on the host.
+    pub pids: Vec<u32>,
+}
 
 /// One container, or one process, is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,25 +57,42 @@ pub struct Termination {
     pub reason: String,
 }
 
-/// Runs terminations, several at once, until they end or `stop`.
+/// Carries orders out, several at once, until they end and all are done, or until `stop`.
 pub async fn run(
     proc_root: PathBuf,
     socket: PathBuf,
-    mut terminations: channel::Receiver<Termination>,
+    mut orders: channel::Receiver<Order>,
     stop: CancellationToken,
 ) {
     let client = SupervisorClient::new(&socket).ok();
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
-            termination = terminations.recv() => match termination {
-                Some(termination) => {
+            order = orders.recv() => match order {
+                Some(Order::End(termination)) => {
                     running.spawn(one(proc_root.clone(), client.clone(), termination));
                 }
-                None => return,
+                Some(Order::Drain(drained)) => {
+                    running.spawn(drain(client.clone(), drained));
+                }
+                None => break,
             },
             Some(_) = running.join_next() => {}
             () = stop.cancelled() => return,
+        }
+    }
+    while running.join_next().await.is_some() {}
+}
+
+async fn drain(client: Option<SupervisorClient>, drain: Drain) {
+    let Some(client) = client else { return };
+    let Drain { pod, server, pids } = drain;
+    let work = client.terminate(&server, pids);
+    match tokio::time::timeout(DRAIN, work).await {
+        Ok(Ok(drained)) => tracing::info!(%pod, server, ?drained, "drained before the kill"),
+        Ok(Err(error)) => tracing::warn!(%pod, server, %error, "not drained before the kill"),
+        Err(_) => {
+            tracing::warn!(%pod, server, "the MPS daemon is slow: not drained before the kill")
         }
     }
 }

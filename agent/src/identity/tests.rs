@@ -39,6 +39,7 @@ fn pod(uid: &str, grant: Option<String>) -> PodView {
         admitted: true,
         finished: false,
         deleting: false,
+        grace: std::time::Duration::ZERO,
         runtime_class: None,
         way_around: None,
         containers: vec![

@@ -58,6 +58,8 @@ pub struct InventoryBuilder {
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
     /// The last answer of the probe, by card.
     probed: BTreeMap<GpuUuid, LimitProbed>,
+    /// Cards that had limits and lost them once.
+    lost: BTreeSet<GpuUuid>,
 }
 
 impl InventoryBuilder {
@@ -72,6 +74,7 @@ impl InventoryBuilder {
             answered: BTreeSet::new(),
             unlisted: BTreeMap::new(),
             probed: BTreeMap::new(),
+            lost: BTreeSet::new(),
         }
     }
 
@@ -196,13 +199,20 @@ impl InventoryBuilder {
         }
     }
 
-    /// Applies what the supervisor's probes found. A supervisor that has just started has found
-    /// nothing yet, and the earlier answers stay.
-    pub fn probed(&mut self, answers: &[LimitProbed]) {
+    /// Applies what the supervisor's probes found, and returns the answers about cards that have
+    /// just lost their limits. A supervisor that has just started has found nothing yet, and the
+    /// earlier answers stay.
+    pub fn probed<'a>(&mut self, answers: &'a [LimitProbed]) -> Vec<&'a LimitProbed> {
+        let mut lost = Vec::new();
         for answer in answers {
             let uuid = GpuUuid::from(answer.uuid.as_str());
-            self.probed.insert(uuid, answer.clone());
+            let before = self.probed.insert(uuid.clone(), answer.clone());
+            if answer.backend.is_empty() && before.is_some_and(|one| !one.backend.is_empty()) {
+                self.lost.insert(uuid);
+                lost.push(answer);
+            }
         }
+        lost
     }
 
     /// Returns whether the driver that runs now limits cgroups on a card, as its probe found.
@@ -217,6 +227,9 @@ impl InventoryBuilder {
             None => DriverLimits::Unknown,
             Some(answer) => match Backend::parse(&answer.backend) {
                 Some(backend) => DriverLimits::Kept(backend),
+                None if self.lost.contains(&identity.uuid) => {
+                    DriverLimits::Lost(answer.missing.clone())
+                }
                 None => DriverLimits::Missing(answer.missing.clone()),
             },
         }
@@ -339,6 +352,10 @@ impl InventoryBuilder {
                     );
                     // No share of the machine's memory can be enforced.
                     modes.retain(|mode| !reading.unified || *mode == Mode::Exclusive);
+                    // Tenants have users of their own, and one server is for all of them.
+                    let version = self.driver.version().and_then(DriverBranch::of);
+                    let serves = version.is_none_or(DriverBranch::serves_several_users);
+                    modes.retain(|mode| serves || !matches!(mode, Mode::Mps | Mode::MpsIsolated));
                     modes
                 }
             },

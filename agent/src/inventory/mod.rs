@@ -93,6 +93,8 @@ pub enum DriverLimits {
     Unknown,
     /// The probe failed, and this says which part is missing.
     Missing(String),
+    /// The same of a card that had limits before: two probes in a row failed, or another driver came.
+    Lost(String),
     /// The probe was limited.
     Kept(Backend),
 }
@@ -102,7 +104,7 @@ impl DriverLimits {
     pub fn backend(&self) -> Option<Backend> {
         match self {
             Self::Kept(backend) => Some(*backend),
-            Self::None | Self::Unknown | Self::Missing(_) => None,
+            Self::None | Self::Unknown | Self::Missing(_) | Self::Lost(_) => None,
         }
     }
 }
@@ -261,6 +263,13 @@ impl DriverBranch {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
         let numbers = is_number(branch) && rest.split('.').all(is_number);
         numbers.then(|| branch.parse().ok().map(Self)).flatten()
+    }
+
+    /// Returns whether the MPS server of this driver can serve several users
+    /// (`-multiuser-server`). The control programs of 535 and 550 do not know the option: they take
+    /// themselves for a client of a daemon and end. That of 555 knows it.
+    pub fn serves_several_users(self) -> bool {
+        self >= Self(555)
     }
 }
 

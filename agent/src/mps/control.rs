@@ -21,6 +21,12 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
+/// Makes the program the daemon itself, which stays a child.
+pub const FOREGROUND: &str = "-f";
+/// Makes the daemon start one server for all users. See
+/// [`DriverBranch::serves_several_users`](crate::inventory::DriverBranch::serves_several_users).
+pub const SEVERAL_USERS: &str = "-multiuser-server";
+
 /// For an answer; a healthy daemon takes milliseconds.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Seconds that `quit` gives a server that its clients have left.

@@ -352,10 +352,21 @@ impl Daemon {
                 self.driver_version
             )
         })?;
+        if self.starts_for_several_users() && !branch.serves_several_users() {
+            return Err(format!(
+                "the MPS server of driver {} takes clients of one user only (no -multiuser-server): upgrade the driver to r555 or later, or set the cards' mode to time-slicing in GpuNode.spec",
+                self.driver_version
+            ));
+        }
         let shares_memory = shares_memory_by_name(branch);
         self.place
             .prepare(self.tools.mounting, shares_memory)
             .map_err(|e| e.to_string())
+    }
+
+    /// Returns whether the daemon is started with the option that only root may give.
+    fn starts_for_several_users(&self) -> bool {
+        self.spec.multiuser && nix::unistd::geteuid().is_root()
     }
 
     fn mode(&self) -> ComputeMode {
@@ -400,20 +411,18 @@ impl Daemon {
         let shm = self.place.shm();
         let mut command = self.program().command(shm.as_deref())?;
         command
-            .arg("-f")
+            .arg(control::FOREGROUND)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .process_group(0);
-        if self.spec.multiuser {
-            if nix::unistd::geteuid().is_root() {
-                command.arg("-multiuser-server");
-            } else {
-                warn!(
-                    server = self.name,
-                    "not root: the MPS server takes only clients of this user"
-                );
-            }
+        if self.starts_for_several_users() {
+            command.arg(control::SEVERAL_USERS);
+        } else if self.spec.multiuser {
+            warn!(
+                server = self.name,
+                "not root: the MPS server takes only clients of this user"
+            );
         }
         let child = command.spawn()?;
         // Before it starts a server.

@@ -7,6 +7,7 @@ mod settle;
 mod ungranted;
 
 use super::claims::{Claimants, Listed};
+use super::drain::Drains;
 use super::event::{Effect, Event, Obstacle};
 use super::guard::Guard;
 use super::layouts::Layouts;
@@ -79,6 +80,8 @@ pub struct Core {
     /// The supervisor has answered, or could not be reached.
     mps_told: bool,
     pub(super) guard: Guard,
+    /// Pods that are being deleted, whose clients are drained before the kubelet kills them.
+    pub(super) drains: Drains,
     pools: BTreeMap<GpuUuid, Pool>,
     numa: Option<Arc<Numa>>,
     registered: bool,
@@ -140,6 +143,7 @@ impl Core {
             mps: MpsView::default(),
             mps_told: false,
             guard: Guard::default(),
+            drains: Drains::default(),
             pools: BTreeMap::new(),
             numa: None,
             registered: false,
@@ -170,7 +174,8 @@ impl Core {
             Event::Observed(observation) => self.builder.observe(&observation, now),
             Event::Sampled(sample) => {
                 if !self.judge(sample, now, &mut effects) {
-                    // Nine times of ten nothing follows from it.
+                    // Nine times of ten nothing follows from it. A drain is due within a second.
+                    self.drain(now, &mut effects);
                     return effects;
                 }
             }

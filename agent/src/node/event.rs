@@ -8,7 +8,7 @@ use crate::numa::Numa;
 use crate::nvml::{LayoutOrder, Observation, Sample, Xid};
 use crate::pods::PodView;
 use crate::reconcile::Local;
-use crate::termination::Termination;
+use crate::termination::{Drain, Termination};
 use api::gpu_node::TopologyManager;
 use api::grant::Verifier;
 use proto::mps;
@@ -97,6 +97,8 @@ pub enum Effect {
     Tell(Note),
     /// End processes of a container.
     End(Termination),
+    /// Break off the GPU work of clients that are about to be killed.
+    Drain(Drain),
     /// Destroy a card's MIG instances and create others.
     MakeLayout(LayoutOrder),
 }

@@ -1,15 +1,16 @@
-//! The core's reaction to containers that use too much, to broken servers and to processes without
-//! a grant. Pure, as all of the core.
+//! The core's reaction to containers that use too much, to broken servers, to processes without a
+//! grant and to clients that are about to be killed. Pure, as all of the core.
 
 use super::core::Core;
+use super::drain::Leave;
 use super::event::Effect;
 use super::state::{Complaint, Note};
-use crate::inventory::{GpuUuid, Inventory, Stranger};
+use crate::inventory::{DriverLimits, GpuUuid, Inventory, Stranger};
 use crate::ledger::{Front, HolderKey, Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample, Watched};
 use crate::pods::Standing;
-use crate::termination::Termination;
+use crate::termination::{Drain, Termination};
 use crate::watchdog::{self, Allowance, Finding, ShareProcess, ViolationKind, Watchdog, is_of};
 use api::gpu_node::Reaction;
 use api::{Mib, Mode};
@@ -460,6 +461,43 @@ impl Core {
         left.filter(|(_, pids)| !pids.is_empty()).collect()
     }
 
+    /// Asks for the clients to be drained that the kubelet is about to kill, each once.
+    pub(super) fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let (ledger, pods) = (&self.ledger, &self.pods);
+        let has_share = |uid: &str| ledger.all().any(|share| share.pod.uid == uid);
+        self.drains.retain(has_share);
+        for share in ledger.all() {
+            let uid = &share.pod.uid;
+            let leave = match pods.standing(uid) {
+                Standing::Present(pod) if pod.mirror_uid.is_some() => Leave::Static,
+                Standing::Present(pod) if pod.deleting => Leave::Deleted(pod.grace),
+                Standing::Present(_) | Standing::Unknown => Leave::Stays,
+                Standing::Gone => Leave::Gone,
+            };
+            let server = server_name(share);
+            let due = self.drains.is_due(uid, leave, now);
+            let Some(server) = server.filter(|_| due) else {
+                continue;
+            };
+            let on_cards = share
+                .gpus
+                .iter()
+                .flat_map(|card| self.builder.processes(card));
+            let pids: Vec<u32> = on_cards
+                .filter(|process| is_of(process, share, ledger))
+                .map(|process| process.pid)
+                .filter(|pid| self.drains.take(uid, *pid))
+                .collect();
+            if !pids.is_empty() {
+                effects.push(Effect::Drain(Drain {
+                    pod: share.pod.clone(),
+                    server,
+                    pids,
+                }));
+            }
+        }
+    }
+
     /// Processes of pods that use a card without a grant.
     pub(super) fn meet_strangers(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let policy = self.policy.as_ref();
@@ -593,8 +631,22 @@ impl Core {
                     evict: evict && share.mode == Mode::MpsIsolated,
                 });
             }
-            // Reported, since the driver has such limits; the mode's own fence still holds.
             let limited = self.limited(share)?;
+            let lost = share.gpus.iter().find_map(|uuid| {
+                match &self.inventory.card(uuid)?.driver_limits {
+                    DriverLimits::Lost(missing) => Some((uuid, missing)),
+                    _ => None,
+                }
+            });
+            if let Some((uuid, missing)) = lost.filter(|_| limited.mib.is_some()) {
+                return Some(Complaint {
+                    text: format!(
+                        "card {uuid} lost the driver's memory limits, the container's own is as it was set: {missing}"
+                    ),
+                    evict: false,
+                });
+            }
+            // Reported, since the driver has such limits; the mode's own fence still holds.
             (limited.mib.is_none()).then(|| Complaint {
                 text: format!("the driver's memory limit is not set: {}", limited.error),
                 evict: false,

@@ -3,6 +3,7 @@
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out ([`event`]).
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
+//! - `drain`: pure: when clients of MPS servers are drained, before the kubelet kills them.
 //! - `layouts`: pure: when a card in MIG mode gets other instances.
 //! - [`prepare`]: pure: the decision of `PreStartContainer`.
 //! - [`claims`]: pure: the same for the DRA front.
@@ -16,6 +17,7 @@ pub mod claims;
 mod containers;
 pub mod core;
 pub mod disk;
+mod drain;
 pub mod event;
 mod guard;
 mod layouts;

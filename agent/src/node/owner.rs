@@ -129,7 +129,7 @@ pub struct OwnerChannels {
     /// To telemetry.
     pub notes: channel::Sender<Note>,
     /// To the task that ends processes.
-    pub ends: channel::Sender<termination::Termination>,
+    pub ends: channel::Sender<termination::Order>,
     /// To NVML's thread: cards whose processes are watched.
     pub watched: watch::Sender<Watched>,
     /// To NVML's thread: the layouts of cards in MIG mode.
@@ -207,7 +207,10 @@ pub async fn run(
                     let _ = outputs.layouts.send(order);
                 }
                 Effect::End(termination) => {
-                    let _ = outputs.ends.send(termination);
+                    let _ = outputs.ends.send(termination::Order::End(termination));
+                }
+                Effect::Drain(drain) => {
+                    let _ = outputs.ends.send(termination::Order::Drain(drain));
                 }
                 Effect::Tell(note) => {
                     tracing::info!(?note, "noted");

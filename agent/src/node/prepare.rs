@@ -233,7 +233,9 @@ impl Core {
         match &self.inventory.card(uuid)?.driver_limits {
             DriverLimits::None | DriverLimits::Kept(_) => None,
             DriverLimits::Unknown => Some(format!("card {uuid} is not probed yet")),
-            DriverLimits::Missing(part) => Some(format!("on card {uuid} {part}")),
+            DriverLimits::Missing(part) | DriverLimits::Lost(part) => {
+                Some(format!("on card {uuid} {part}"))
+            }
         }
     }
 

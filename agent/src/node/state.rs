@@ -239,6 +239,13 @@ pub enum Note {
         /// As it is now.
         health: Health,
     },
+    /// A card had the driver's memory limits, and probes find that it has them no more.
+    LimitsLost {
+        /// Which.
+        gpu: GpuUuid,
+        /// The part that is missing.
+        missing: String,
+    },
     /// A card's compute mode was changed, not by us. It is set again.
     ComputeMode {
         /// Which.

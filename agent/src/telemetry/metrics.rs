@@ -115,6 +115,7 @@ pub struct Meters {
     registrations: Family<ResourceLabels, Counter>,
     refusals: Family<RefusalLabels, Counter>,
     prepared: Family<Outcome, Counter>,
+    limits_lost: Counter,
     compute_modes: Counter,
     freed: Counter,
     unproven: Counter,
@@ -142,6 +143,7 @@ impl Meters {
             registrations: Family::default(),
             refusals: Family::default(),
             prepared: Family::default(),
+            limits_lost: Counter::default(),
             compute_modes: Counter::default(),
             freed: Counter::default(),
             unproven: Counter::default(),
@@ -193,6 +195,11 @@ impl Meters {
             "aliquot_containers_prepared",
             "PreStartContainer calls, by outcome; with outcome ok the CDI file was written",
             meters.prepared.clone(),
+        );
+        registry.register(
+            "aliquot_driver_limits_lost",
+            "Cards that had the driver's memory limits and lost them, by probes",
+            meters.limits_lost.clone(),
         );
         registry.register(
             "aliquot_compute_mode_changes",
@@ -341,6 +348,9 @@ impl Meters {
             Note::ServerMended { after, .. } => self.servers_mended.observe(after.as_secs_f64()),
             // A gauge has it.
             Note::Health { .. } => {}
+            Note::LimitsLost { .. } => {
+                self.limits_lost.inc();
+            }
             Note::ComputeMode { .. } => {
                 self.compute_modes.inc();
             }
@@ -414,7 +424,7 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> Vec<(&'static st
 type CardValue = fn(&State, &Card) -> u64;
 type ShareValue = fn(&Share) -> u64;
 
-const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
+const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 12] = [
     (
         "aliquot_gpu_memory_total",
         "Memory of the card",
@@ -460,6 +470,12 @@ const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 11] = [
         "1 when the card works",
         None,
         |_, card| card.health.is_healthy().into(),
+    ),
+    (
+        "aliquot_gpu_driver_limits",
+        "1 when the driver limits the memory of cgroups on the card, by the last probes",
+        None,
+        |_, card| card.driver_limits.backend().is_some().into(),
     ),
     (
         "aliquot_gpu_ready",

@@ -207,25 +207,35 @@ fn conditions(
 /// The type, status, reason and message of a condition.
 type Said = (&'static str, &'static str, &'static str, String);
 
-/// Returns the condition about memory limits. `None`: no card was worth a probe.
+/// Returns the condition about memory limits. `None`: no card was worth a probe. A card that lost
+/// them is named before one that never had them.
 fn driver_limits(state: &State) -> Option<Said> {
     let mut probed = false;
     let mut kept = Vec::new();
+    let mut missing = None;
     for card in &state.inventory.cards {
         let found = match &card.driver_limits {
             DriverLimits::None => continue,
-            DriverLimits::Unknown => Err("not probed yet"),
-            DriverLimits::Missing(part) => Err(part.as_str()),
+            DriverLimits::Unknown => Err(("Missing", "not probed yet")),
+            DriverLimits::Missing(part) => Err(("Missing", part.as_str())),
+            DriverLimits::Lost(part) => Err(("Lost", part.as_str())),
             DriverLimits::Kept(backend) => Ok(backend.as_str()),
         };
         probed = true;
         match found {
             Ok(backend) => kept.push(format!("card {}: {backend}", card.uuid)),
-            Err(part) => {
+            Err((reason, part)) => {
                 let message = format!("card {}: {part}", card.uuid);
-                return Some((node_condition::DRIVER_LIMITS, "False", "Missing", message));
+                let said = (node_condition::DRIVER_LIMITS, "False", reason, message);
+                if reason == "Lost" {
+                    return Some(said);
+                }
+                missing.get_or_insert(said);
             }
         }
+    }
+    if missing.is_some() {
+        return missing;
     }
     probed.then(|| {
         (

@@ -12,11 +12,12 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, CustomResourceExt as _};
 use serde_json::{Value, json};
 use sim_cluster::api_server::{ApiServer, Config as ApiConfig};
+use sim_gpu::client::process::{CudaProcess, Route};
 use sim_gpu::driver::{Driver, Options};
 use sim_gpu::hardware::{Hardware, Preset};
 use sim_gpu::paths::Root;
 use sim_gpu::wire::Message;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -340,6 +341,17 @@ impl Machine {
             .unwrap()
             .call(request)
             .unwrap()
+    }
+
+    /// This test plays a process of a container: it has a context on the first card.
+    pub fn join(&self, pod_uid: &str, container: &str) -> CudaProcess {
+        let process = self.config.proc_root.join(std::process::id().to_string());
+        std::fs::create_dir(&process).unwrap();
+        let line = format!("0::/kubepods/burstable/pod{pod_uid}/{container}\n");
+        std::fs::write(process.join("cgroup"), line).unwrap();
+        let mut cuda = CudaProcess::init(&self.root, &BTreeMap::new(), Route::Direct).unwrap();
+        cuda.context(0).unwrap();
+        cuda
     }
 
     pub fn stop_driver(&mut self) {

@@ -19,6 +19,8 @@ pub struct Supervisor {
     pub plan: Arc<Mutex<Plan>>,
     /// Every plan that was asked for, in order.
     pub plans: Arc<Mutex<Vec<Plan>>>,
+    /// Every request to break off the work of clients.
+    pub terminated: Arc<Mutex<Vec<TerminateRequest>>>,
 }
 
 impl Supervisor {
@@ -27,6 +29,7 @@ impl Supervisor {
             phase: Arc::new(Mutex::new(ServerPhase::Ready)),
             plan: Arc::default(),
             plans: Arc::default(),
+            terminated: Arc::default(),
         };
         let listener = UnixListener::bind(socket).unwrap();
         let service = MpsServer::new(supervisor.clone());
@@ -91,8 +94,12 @@ impl Mps for Supervisor {
 
     async fn terminate_clients(
         &self,
-        _: Request<TerminateRequest>,
+        request: Request<TerminateRequest>,
     ) -> Result<Response<TerminateResponse>, Status> {
-        Ok(Response::new(TerminateResponse::default()))
+        let request = request.into_inner();
+        self.terminated.lock().unwrap().push(request.clone());
+        Ok(Response::new(TerminateResponse {
+            terminated: request.pids,
+        }))
     }
 }

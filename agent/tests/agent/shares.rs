@@ -4,9 +4,10 @@ use crate::kubelet::Want;
 use crate::machine::{Machine, SHARE, WHOLE, until};
 use api::{GpuNode, Mode};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::Api;
-use proto::mps::ServerPhase;
+use kube::api::{Api, DeleteParams};
+use proto::mps::{ServerPhase, TerminateRequest};
 use serde_json::json;
+use std::time::{Duration, Instant};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_granted_share_gets_its_card_its_limit_and_its_guard() {
@@ -309,4 +310,32 @@ async fn a_container_that_never_met_the_hook_closes_the_node() {
         (machine.healthy(SHARE).len() == 48).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_pods_clients_are_drained_at_the_end_of_its_grace_period() {
+    let machine = Machine::new(1).await;
+    let uid = machine.share_pod("p", 0, 2000).await;
+    let entry = machine.admit("p", &uid).await;
+    machine.kubelet.pre_start(&entry).await.unwrap();
+    let container = "c".repeat(64);
+    machine.prove_as(&entry, &container);
+    let _process = machine.join(&uid, &container);
+    let drained = || machine.mps.terminated.lock().unwrap().clone();
+    assert_eq!(drained(), []);
+    let before = Instant::now();
+    let params = DeleteParams::default().grace_period(2);
+    machine.pods().delete("p", &params).await.unwrap();
+    let requests = until("the client is drained", || async {
+        let requests = drained();
+        (!requests.is_empty()).then_some(requests)
+    })
+    .await;
+    // The program has the first second to itself.
+    assert!(before.elapsed() >= Duration::from_secs(1));
+    let expected = TerminateRequest {
+        server: machine.cards[0].clone(),
+        pids: vec![std::process::id()],
+    };
+    assert_eq!(requests, [expected]);
 }

@@ -26,11 +26,23 @@ pub(crate) struct MpsNode {
 
 impl MpsNode {
     pub(crate) async fn new(cards: u32) -> Self {
+        Self::of(Hardware::of(Preset::Rtx6000Ada, cards)).await
+    }
+
+    pub(crate) async fn with_driver(cards: u32, version: &str) -> Self {
+        Self::of(Hardware {
+            driver_version: version.to_owned(),
+            ..Hardware::of(Preset::Rtx6000Ada, cards)
+        })
+        .await
+    }
+
+    async fn of(hardware: Hardware) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
         let driver = Driver::start(Options {
             root: root.clone(),
-            hardware: Hardware::of(Preset::Rtx6000Ada, cards),
+            hardware,
             nvml_library: None,
             plain_nodes: true,
             binary: Some(std::env::current_exe().unwrap()),

@@ -2,6 +2,8 @@
 
 use super::mps_node::{MpsNode, pids, until};
 use agent::mps::{ClientError, ServeError, serve};
+use agent::termination::{self, Drain, Order};
+use api::grant::PodIdentity;
 use proto::mps::{Plan, Server, ServerPhase};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -297,6 +299,45 @@ pub(crate) async fn a_terminated_client_loses_its_work_and_its_neighbour_does_no
     );
     one.end();
     other.end();
+    bench.end().await;
+}
+
+pub(crate) async fn a_drained_client_loses_its_work_and_lives_on_until_the_kubelet_kills_it() {
+    let bench = MpsNode::new(1).await;
+    let seen = bench.ensure(&[(0, 2000, 100)]).await;
+    let go = bench.folder.path().join("go");
+    let script = format!("alloc 100 await {} alloc 50 hold", go.display());
+    let mut leaves = bench.tenant(0, &seen.servers[0], &script);
+    let mut stays = bench.tenant(0, &seen.servers[0], &format!("report {script}"));
+    leaves.reach("alloc");
+    stays.reach("alloc");
+    bench
+        .server(0, "both are seen", |s| s.clients.len() == 2)
+        .await;
+    let (orders, inbox) = tokio::sync::mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let socket = bench.config.mps_socket();
+    let proc_root = "/proc".into();
+    let running = tokio::spawn(termination::run(proc_root, socket, inbox, stop));
+    let drain = Drain {
+        pod: PodIdentity {
+            uid: "u1".into(),
+            namespace: "ns".into(),
+            name: "p1".into(),
+        },
+        server: bench.cards[0].clone(),
+        pids: vec![leaves.pid()],
+    };
+    orders.send(Order::Drain(drain)).unwrap();
+    // It ends when all that it was told is done.
+    drop(orders);
+    running.await.unwrap();
+    assert_eq!(leaves.child.try_wait().unwrap(), None);
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(leaves.reach("alloc")["ok"], false);
+    assert_eq!(stays.reach("alloc")["ok"], true);
+    leaves.end();
+    stays.end();
     bench.end().await;
 }
 

@@ -154,6 +154,10 @@ async fn every_note_moves_its_metric() {
             xid: 79,
         },
         Note::Freed { pod: "ns/p".into() },
+        Note::LimitsLost {
+            gpu: GpuUuid::from("GPU-0"),
+            missing: "no dmem".into(),
+        },
         Note::ComputeMode {
             gpu: GpuUuid::from("GPU-0"),
             is: ComputeMode::Default,
@@ -228,6 +232,7 @@ async fn every_note_moves_its_metric() {
             "1.0",
         ),
         (r#"aliquot_xid_errors_total{UUID="GPU-0",xid="79"}"#, "1"),
+        ("aliquot_driver_limits_lost_total", "1"),
         ("aliquot_shares_freed_total", "1"),
         ("aliquot_unproven_containers_total", "1"),
         ("aliquot_ungranted_containers_total", "1"),

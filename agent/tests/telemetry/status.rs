@@ -100,22 +100,43 @@ fn a_node_says_whether_its_driver_limits_memory_and_which_part_is_missing() {
         let status = status(state, None, at(1));
         let mut conditions = status.conditions.into_iter();
         let limits = conditions.find(|one| one.type_ == "DriverLimits");
-        limits.map(|one| (one.status, one.message))
+        limits.map(|one| (one.status, one.reason, one.message))
     };
     assert_eq!(said(&state), None, "an older driver has none to speak of");
     let card = state.inventory.cards[0].uuid.clone();
     for (limits, expected) in [
-        (DriverLimits::Unknown, ("False", "not probed yet")),
+        (
+            DriverLimits::Unknown,
+            ("False", "Missing", "not probed yet"),
+        ),
         (
             DriverLimits::Missing("echo +dmem > x".into()),
-            ("False", "echo +dmem > x"),
+            ("False", "Missing", "echo +dmem > x"),
         ),
-        (DriverLimits::Kept(Backend::Misc), ("True", "misc")),
+        (
+            DriverLimits::Lost("echo +dmem > x".into()),
+            ("False", "Lost", "echo +dmem > x"),
+        ),
+        (
+            DriverLimits::Kept(Backend::Misc),
+            ("True", "Probed", "misc"),
+        ),
     ] {
         state.inventory.cards[0].driver_limits = limits;
-        let message = format!("card {card}: {}", expected.1);
-        assert_eq!(said(&state), Some((expected.0.to_owned(), message)));
+        let (status, reason, part) = expected;
+        let message = format!("card {card}: {part}");
+        let expected = (status.to_owned(), reason.to_owned(), message);
+        assert_eq!(said(&state), Some(expected));
     }
+    // A card that lost them is named before one that never had them.
+    let second = sample::card(1);
+    let lost = format!("card {}: slow", second.uuid);
+    state.inventory.cards.truncate(1);
+    state.inventory.cards.push(second);
+    state.inventory.cards[0].driver_limits = DriverLimits::Missing("no dmem".into());
+    state.inventory.cards[1].driver_limits = DriverLimits::Lost("slow".into());
+    let expected = ("False".to_owned(), "Lost".to_owned(), lost);
+    assert_eq!(said(&state), Some(expected));
 }
 
 #[test]

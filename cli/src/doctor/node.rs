@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 /// The first driver branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and related
 /// calls, by which the agent reads which processes hold memory. Limits for MPS clients are older.
 const OLDEST_DRIVER: u32 = 510;
+/// The first driver branch whose MPS server can serve several users.
+const OLDEST_MPS: u32 = 555;
 
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +76,13 @@ fn driver(node: &Node<'_>) -> Finding {
                 "driver {version} does not tell the processes of a card as the agent asks for them"
             ),
             format!("use driver {OLDEST_DRIVER} or newer"),
+        ),
+        Some(branch) if branch < OLDEST_MPS => Finding::warning(
+            check,
+            format!(
+                "the MPS server of driver {version} takes clients of one user only: modes mps and mps-isolated are not offered"
+            ),
+            format!("use driver {OLDEST_MPS} or newer, or share the cards in mode time-slicing"),
         ),
         Some(_) => Finding::fine(check, format!("driver {version}")),
         None => Finding::warning(check, format!("driver {version}"), "look at `nvidia-smi`"),
@@ -493,6 +502,14 @@ mod tests {
             ),
             (
                 &[("proc/driver/nvidia/version", "Kernel Module  510.39.01  x")],
+                &[("driver", Warning)],
+            ),
+            (
+                &[("proc/driver/nvidia/version", "Kernel Module  550.163.01  x")],
+                &[("driver", Warning)],
+            ),
+            (
+                &[("proc/driver/nvidia/version", "Kernel Module  555.58.02  x")],
                 &[],
             ),
             (

@@ -191,6 +191,21 @@ fn modes_with_a_weaker_fence_than_the_admin_wants_are_not_offered() {
 }
 
 #[test]
+fn modes_with_mps_are_not_offered_with_a_driver_whose_server_is_for_one_user() {
+    for (version, offers) in [("550.163.01", false), ("555.58.02", true), ("580.1", true)] {
+        let mut look = seen(&[], false);
+        look.driver = Driver::Up {
+            version: version.into(),
+        };
+        let card = inventory(&look, &GpuNodeSpec::default()).cards[0].clone();
+        for mode in [Mode::Mps, Mode::MpsIsolated] {
+            assert_eq!(card.switchable.contains(&mode), offers, "{version} {mode}");
+        }
+        assert!(card.switchable.contains(&Mode::TimeSlicing), "{version}");
+    }
+}
+
+#[test]
 fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
     let policy = GpuNodeSpec {
         minimum_fence: Some(Fence::DriverLimit),
@@ -227,14 +242,24 @@ fn a_driver_whose_limits_passed_a_probe_gives_every_mode_the_strongest_fence() {
             vec![answer("615.71.09", "dmem", "")],
             DriverLimits::Unknown,
         ),
-        // The last answer counts.
+        // The last answer counts, and says whether there was a better one.
         (
             "615.71.09",
             vec![
                 answer("615.71.09", "dmem", ""),
                 answer("615.71.09", "", "echo +dmem > x"),
+                answer("615.71.09", "", "echo +misc > x"),
             ],
-            missing(),
+            DriverLimits::Lost("echo +misc > x".into()),
+        ),
+        (
+            "615.71.09",
+            vec![
+                answer("615.71.09", "dmem", ""),
+                answer("615.71.09", "", "echo +dmem > x"),
+                answer("615.71.09", "dmem", ""),
+            ],
+            DriverLimits::Kept(Backend::Dmem),
         ),
         (
             "610.43",

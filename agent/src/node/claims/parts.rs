@@ -170,6 +170,7 @@ mod tests {
             admitted: true,
             finished: false,
             deleting: false,
+            grace: std::time::Duration::ZERO,
             runtime_class: None,
             way_around: None,
             containers: containers.iter().map(container).collect(),

@@ -68,6 +68,7 @@ impl Core {
         self.compare_modes(now, effects);
         self.follow(now);
         self.mend(now, effects);
+        self.drain(now, effects);
         self.meet_strangers(now, effects);
         self.suspect(now, effects);
         self.find_ungranted(now, effects);
@@ -139,7 +140,12 @@ impl Core {
                     _ => is_of(process, share, ledger),
                 })
         };
-        self.builder.probed(&self.mps.seen.limits);
+        for lost in self.builder.probed(&self.mps.seen.limits) {
+            effects.push(Effect::Tell(Note::LimitsLost {
+                gpu: GpuUuid::from(lost.uuid.as_str()),
+                missing: lost.missing.clone(),
+            }));
+        }
         let mut inventory = self.builder.inventory(&policy.spec, explained, now);
         self.layouts.withdraw(&mut inventory.cards);
         for card in &inventory.cards {

@@ -1,6 +1,7 @@
 //! One node's life, step by step.
 
 mod claims;
+mod drain;
 mod faults;
 mod liveness;
 mod pressure;
@@ -191,6 +192,7 @@ impl World {
             admitted: true,
             finished: false,
             deleting: false,
+            grace: Duration::ZERO,
             runtime_class: None,
             way_around: None,
             containers: vec![ContainerView {

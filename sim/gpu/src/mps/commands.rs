@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::daemon::{Daemon, Inner, Server};
-use super::limits::{parse_mib, parse_percent, show_mib};
+use super::limits::{commanded_mib, parse_percent, show_mib};
 use super::pipe::ServerPipe;
 use crate::client::Driver;
 use crate::paths::Root;
@@ -87,7 +87,10 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
             show(limit, daemon.habits.in_gib)
         }
         ("set_default_device_pinned_mem_limit", [device, value]) => {
-            daemon.inner().defaults.set_memory(device, parse_mib(value));
+            let mib = commanded_mib(value);
+            if !daemon.inner().defaults.set_memory(device, mib) {
+                daemon.log.control("Invalid device ordinal!");
+            }
             Vec::new()
         }
         ("get_device_pinned_mem_limit", [pid, device]) => {
@@ -103,7 +106,7 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
         }
         ("set_device_pinned_mem_limit", [pid, device, value]) => {
             with_server(daemon, pid, |server| {
-                server.limits.set_memory(device, parse_mib(value));
+                server.limits.set_memory(device, commanded_mib(value));
                 daemon.log_limits(server);
                 Vec::new()
             })
@@ -112,9 +115,9 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
         ("set_default_client_priority", [value]) => match value.parse::<u32>() {
             Ok(priority @ 0..=1) => {
                 daemon.inner().defaults.priority = priority;
-                vec![priority.to_string()]
+                Vec::new()
             }
-            _ => vec!["Invalid client priority".to_owned()],
+            _ => vec!["Invalid priority value - must be 0 or 1!".to_owned()],
         },
         ("terminate_client", [server, client]) => terminate(daemon, server, client),
         ("device_query", _) => device_query(daemon, args.contains(&"--csv")),
@@ -127,7 +130,7 @@ pub(super) fn run(daemon: &Arc<Daemon>, command: &str) -> Vec<String> {
             Vec::new()
         }
         ("sim", injection) => inject(daemon, injection),
-        _ => vec![format!("Unknown command {command:?}")],
+        _ => vec![format!("Unknown command {verb:?}")],
     }
 }
 
@@ -181,7 +184,7 @@ fn status(daemon: &Daemon, server: &mut Server) -> String {
 
 fn start_server(daemon: &Arc<Daemon>, uid: &str) -> Vec<String> {
     let Ok(uid) = uid.parse::<u32>() else {
-        return vec!["Invalid user id".to_owned()];
+        return vec!["A user id (UID) is required to start a new server".to_owned()];
     };
     let uid = daemon.shared_user().unwrap_or(uid);
     let mut inner = daemon.inner();
@@ -329,8 +332,9 @@ fn row(pid: &str, id: &str, server: &str, device: &str, namespace: &str, command
 }
 
 fn terminate(daemon: &Daemon, server: &str, client: &str) -> Vec<String> {
-    let refusal = with_server(daemon, server, |_| Vec::new());
+    let mut refusal = with_server(daemon, server, |_| Vec::new());
     if !refusal.is_empty() {
+        refusal.extend([format!("Server {server} not found!"), "1".to_owned()]);
         return refusal;
     }
     let found: Vec<LiveClient> = living(daemon)

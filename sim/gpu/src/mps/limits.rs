@@ -4,6 +4,9 @@
 //! understand lifts it: measured on driver 580.159.04, and by NVIDIA Dynamo's MPS guide on
 //! 615.71.09. Pure.
 
+/// Devices that a limit can be set for, whether or not there is such a card.
+const ORDINALS: std::ops::Range<i64> = 0..32;
+
 /// Memory in MiB, thread percentages in hundredths of the whole.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Limits {
@@ -42,11 +45,19 @@ impl Limits {
         limits
     }
 
-    /// Sets a device's limit; the latest wins, under whichever name. A value that makes no sense
-    /// leaves the device without one (measured on driver 580.159.04).
-    pub(super) fn set_memory(&mut self, device: &str, mib: Option<u64>) {
+    /// Sets a device's limit; the latest wins, under whichever name. A value without a number, and
+    /// zero, leave the device without one (drivers 535 to 580). False: there is no such ordinal,
+    /// and nothing was set.
+    pub(super) fn set_memory(&mut self, device: &str, mib: Option<u64>) -> bool {
+        if device
+            .parse::<i64>()
+            .is_ok_and(|ordinal| !ORDINALS.contains(&ordinal))
+        {
+            return false;
+        }
         self.memory.retain(|(name, _)| name != device);
         self.memory.extend(mib.map(|mib| (device.to_owned(), mib)));
+        true
     }
 
     /// The limit of one device, in a list of devices by ordinal.
@@ -104,8 +115,24 @@ pub(super) fn resolve(devices: &[String], name: &str) -> Option<usize> {
     }
 }
 
-/// `2G`, `2000M`, with or without a `B`.
-pub(super) fn parse_mib(text: &str) -> Option<u64> {
+/// The value of a command that sets a limit, as the daemons of 535, 550 and 555 take it: a number of
+/// GiB where a `G` follows it at once, and of MiB where anything else or nothing does, so `2T` is
+/// 2 MiB. The bytes wrap at 64 bits. `None`: no number, or zero.
+pub(super) fn commanded_mib(text: &str) -> Option<u64> {
+    let sign = usize::from(text.starts_with('-'));
+    let digits = text[sign..].bytes().take_while(u8::is_ascii_digit).count();
+    let number: i128 = text[..sign + digits].parse().ok()?;
+    let shift = if text[sign + digits..].starts_with(['G', 'g']) {
+        30
+    } else {
+        20
+    };
+    let bytes = number.checked_mul(1 << shift)?.rem_euclid(1 << 64);
+    u64::try_from(bytes >> 20).ok().filter(|mib| *mib > 0)
+}
+
+/// An entry of a client's variable: `2G`, `2000M`, with or without a `B`.
+fn parse_mib(text: &str) -> Option<u64> {
     let text = text.trim().trim_end_matches(['B', 'b']);
     let (number, factor) = match text.as_bytes().last()? {
         b'G' | b'g' => (&text[..text.len() - 1], 1024),
@@ -264,6 +291,25 @@ mod tests {
             ("xM", None),
         ] {
             assert_eq!(parse_mib(text), mib, "{text}");
+        }
+        // As the daemons of 535, 550 and 555 read them back.
+        for (text, shown) in [
+            ("2000M", "1G"),
+            ("2gb", "2G"),
+            ("1000", "1000M"),
+            ("2T", "2M"),
+            ("5xG", "5M"),
+            ("1.5G", "1M"),
+            ("-1M", "17179869183G"),
+            ("99999999999G", "14100654079G"),
+            ("18446744073709551615", "17179869183G"),
+            ("4194304M", "4096G"),
+        ] {
+            let mib = commanded_mib(text).unwrap();
+            assert_eq!(show_mib(mib, true), shown, "{text}");
+        }
+        for nothing in ["abc", "M", "0", "00M", "-", ""] {
+            assert_eq!(commanded_mib(nothing), None, "{nothing}");
         }
         assert_eq!(show_mib(3840, true), "3G");
         assert_eq!(show_mib(3840, false), "3840M");

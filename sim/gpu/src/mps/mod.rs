@@ -24,7 +24,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::client::Driver;
 use crate::client::process::DEFAULT_PIPE_DIRECTORY;
+use crate::paths::Root;
+use crate::wire::Message;
 
 /// Set for the process that `-d` leaves behind.
 const DETACHED_ENV: &str = "SIM_MPS_DETACHED";
@@ -35,6 +38,11 @@ pub use server::run as server;
 pub fn control(args: &[String]) -> ExitCode {
     let has = |names: &[&str]| args.iter().any(|arg| names.contains(&arg.as_str()));
     let multiuser = has(&["-multiuser-server", "-M"]);
+    if multiuser && !knows_several_users() {
+        // It takes itself for a client, as the programs of 535 and 550 do.
+        complain("Cannot find MPS control daemon process");
+        return ExitCode::FAILURE;
+    }
     if multiuser && !nix::unistd::geteuid().is_root() {
         complain("-multiuser-server needs root");
         return ExitCode::FAILURE;
@@ -52,6 +60,15 @@ pub fn control(args: &[String]) -> ExitCode {
         () if has(&["-d"]) => detach(args),
         () => cli::run(),
     }
+}
+
+/// Returns whether the program has the option `-multiuser-server`: from 555 on.
+fn knows_several_users() -> bool {
+    let asked = Driver::connect(&Root::from_env())
+        .and_then(|mut driver| driver.call(&Message::new("habits")));
+    let version = asked.ok().and_then(|habits| habits.get("driver"));
+    let branch = version.and_then(|text| text.split('.').next()?.parse::<u32>().ok());
+    branch.is_none_or(|branch| branch >= 555)
 }
 
 fn foreground(multiuser: bool) -> ExitCode {

@@ -9,7 +9,7 @@ use crate::reconcile::Limited;
 use cdi::hook::Backend;
 use proto::mps::{ServerPhase, ServerState};
 
-fn client(pid: u32, pod: &str) -> Process {
+pub(super) fn client(pid: u32, pod: &str) -> Process {
     Process {
         pid,
         memory: Some(Mib(30)),
@@ -374,5 +374,71 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
         let complaints = state.complaints.values();
         let texts: String = complaints.map(|c| c.text.as_str()).collect();
         assert_eq!(texts, complaint);
+    }
+}
+
+#[test]
+fn a_card_that_loses_its_drivers_limits_is_told_once_and_its_shares_are_told_why() {
+    let mut world = World::new();
+    let mut core = world.started();
+    let mut look = observation(&BTreeMap::new());
+    look.driver = Driver::Up {
+        version: "615.1".into(),
+    };
+    world.tell(&mut core, Event::Observed(Arc::new(look)));
+    for one in [
+        Step::Bind(1, false, 0, 300),
+        Step::Allocate(1),
+        Step::PreStart(1),
+        Step::Prove(1),
+    ] {
+        step(&mut world, &mut core, &one);
+    }
+    for proof in world.proofs.values_mut().flatten() {
+        proof.limited = Some(Limited {
+            mib: Some(300),
+            backend: Some(Backend::Dmem),
+            error: String::new(),
+        });
+    }
+    step(&mut world, &mut core, &Step::Look);
+    let probed = |step, backend: &str, missing: &str| {
+        let mut seen = observed(1, step, 0);
+        seen.limits = vec![mps::LimitProbed {
+            uuid: "GPU-0".into(),
+            driver_version: "615.1".into(),
+            backend: backend.into(),
+            missing: missing.into(),
+        }];
+        Event::MpsSeen(seen)
+    };
+    for (at, backend, missing, told) in [
+        (1, "dmem", "", false),
+        (2, "", "no dmem", true),
+        (3, "", "no dmem", false),
+        (4, "dmem", "", false),
+        (5, "", "no dmem", true),
+    ] {
+        let effects = core.apply(probed(at, backend, missing), world.now);
+        let note = Note::LimitsLost {
+            gpu: uuid(0),
+            missing: "no dmem".into(),
+        };
+        let notes = effects
+            .into_iter()
+            .filter(|effect| *effect == Effect::Tell(note.clone()));
+        assert_eq!(notes.count(), usize::from(told), "{at}");
+        let state = core.state();
+        let texts: String = state
+            .complaints
+            .values()
+            .map(|one| one.text.as_str())
+            .collect();
+        let expected = if backend.is_empty() {
+            "card GPU-0 lost the driver's memory limits, the container's own is as it was set: no dmem"
+        } else {
+            ""
+        };
+        assert_eq!(texts, expected, "{at}");
     }
 }
