@@ -3,7 +3,7 @@
 use super::answer::Report;
 use super::table::{Cell, Column, Table, Tone};
 use crate::failure::Failure;
-use crate::visible::{is_visible, visible};
+use api::visible::{is_visible, visible};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
