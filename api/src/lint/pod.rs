@@ -30,6 +30,7 @@ pub(super) fn of(template: &Template<'_>, cluster: &Cluster, told: bool) -> Vec<
     };
     let mut findings = pod.annotations();
     findings.extend(pod.labels());
+    findings.extend(pod.misplaced());
     let words = pod.words_of_peers();
     // A pod that names another scheduler and says nothing to us is none of our business.
     let speaks = told || !findings.is_empty() || pod.speaks();
@@ -156,6 +157,37 @@ impl<'a> Pod<'a> {
                 findings.push(self.word(&field, word, ""));
             }
             findings.extend(not_text(&field, value));
+        }
+        findings
+    }
+
+    /// Names of annotations where YAML was indented in another way than was meant, or in a
+    /// container's resources. The API server refuses most of them, but says nothing of annotations.
+    fn misplaced(&self) -> Vec<Finding> {
+        let says = self.says;
+        let mut places = vec![
+            ("metadata".to_owned(), &says["metadata"]),
+            ("annotations".to_owned(), &says["annotations"]),
+            ("spec".to_owned(), &says["spec"]),
+            ("spec.annotations".to_owned(), &says["spec"]["annotations"]),
+        ];
+        for (place, container) in self.containers() {
+            let resources = &container["resources"];
+            for list in ["limits", "requests"] {
+                places.push((format!("{place}.resources.{list}"), &resources[list]));
+            }
+            places.push((format!("{place}.annotations"), &container["annotations"]));
+            places.push((place, container));
+        }
+        let mut findings = Vec::new();
+        for (place, map) in places {
+            let keys = entries(map).filter(|(key, _)| keys::is_of_share(key));
+            for (key, _) in keys {
+                let field = self.field(&format!("{place}[{}]", shown(key)));
+                let problem = "is in the wrong place, and counts as an annotation of the pod alone";
+                let fix = format!("move it to {}", self.field("metadata.annotations"));
+                findings.push(Finding::new(field, problem, fix).without_gpu());
+            }
         }
         findings
     }

@@ -165,6 +165,38 @@ fn labels_and_annotations_that_were_taken_for_each_other_are_told() {
     );
 }
 
+/// YAML is indented by hand.
+#[test]
+fn an_annotation_at_another_level_is_told() {
+    let at = |field: &str, object: Value| {
+        let object = json!({"kind": "Job", "metadata": {}, "spec": {"template": object}});
+        let field = format!("spec.template.{field}[gpu-memory]");
+        let fix = "move it to spec.template.metadata.annotations";
+        only(&object, &field, fix, true);
+    };
+    let ours = || pod(json!({}), json!({}));
+    let with = |path: &str| {
+        let mut object = ours();
+        let map = json!({"gpu-memory": "2000"});
+        match path {
+            "" => object["annotations"] = map,
+            path => *object.pointer_mut(path).unwrap() = map,
+        }
+        object
+    };
+    at("annotations", with(""));
+    at("metadata", with("/metadata"));
+    let mut object = ours();
+    object["spec"]["gpu-memory"] = json!("2000");
+    at("spec", object);
+    let mut object = ours();
+    object["spec"]["annotations"] = json!({"gpu-memory": "2000"});
+    at("spec.annotations", object);
+    let mut object = ours();
+    object["spec"]["containers"][0]["resources"] = json!({"limits": {"gpu-memory": "2000"}});
+    at("spec.containers[0].resources.limits", object);
+}
+
 #[test]
 fn what_is_on_the_owner_belongs_to_its_pods() {
     let owner = |kind: &str, spec: Value| json!({"kind": kind, "metadata": {"name": "o", "annotations": {"gpu-memory": "2000"}}, "spec": spec});
