@@ -46,7 +46,7 @@ const ANNOTATIONS: [&str; 26] = [
     "kai.scheduler/ignore-workload-api",
 ];
 
-/// The labels of pods and their owners, without `project`, a word that everybody uses.
+/// The labels of pods and their owners, without `project`, a word with other uses.
 pub(super) const LABELS: [&str; 7] = [
     kai::QUEUE_LABEL,
     kai::QUEUE_LABEL_OLD,
@@ -57,7 +57,7 @@ pub(super) const LABELS: [&str; 7] = [
     kai::NODE_POOL_LABEL,
 ];
 
-/// Domains under which somebody may look for a name of a share.
+/// Domains under which a name of a share is looked for.
 const DOMAINS: [&str; 5] = [
     "aliquot.dev",
     "kai.scheduler",
@@ -112,7 +112,7 @@ pub(super) fn meant_annotation(key: &str) -> Option<String> {
     let (domain, name) = key.split_once('/').unwrap_or(("", key));
     let same = |one: &&&str| one.rsplit('/').next() == Some(name);
     let by_name = OF_SHARES.iter().find(same).filter(|_| {
-        // `mps` under another domain is a word of somebody else.
+        // `mps` under another domain is a word of another program.
         name.len() >= SHORTEST && (domain.is_empty() || DOMAINS.contains(&domain))
     });
     let meant = by_name.copied().or_else(|| nearest(key, known()));

@@ -88,7 +88,7 @@ fn a_misspelt_annotation_is_told_with_what_was_meant() {
         ("GPU-Memory", "write gpu-memory", true),
         ("gpumemory", "write gpu-memory", true),
         ("gpu-memory-limit", "write gpu-memory.limit", true),
-        ("gpu-fracton", "write gpu-fraction", true),
+        ("gpu-fractio", "write gpu-fraction", true),
         (
             "gpu-fraction-container",
             "write gpu-fraction-container-name",
@@ -116,11 +116,11 @@ fn a_misspelt_annotation_is_told_with_what_was_meant() {
             false,
         ),
         (
-            "kai.scheduler/topology-required-placment",
+            "kai.scheduler/topology-required-placemnt",
             "write kai.scheduler/topology-required-placement",
             false,
         ),
-        ("pod-group-nam", "write pod-group-name", false),
+        ("pod-group-names", "write pod-group-name", false),
     ] {
         let object = pod(json!({"annotations": {key: "2000"}}), json!({}));
         only(
@@ -238,7 +238,7 @@ fn what_is_on_the_owner_belongs_to_its_pods() {
         "as gpu-memory",
         true,
     );
-    let label = json!({"kind": "Job", "metadata": {"labels": {"gpu-fraction": "0.5", "priorityClassName": "inferance"}}, "spec": {"template": template()}});
+    let label = json!({"kind": "Job", "metadata": {"labels": {"gpu-fraction": "0.5", "priorityClassName": "inferenze"}}, "spec": {"template": template()}});
     let said = lines(&label);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(
@@ -388,7 +388,7 @@ fn a_priority_class_that_is_not_there_is_told() {
         false,
     );
     only(
-        &pod(json!({}), json!({"priorityClassName": "inferance"})),
+        &pod(json!({}), json!({"priorityClassName": "inferenze"})),
         "spec.priorityClassName",
         "write inference",
         false,
@@ -457,7 +457,7 @@ fn hostile_objects_take_little_and_say_little() {
     let long = "gpu-memory\u{202e}\u{1b}[2J\n".to_owned() + &"x".repeat(1 << 20);
     let mut annotations = serde_json::Map::new();
     for number in 0..100_000 {
-        annotations.insert(format!("gpu-memor{number}"), json!("1"));
+        annotations.insert(format!("gpu-memo{number}"), json!("1"));
     }
     annotations.insert(format!("a{long}"), json!("1"));
     let mut deep = json!({"spec": {"containers": []}});
