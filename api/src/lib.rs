@@ -6,11 +6,13 @@
 //! - [`gpu_quota`]: what a queue gets of single GPU products.
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
 //!   CRDs define them.
+//! - [`lint`]: the mistakes of a manifest that nothing refuses, each with its field and its fix.
 //! - [`node_topology`]: the policy of a kubelet's topology manager, as a `NodeResourceTopology` says
 //!   it.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
 //! - [`share_config`]: a claim's other requests, besides cards and memory.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
+//! - [`visible`]: untrusted text as a terminal shows it.
 //!
 //! Never talks to anything: parsing, printing, signing, checking.
 #![forbid(unsafe_code)]
@@ -20,11 +22,13 @@ pub mod gpu_quota;
 pub mod grant;
 pub mod isolation;
 pub mod kai;
+pub mod lint;
 pub mod node_topology;
 pub mod quantity;
 pub mod request;
 pub mod share_config;
 pub mod units;
+pub mod visible;
 
 pub use gpu_node::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use grant::{Grant, GrantError, Signer, Verifier};

@@ -15,6 +15,7 @@ mod pod_request;
 mod warning;
 
 pub use error::RequestError;
+pub(crate) use error::shown;
 pub use pod_request::{Amount, ContainerRequest, GpuRequest, PodRequest, ShareRequest};
 
 use crate::quantity;

@@ -7,7 +7,7 @@
 //! | 2 | the command line, a file or a name cannot be understood; nothing was done |
 //! | 3 | the cluster does not answer, or refuses |
 
-use crate::visible::visible;
+use api::visible::visible;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;

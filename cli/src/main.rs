@@ -7,6 +7,7 @@
 //! - [`usage`]: `report`: memory granted and not used.
 //! - [`explain`]: why a pod waits.
 //! - [`trial`]: `fit`, `simulate`: pods that do not exist yet; [`manifest`]: their files.
+//! - [`lint`]: mistakes in manifests.
 //! - [`record`]: `snapshot`, `replay`; [`actions`]: decisions, as a table.
 //! - [`doctor`]: findings with their fixes.
 //! - [`events`]; [`cordon`]: `cordon`, `uncordon`; [`keys`]: these alone write.
@@ -27,6 +28,7 @@ mod failure;
 mod hook;
 mod inventory;
 mod keys;
+mod lint;
 mod manifest;
 mod progress;
 mod queues;
@@ -39,7 +41,6 @@ mod top;
 mod trial;
 mod usage;
 mod view;
-mod visible;
 
 use crate::failure::end;
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -73,6 +74,9 @@ enum Verb {
     Explain(explain::Args),
     /// How often a request fits now, and where.
     Fit(trial::FitArgs),
+    /// Mistakes in manifests that Kubernetes accepts without a word; needs no cluster. Exit code 1 if
+    /// there are any.
+    Lint(lint::Args),
     /// What the scheduler would do with these manifests, evictions included.
     Simulate(trial::SimulateArgs),
     /// The scheduler's events about pods, newest last.
@@ -120,6 +124,7 @@ fn main() -> ExitCode {
         Verb::Queues(args) => end("queues", queues::run(&args)),
         Verb::Explain(args) => end("explain", explain::run(&args)),
         Verb::Fit(args) => end("fit", trial::fit(&args)),
+        Verb::Lint(args) => end("lint", lint::run(&args)),
         Verb::Simulate(args) => end("simulate", trial::simulate(&args)),
         Verb::Events(args) => end("events", events::run(&args)),
         Verb::Cordon(args) => end("cordon", cordon::run(&args, true)),

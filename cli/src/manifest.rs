@@ -4,6 +4,7 @@
 //! that names file, document and cause. A file that cannot be read is refused before anything
 //! starts.
 
+use crate::failure::Failure;
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
@@ -11,7 +12,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::{Scope, pinned_kind};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The caller.
 const MANAGER: &str = "aliquot-demo";
@@ -35,6 +36,54 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
         bail!("{} contains no manifest", path.display());
     }
     Ok(documents)
+}
+
+/// The objects of these files with the file's name, in their order. A folder stands for the
+/// manifests in it, as for `kubectl`; `-` is standard input.
+pub(crate) fn of_files(files: &[PathBuf]) -> Result<Vec<(String, Value)>, Failure> {
+    let mut objects = Vec::new();
+    for file in files {
+        for path in manifests_of(file)? {
+            let shown = match path.to_str() {
+                Some("-") => "standard input".to_owned(),
+                _ => path.display().to_string(),
+            };
+            let text = crate::shadow::read(&path)?;
+            let documents =
+                parse(&text).map_err(|why| Failure::input(format!("{shown}: {why}")))?;
+            if documents.is_empty() {
+                return Err(Failure::input(format!("{shown} contains no manifest")));
+            }
+            let named = documents.into_iter().map(|object| (shown.clone(), object));
+            objects.extend(named);
+        }
+    }
+    Ok(objects)
+}
+
+/// A file itself, or the manifests of a folder in order of name.
+fn manifests_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let unreadable = |error| Failure::input(format!("{} cannot be read: {error}", path.display()));
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        let ending = file.extension().and_then(std::ffi::OsStr::to_str);
+        if ending.is_some_and(|ending| ["yaml", "yml", "json"].contains(&ending)) && file.is_file()
+        {
+            found.push(file);
+        }
+    }
+    if found.is_empty() {
+        return Err(Failure::input(format!(
+            "{} contains no file that ends with .yaml, .yml or .json",
+            path.display()
+        )));
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// The documents of a text; lists are taken apart.

@@ -6,8 +6,9 @@
 
 use crate::connect::{Cluster, ClusterArgs};
 use crate::failure::Failure;
-use crate::visible::visible;
 use api::kai::Config as KaiConfig;
+use api::lint::Finding;
+use api::visible::visible;
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
@@ -235,6 +236,9 @@ pub(crate) struct Shadow {
     pub(crate) problems: Vec<String>,
     /// The pods with a container that does not run, each with the reason. A snapshot has no such pods.
     pub(crate) crashes: BTreeMap<PodUid, String>,
+    /// The mistakes by which pods get no GPU that their authors meant, by namespace and name. A
+    /// snapshot has no such pods.
+    pub(crate) mistakes: BTreeMap<(String, String), Vec<Finding>>,
     /// What claims of new pods are made of.
     pub(crate) templates: ClaimTemplates,
     /// It was made of a snapshot, which does not hold what selectors of devices look at.
@@ -265,6 +269,7 @@ impl Shadow {
             now,
             problems: Vec::new(),
             crashes: BTreeMap::new(),
+            mistakes: BTreeMap::new(),
             templates: ClaimTemplates::default(),
             of_snapshot: false,
         };
@@ -303,6 +308,9 @@ impl Shadow {
             Some((uid, scheduler::crash::of(pod)?))
         };
         shadow.crashes = objects.pods.iter().filter_map(crash).collect();
+        let known = shadow.known();
+        let mistaken = objects.pods.iter().filter_map(|pod| mistakes(pod, &known));
+        shadow.mistakes = mistaken.collect();
         shadow.take_all(objects.pods, Fact::Pod);
         for state in states {
             let node = state.node.clone();
@@ -337,6 +345,7 @@ impl Shadow {
             now: Time(0),
             problems: Vec::new(),
             crashes: BTreeMap::new(),
+            mistakes: BTreeMap::new(),
             templates: ClaimTemplates::default(),
             of_snapshot: true,
         };
@@ -427,6 +436,16 @@ impl Shadow {
         self.core.snapshot()
     }
 
+    /// What is known of the cluster that manifests are checked against.
+    pub(crate) fn known(&self) -> api::lint::Cluster {
+        let classes = self.world.priority_classes().map(str::to_owned);
+        api::lint::Cluster {
+            scheduler: self.scheduler.clone(),
+            classes: classes.collect(),
+            all_classes: !self.of_snapshot,
+        }
+    }
+
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
@@ -472,6 +491,29 @@ impl Shadow {
         }
         Ok(taken)
     }
+}
+
+/// Returns the mistakes that cost a pod its GPU, with its namespace and name.
+fn mistakes(pod: &Pod, known: &api::lint::Cluster) -> Option<((String, String), Vec<Finding>)> {
+    // Most pods have no word about GPUs, and a pod with a grant has its GPU.
+    let annotations = pod.metadata.annotations.iter().flatten();
+    let keys = annotations.chain(pod.metadata.labels.iter().flatten());
+    let (mut speaks, mut granted) = (false, false);
+    for (key, _) in keys {
+        speaks |= ["gpu", "kai", "aliquot"]
+            .iter()
+            .any(|word| key.contains(word));
+        granted |= key == proto::names::grant::GRANT;
+    }
+    if !speaks || granted {
+        return None;
+    }
+    let object = serde_json::to_value(pod).ok()?;
+    let mut findings = api::lint::of_pod(&object, known);
+    findings.retain(|finding| finding.costs_the_gpu);
+    let name = pod.metadata.name.clone()?;
+    let namespace = pod.metadata.namespace.clone()?;
+    (!findings.is_empty()).then_some(((namespace, name), findings))
 }
 
 /// Milliseconds since 1970.

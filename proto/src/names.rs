@@ -123,6 +123,8 @@ pub mod kai {
     pub const EVICTOR_NAME: &str = "evictor-pod-group-name";
     /// Annotation on that event: that group's namespace.
     pub const EVICTOR_NAMESPACE: &str = "evictor-pod-group-namespace";
+    /// The priority classes that KAI installs, and so does Aliquot.
+    pub const PRIORITY_CLASSES: [&str; 4] = ["train", "build-preemptible", "build", "inference"];
     /// Prefix of KAI's own labels and annotations.
     pub const PREFIX: &str = "kai.scheduler/";
     /// Annotation on a pod group: the owner that it was created for.

@@ -401,6 +401,17 @@ fn changed(helm: &Path) {
             "object.spec.schedulerName == 'aliquot'"
         );
     }
+    let webhooks = &lenient[&key("ValidatingWebhookConfiguration", "aliquot")]["webhooks"];
+    let condition = |at: usize, of: usize| {
+        let condition = &webhooks[at]["matchConditions"][of]["expression"];
+        condition.as_str().unwrap().to_owned()
+    };
+    for expression in [condition(1, 0), condition(2, 1), condition(2, 2)] {
+        assert!(
+            expression.contains("'aliquot'") && !expression.contains("'kai-scheduler'"),
+            "{expression}"
+        );
+    }
     let network = rendered(
         helm,
         "a",

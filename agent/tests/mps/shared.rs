@@ -314,7 +314,7 @@ pub(crate) async fn a_drained_client_loses_its_work_and_lives_on_until_the_kubel
     bench
         .server(0, "both are seen", |s| s.clients.len() == 2)
         .await;
-    let (orders, inbox) = tokio::sync::mpsc::unbounded_channel();
+    let (orders, inbox) = channel::unbounded();
     let stop = CancellationToken::new();
     let socket = bench.config.mps_socket();
     let proc_root = "/proc".into();

@@ -2,6 +2,7 @@
 //! because KAI's users and tools know it; the value and what to write follow.
 
 use super::advice;
+use crate::visible::line;
 
 /// Why a pod's wish is refused. The text is what the user reads.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -238,20 +239,10 @@ const MAX_SHOWN: usize = 320;
 const MAX_VALUE: usize = 64;
 
 /// A tenant's text, as one line of bounded length.
-pub(super) fn shown(text: &str) -> String {
-    cut(text, MAX_SHOWN)
+pub(crate) fn shown(text: &str) -> String {
+    line(text, MAX_SHOWN)
 }
 
 fn value(text: &str) -> String {
-    cut(text, MAX_VALUE)
-}
-
-fn cut(text: &str, bytes: usize) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .scan(0, |length, c| {
-            *length += c.len_utf8();
-            (*length <= bytes).then_some(c)
-        })
-        .collect()
+    line(text, MAX_VALUE)
 }

@@ -4,7 +4,7 @@ use super::log::changes;
 use super::print::{picture, say};
 use crate::report::{Screen, drawable, first_lines, size};
 use crate::view::ClusterView;
-use crate::visible::visible;
+use api::visible::visible;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -23,6 +23,8 @@ pub(crate) enum Want {
     Waits,
     /// To run, whatever it holds: the user's own.
     Runs,
+    /// To run with a GPU, which a mistake of its manifest may cost it.
+    Gpu,
 }
 
 /// One built-in pod, or one of the user's files.
@@ -203,6 +205,22 @@ pub(crate) fn missing(roles: &[Role], view: &ClusterView) -> Vec<String> {
     missing
 }
 
+/// Returns the pods that run without the GPU that their manifest was to request.
+pub(crate) fn without_gpu(roles: &[Role], view: &ClusterView) -> Vec<String> {
+    let lacks = |role: &&Role| {
+        role.want == Want::Gpu && view.cards_of(&role.namespace, &role.name).is_empty()
+    };
+    let lacking = roles.iter().filter(lacks);
+    lacking
+        .map(|role| {
+            format!(
+                "{}/{}: a GPU: its manifest requests none",
+                role.namespace, role.name
+            )
+        })
+        .collect()
+}
+
 /// Whether a pod has got as far as the next one may be applied.
 pub(crate) fn settled(role: &Role, view: &ClusterView) -> bool {
     judge(role, view).is_none()
@@ -219,7 +237,7 @@ fn judge(role: &Role, view: &ClusterView) -> Option<String> {
         _ => Some(format!("is {phase}, should run: {}", crate::view::why(pod))),
     };
     match role.want {
-        Want::Runs => match phase {
+        Want::Runs | Want::Gpu => match phase {
             "Running" if cards == 0 && granted(pod) => {
                 Some("runs, but no GpuNode shows its share yet".to_owned())
             }

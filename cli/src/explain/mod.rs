@@ -71,7 +71,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failure> {
     let state = State::of(shadow);
-    let pod = state.pod(namespace, name)?;
+    let mistakes = shadow
+        .mistakes
+        .get(&(namespace.to_owned(), name.to_owned()));
+    let mistakes = mistakes.into_iter().flatten();
+    let pod = state.pod(namespace, name).map_err(|failure| {
+        // It is there, and this is why the scheduler does not see it.
+        let said: Vec<String> = mistakes.clone().map(ToString::to_string).collect();
+        match said.as_slice() {
+            [] => failure,
+            said => Failure::no(format!(
+                "{namespace}/{name} gets no GPU: {}",
+                said.join("; ")
+            )),
+        }
+    })?;
     if let Some(mut lines) = placed(&state, pod) {
         lines.extend(
             shadow
@@ -80,7 +94,13 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         );
         let crash = shadow.crashes.get(&pod.uid);
         lines.extend(crash.map(|crash| format!("does not run there: {crash}")));
-        return Ok(done(pod, &lines, crash.is_some()));
+        let without = mistakes
+            .clone()
+            .map(|finding| format!("gets no GPU: {finding}"));
+        let before = lines.len();
+        lines.extend(without);
+        let wrong = crash.is_some() || lines.len() > before;
+        return Ok(done(pod, &lines, wrong));
     }
     let Some(mut explanation) = shadow.core().explain(&pod.uid) else {
         return Err(Failure::no(format!(
@@ -235,8 +255,8 @@ fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
     )])
 }
 
-fn done(pod: &Pod, lines: &[String], crashes: bool) -> Report {
-    let tone = if crashes { Tone::Bad } else { Tone::Good };
+fn done(pod: &Pod, lines: &[String], wrong: bool) -> Report {
+    let tone = if wrong { Tone::Bad } else { Tone::Good };
     let who = format!("{}/{}", pod.namespace, pod.name);
     Report {
         above: lines

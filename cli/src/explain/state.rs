@@ -84,7 +84,7 @@ impl State {
             Ok(pod)
         } else {
             Err(Failure::no(format!(
-                "{namespace}/{name} is placed by another scheduler (schedulerName is not ours)"
+                "{namespace}/{name} is placed by another scheduler: its spec.schedulerName is not this one's"
             )))
         }
     }

@@ -233,6 +233,44 @@ fn a_pod_that_is_not_there_or_not_ours_is_refused_in_one_sentence() {
     }
 }
 
+/// Such a pod has no reason and no event: Kubernetes found nothing wrong with it.
+#[test]
+fn a_pod_that_gets_no_gpu_by_a_mistake_is_told_which() {
+    let pod = |name: &str, key: &str, scheduler: &str, node: Option<&str>| {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "team", "uid": name, "annotations": {key: "2000"}},
+            "spec": {"schedulerName": scheduler, "nodeName": node, "containers": [{"name": "c"}]},
+            "status": {"phase": if node.is_some() { "Running" } else { "Pending" }},
+        });
+        serde_json::from_value(pod).unwrap()
+    };
+    let node =
+        json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}}});
+    let objects = crate::shadow::Objects {
+        nodes: vec![serde_json::from_value(node).unwrap()],
+        pods: vec![
+            pod("typo", "gpu-memroy", "kai-scheduler", Some("n1")),
+            pod("cpu", "example.com/gpu", "kai-scheduler", Some("n1")),
+            pod("other", "gpu-memory", "default-scheduler", None),
+        ],
+        ..Default::default()
+    };
+    let now = scheduler_core::units::Time(1_800_000_000_000);
+    let shadow = Shadow::of_objects(objects, Config::default(), "kai-scheduler", now);
+    let typo = text(&report(&shadow, "team", "typo").unwrap());
+    assert_eq!(
+        typo,
+        "team/typo runs on node n1\nteam/typo gets no GPU: metadata.annotations[gpu-memroy] is no annotation of Aliquot or KAI, so nothing reads it: write gpu-memory\n"
+    );
+    let cpu = text(&report(&shadow, "team", "cpu").unwrap());
+    assert_eq!(cpu, "team/cpu runs on node n1\n");
+    let failure = report(&shadow, "team", "other").unwrap_err();
+    assert_eq!(
+        failure.sentence,
+        "team/other gets no GPU: spec.schedulerName is default-scheduler, so that Aliquot does not see the pod: set it to kai-scheduler"
+    );
+}
+
 #[test]
 fn a_pod_that_gets_a_place_by_time_alone_says_when() {
     let more = "\

@@ -3,7 +3,7 @@
 use super::answer::Report;
 use super::table::{Cell, Column, Table, Tone};
 use crate::failure::Failure;
-use crate::visible::{is_visible, visible};
+use api::visible::{is_visible, visible};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -189,14 +189,24 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
     text
 }
 
+/// The most characters of a cell or a line that people are shown. A message may be as long as its
+/// object, and would push everything else off the screen.
+const LONGEST: usize = 4096;
+
 /// Returns the width of a text, which is its number of visible characters.
 fn width(text: &str) -> usize {
-    text.chars().filter(|c| is_visible(*c)).count()
+    let shown = text.chars().filter(|c| is_visible(*c));
+    shown.take(LONGEST + 1).count()
 }
 
-/// Colours a text, and removes invisible characters, because names and messages are untrusted.
+/// Colours a text, and removes invisible characters, because names and messages are untrusted. What
+/// is longer than a screen is cut.
 pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
-    let text = visible(text);
+    let mut text = visible(text);
+    if let Some((end, _)) = text.char_indices().nth(LONGEST) {
+        text.truncate(end);
+        text.push('…');
+    }
     let code = match tone {
         _ if !coloured || text.is_empty() => return text,
         Tone::Plain => return text,
@@ -306,6 +316,22 @@ mod tests {
                 assert_eq!(read[0]["name"], SLY);
             }
         }
+    }
+
+    /// A tenant writes the message of a condition.
+    #[test]
+    fn a_text_as_long_as_its_object_fills_no_screen() {
+        let mut table = Table::new(COLUMNS, "nothing");
+        table.row(vec!["x".repeat(1 << 20).into(), 12_u64.into(), "".into()]);
+        let report = Report {
+            above: vec!["ö".repeat(1 << 20).into()],
+            ..Report::from(table)
+        };
+        let text = Output::default().render(&report, false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0].chars().count(), LONGEST + 1);
+        assert!(lines[0].ends_with('…') && lines[3].ends_with("…    12"));
+        assert!(lines.iter().all(|line| line.chars().count() < LONGEST + 10));
     }
 
     #[test]

@@ -2,11 +2,14 @@
 
 use crate::failure::Failure;
 use crate::shadow::Shadow;
+use api::lint::Finding;
 use scheduler::trial::UID;
 use scheduler::watch::{Fact, Seen};
 use scheduler_core::ids::PodUid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 /// Largest number of pods of a workload.
 const MOST_PODS: u64 = 10_000;
@@ -22,7 +25,14 @@ pub(super) struct Intake {
     pub(super) pods: Vec<(PodUid, String)>,
     /// What a person should know of the rest.
     pub(super) notes: Vec<String>,
+    /// Those of the pods whose manifest has a mistake by which they get no GPU. Some get one
+    /// nevertheless, by another annotation.
+    pub(super) without: BTreeSet<PodUid>,
+    /// True if nothing is decided about pods of the manifests.
+    pub(super) undecided: bool,
     count: u64,
+    /// The mistakes of the object that is being taken.
+    findings: Vec<Finding>,
 }
 
 impl Intake {
@@ -32,6 +42,12 @@ impl Intake {
         let kind = text("/kind").unwrap_or_default();
         let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
         let shown = format!("{kind} {}", name.unwrap_or_default());
+        self.findings = api::lint::of(object, &shadow.known());
+        // Of the scheduler's name there is more to say, pod by pod.
+        let of_scheduler = |finding: &&Finding| finding.field.ends_with("spec.schedulerName");
+        let others = self.findings.iter().filter(|one| !of_scheduler(one));
+        self.notes
+            .extend(others.map(|finding| format!("{shown}: {finding}")));
         match kind {
             "Pod" => self.pod(shadow, object, &shown)?,
             "Queue" => {
@@ -111,6 +127,12 @@ impl Intake {
                     parallel.min(wanted),
                     &shown,
                 )?;
+            }
+            _ if !api::lint::templates(object).is_empty() => {
+                self.undecided = true;
+                self.notes.push(format!(
+                    "{shown}: nothing is decided about its pods: a {kind} is not taken apart here"
+                ));
             }
             _ => self
                 .notes
@@ -225,16 +247,26 @@ impl Intake {
             .and_then(Value::as_str);
         let scheduler = scheduler.unwrap_or("default-scheduler").to_owned();
         if scheduler != shadow.scheduler {
+            let costs = self.findings.iter().any(|one| one.costs_the_gpu);
+            self.undecided |= costs;
             self.notes.push(format!(
-                "{shown}: its spec.schedulerName is {scheduler}, not {}: another scheduler decides",
-                shadow.scheduler
+                "{shown}: its spec.schedulerName is {scheduler}, not {}: another scheduler decides{}",
+                shadow.scheduler,
+                if costs { ", and gives it no GPU" } else { "" }
             ));
             return Ok(());
         }
         self.count += 1;
-        let taken = shadow
-            .take_pod(&object, self.count)
-            .map_err(|why| Failure::input(format!("{shown} would be rejected: {why}")))?;
+        let taken = shadow.take_pod(&object, self.count).map_err(|why| {
+            let mut why = format!("{shown} would be rejected: {why}");
+            if let Some(first) = self.findings.first() {
+                let _ = write!(why, "; {first}");
+            }
+            Failure::input(why)
+        })?;
+        if self.findings.iter().any(|one| one.costs_the_gpu) {
+            self.without.insert(taken.uid.clone());
+        }
         let warnings = taken.warnings.iter();
         self.notes
             .extend(warnings.map(|warning| format!("{shown}: {warning}")));

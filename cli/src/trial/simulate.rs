@@ -10,14 +10,17 @@ use crate::report::{Cell, Output, Report, Tone};
 use crate::shadow::{Shadow, Source};
 use scheduler::trial::is_placed;
 use scheduler_core::Action;
+use scheduler_core::ids::PodUid;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Flags of `aliquot simulate`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Manifests; may be given several times; `-` is standard input.
+    /// Manifests, or folders with files that end with .yaml, .yml or .json; may be given several
+    /// times; `-` is standard input.
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -28,19 +31,8 @@ pub(crate) struct Args {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let mut objects = Vec::new();
-    for file in &args.files {
-        let text = crate::shadow::read(file)?;
-        let documents = manifest::parse(&text)
-            .map_err(|why| Failure::input(format!("{}: {why}", file.display())))?;
-        if documents.is_empty() {
-            return Err(Failure::input(format!(
-                "{} contains no manifest",
-                file.display()
-            )));
-        }
-        objects.extend(documents);
-    }
+    let objects = manifest::of_files(&args.files)?;
+    let objects: Vec<Value> = objects.into_iter().map(|(_, object)| object).collect();
     let report = block_on(async {
         let mut progress = Progress::of("reading the cluster", 0);
         progress.spin();
@@ -90,7 +82,7 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
     });
     drop(progress);
     let rounds = &settled.rounds;
-    let mine = |uid: &scheduler_core::ids::PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
+    let mine = |uid: &PodUid| intake.pods.iter().any(|(pod, _)| pod == uid);
     let placed = intake
         .pods
         .iter()
@@ -102,13 +94,27 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         .filter(|action| matches!(action, Action::Evict(_)))
         .count();
     let total = intake.pods.len();
-    let all = placed == total && total > 0;
+    // A pod that was to have a GPU and runs without one has no place that its author wants.
+    let lacks = |uid: &PodUid| {
+        let pod = shadow.core().pod(uid);
+        intake.without.contains(uid) && pod.is_none_or(|pod| pod.gpus.is_empty())
+    };
+    let lacking: BTreeSet<&str> = (intake.pods.iter())
+        .filter(|(uid, _)| lacks(uid) && is_placed(rounds, uid))
+        .map(|(uid, _)| uid.as_str())
+        .collect();
+    let all = placed == total && total > 0 && lacking.is_empty() && !intake.undecided;
     let verdict = match total {
         0 => "Nothing was decided: the manifests contain no pod that the scheduler would place."
             .to_owned(),
         _ => format!(
-            "{placed} of {total} {} a place{}.",
+            "{placed} of {total} {} a place{}{}.",
             if total == 1 { "pod gets" } else { "pods get" },
+            match lacking.len() {
+                0 => String::new(),
+                1 => "; 1 pod runs without a GPU".to_owned(),
+                many => format!("; {many} pods run without a GPU"),
+            },
             match evicted {
                 0 => String::new(),
                 1 => "; 1 pod is evicted for it".to_owned(),
@@ -117,6 +123,16 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
         ),
     };
     let mut report = Report::from(actions::table(rounds, mine));
+    let gets = report.table.columns.iter();
+    let gets = gets.clone().position(|column| column.key == "grants");
+    for row in &mut report.table.rows {
+        let uid = row.last().and_then(|uid| uid.value.as_str());
+        let lacks = uid.is_some_and(|uid| lacking.contains(uid));
+        if let Some(cell) = gets.and_then(|at| row.get_mut(at)).filter(|_| lacks) {
+            "no GPU".clone_into(&mut cell.shown);
+            cell.tone = Tone::Bad;
+        }
+    }
     report
         .below
         .push(Cell::from(verdict).tone(if all { Tone::Good } else { Tone::Bad }));
@@ -130,7 +146,7 @@ fn simulated(mut shadow: Shadow, objects: &[Value]) -> Result<(Report, bool), Fa
             .map(|note| Cell::from(note.clone()).tone(Tone::Warn)),
     );
     report.document = Some(json!({
-        "pods": total, "placed": placed, "evicted": evicted,
+        "pods": total, "placed": placed, "evicted": evicted, "withoutGpu": lacking.len(),
         "seconds": settled.took.0.div_ceil(1000), "searching": settled.searching,
         "actions": report.table.objects(), "notes": intake.notes,
     }));
@@ -181,6 +197,60 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
             text.contains("1 of 1 pod gets a place; 1 pod is evicted for it."),
             "{text}"
         );
+    }
+
+    /// Each is a pod that Kubernetes accepts and that runs without the GPU that its author meant.
+    #[test]
+    fn a_pod_that_loses_its_gpu_by_a_mistake_is_no_success() {
+        let wrong = pod("p", "rich", "gpu-memroy: \"2000\"", "");
+        let (text, all) = simulate(&wrong).unwrap();
+        assert!(!all, "{text}");
+        assert!(text.contains("no GPU"), "{text}");
+        assert!(
+            text.contains("1 of 1 pod gets a place; 1 pod runs without a GPU."),
+            "{text}"
+        );
+        assert!(text.contains("Pod p: metadata.annotations[gpu-memroy] is no annotation of Aliquot or KAI, so nothing reads it: write gpu-memory"), "{text}");
+        let right = wrong.replace("gpu-memroy", "gpu-memory");
+        let (text, all) = simulate(&right).unwrap();
+        assert!(all && !text.contains("without a GPU"), "{text}");
+        let owner = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, annotations: {gpu-memory: \"2000\"}, labels: {kai.scheduler/queue: rich}}\nspec: {replicas: 2, template: {spec: {schedulerName: kai-scheduler, containers: [{name: main, image: x}]}}}\n";
+        let (text, all) = simulate(owner).unwrap();
+        assert!(!all && text.contains("2 pods run without a GPU"), "{text}");
+        assert!(
+            text.contains("Deployment web: metadata.annotations[gpu-memory] is on the Deployment"),
+            "{text}"
+        );
+        // Of another scheduler, and of none.
+        for name in ["", "schedulerName: aliquot, "] {
+            let wrong = right.replace("schedulerName: kai-scheduler, ", name);
+            let (text, all) = simulate(&format!("{wrong}{right}")).unwrap();
+            assert!(
+                !all && text.contains("another scheduler decides, and gives it no GPU"),
+                "{text}"
+            );
+        }
+        let class = right.replace("labels: {", "labels: {priorityClassName: trian, ");
+        let (text, _) = simulate(&class).unwrap();
+        assert!(text.contains("write train"), "{text}");
+    }
+
+    #[test]
+    fn a_kind_about_whose_pods_nothing_was_decided_is_no_success() {
+        let text = pod("mine", "rich", "gpu-memory: \"2000\"", "");
+        let job = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: ddp}\nspec: {pytorchReplicaSpecs: {Worker: {replicas: 2, template: {spec: {containers: []}}}}}\n";
+        let (text, all) = simulate(&format!("{text}{job}")).unwrap();
+        assert!(!all, "{text}");
+        assert!(
+            text.contains("PyTorchJob ddp: nothing is decided about its pods"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_number_without_quotes_is_refused_with_the_quotes() {
+        let error = simulate(&pod("bad", "rich", "gpu-memory: 2000", "")).unwrap_err();
+        assert!(error.contains("write it in quotes, \"2000\""), "{error}");
     }
 
     #[test]

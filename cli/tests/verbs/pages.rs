@@ -104,6 +104,13 @@ pub(crate) fn manifests_of_the_pages_can_be_applied(demo: &Demo) {
                 path.display(),
                 said.out
             );
+            // What is copied from a page has no mistake; some pages have no pods.
+            let linted = demo.ask(&["lint", "-f", &file]);
+            assert!(
+                linted.code == Some(0) || linted.err.contains("nothing was looked at"),
+                "{}: {linted:?}",
+                path.display()
+            );
             count += 1;
         }
     }

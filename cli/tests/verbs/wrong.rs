@@ -157,6 +157,7 @@ fn the_command_line_itself_is_checked_first() {
         &["fit", "--gpu-memory", "many"],
         &["fit", "--gpus", "0"],
         &["simulate"],
+        &["lint"],
         &["cordon"],
         &["completion", "tcsh"],
         &["doctor", "--root", "/"],
@@ -169,6 +170,70 @@ fn the_command_line_itself_is_checked_first() {
         assert_eq!(said.out, "", "{args:?}");
         assert!(!said.err.contains("panicked"), "{args:?}: {}", said.err);
     }
+}
+
+/// A pipeline stops by the exit code.
+#[test]
+fn lint_ends_with_one_if_anything_is_wrong_or_nothing_was_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {gpu-memory: \"2000\"}}\nspec: {schedulerName: kai-scheduler, containers: [{name: c, image: x}]}\n";
+    let right = file("right.yaml", pod);
+    let looked = said(&["lint", "-f", &right]);
+    assert_eq!((looked.code, &*looked.err), (Some(0), ""), "{looked:?}");
+    let wrong = file("wrong.yaml", &pod.replace("gpu-memory", "gpu-memroy"));
+    let all = folder.path().display().to_string();
+    for args in [
+        &["lint", "-f", &wrong][..],
+        &["lint", "-f", &right, "-f", &wrong],
+        &["lint", "-f", &all, "-o", "csv"],
+    ] {
+        let found = said(args);
+        assert_eq!((found.code, &*found.err), (Some(1), ""), "{found:?}");
+        for word in [
+            "wrong.yaml",
+            "Pod p",
+            "metadata.annotations[gpu-memroy]",
+            "write gpu-memory",
+        ] {
+            assert!(found.out.contains(word), "{args:?}: {}", found.out);
+        }
+        assert!(!found.out.contains("right.yaml"), "{}", found.out);
+    }
+    let other = said(&["lint", "-f", &right, "--scheduler-name", "mine"]);
+    assert_eq!(other.code, Some(0), "KAI's own pods are right: {other:?}");
+    let mut child = aliquot(&["lint", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = pod.replace("schedulerName: kai-scheduler, ", "");
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let found: Said = child.wait_with_output().unwrap().into();
+    assert_eq!(found.code, Some(1), "{found:?}");
+    assert!(
+        found
+            .out
+            .starts_with("standard input: Pod p\n  spec.schedulerName is not set"),
+        "{found:?}"
+    );
+    let none = file(
+        "none.yaml",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n",
+    );
+    refused(&["lint", "-f", &none], 1, "nothing was looked at");
+    refused(&["lint", "-f", "/does/not/exist"], 2, "cannot be read");
+    let broken = file("broken.yaml", "kind: [");
+    refused(&["lint", "-f", &broken], 2, "this is not YAML");
 }
 
 #[test]

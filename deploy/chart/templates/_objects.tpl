@@ -203,7 +203,7 @@
 {{- $name := .root.Values.scheduler.name | default "kai-scheduler" -}}
 {{- range $webhook := .object.webhooks -}}
   {{- range $condition := $webhook.matchConditions -}}
-    {{- if eq $condition.name "pods-of-this-scheduler" }}{{ $_ := set $condition "expression" (printf "object.spec.schedulerName == '%s'" $name) }}{{ end -}}
+    {{- $_ := set $condition "expression" (replace "'kai-scheduler'" (printf "'%s'" $name) $condition.expression) -}}
   {{- end -}}
 {{- end -}}
 {{- end }}

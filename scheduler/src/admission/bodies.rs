@@ -5,6 +5,7 @@
 //! maps. So bytes and parsed objects are bounded for one request, for one address and in all; a body
 //! has its time; and what is too large is refused by its uid, without being parsed.
 
+use super::configuration::MANIFESTS;
 use super::review;
 use crate::lock::locked;
 use axum::Json;
@@ -136,6 +137,10 @@ pub(super) async fn bounded(
     };
     let size = Size::of(&body);
     if let Some(why) = size.excess() {
+        if head.uri.path() == MANIFESTS {
+            // An answer would refuse it.
+            return said(StatusCode::PAYLOAD_TOO_LARGE, why);
+        }
         let uid = uid(&body);
         tracing::warn!(?peer, uid, why, "a request is refused without being read");
         return Json(review::refused(&uid, &why)).into_response();
@@ -235,9 +240,13 @@ mod tests {
     }
 
     fn routes(bodies: &Bodies) -> Router {
+        routes_at(bodies, "/")
+    }
+
+    fn routes_at(bodies: &Bodies, path: &str) -> Router {
         let echo = post(async |body: String| body);
         Router::new()
-            .route("/", echo)
+            .route(path, echo)
             .layer(from_fn_with_state(bodies.clone(), bounded))
     }
 
@@ -262,13 +271,17 @@ mod tests {
         assert_eq!((code, answer.as_str()), (StatusCode::OK, small));
         let maps = vec![r#"{"":0}"#; 1 << 20].join(",");
         let body = format!(r#"{{"request": {{"object": [{maps}], "uid": "u"}}}}"#);
-        let (code, answer) = sent(&bodies, [10, 0, 0, 1], body).await;
+        let (code, answer) = sent(&bodies, [10, 0, 0, 1], body.clone()).await;
         assert_eq!(code, StatusCode::OK);
         let answer: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["response"]["uid"], "u");
         assert_eq!(answer["response"]["allowed"], false);
         let why = answer["response"]["status"]["message"].as_str().unwrap();
         assert!(why.contains("more than 25000"), "{why}");
+        let manifests = routes_at(&bodies, MANIFESTS);
+        let request = Request::post(MANIFESTS).body(Body::from(body)).unwrap();
+        let answer = manifests.oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "no refusal");
         let long = " ".repeat(BODY + 1);
         let (code, _) = sent(&bodies, [10, 0, 0, 1], long).await;
         assert_eq!(code, StatusCode::PAYLOAD_TOO_LARGE);

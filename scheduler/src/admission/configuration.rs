@@ -4,6 +4,10 @@
 //! Two webhooks send pods here. A pod with a share must not be created without its token, which
 //! cannot be added later: `Fail`. All other pods only need a clear refusal of contradictions:
 //! `Ignore`, so that they are created while no replica is ready.
+//!
+//! A third webhook, of manifests, only warns. Pods of other schedulers and the owners of pods are
+//! sent to it if they speak of GPUs or of this scheduler, and none waits longer than a second for
+//! it. What controllers write is not sent: nobody would read the warning.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -30,6 +34,21 @@ const TIMEOUT_S: i32 = 5;
 const SHARE: &str = "'gpu-memory' in object.metadata.?annotations.orValue({}) \
     || 'gpu-fraction' in object.metadata.?annotations.orValue({}) \
     || '%s'.format([object.metadata.?annotations.orValue({})]).contains('\"nvidia.com/container.')";
+
+/// CEL: whether the annotations or labels of an object, or of its pods, have a word about GPUs or
+/// about us. Each map is read as one text.
+const SPEAKS: &str = "[object.metadata.?annotations.orValue({}), object.metadata.?labels.orValue({}), \
+    object.spec.?template.?metadata.?annotations.orValue({}), object.spec.?template.?metadata.?labels.orValue({}), \
+    object.spec.?jobTemplate.?spec.?template.?metadata.?annotations.orValue({}), \
+    object.spec.?jobTemplate.?spec.?template.?metadata.?labels.orValue({})]\
+    .exists(m, '%s'.format([m]).contains('gpu') || '%s'.format([m]).contains('kai.scheduler') \
+    || '%s'.format([m]).contains('aliquot.dev'))";
+/// CEL: whether people wrote the object, or programs on their behalf. Kubernetes' own controllers
+/// have accounts in kube-system, or this name.
+const BY_PEOPLE: &str = "!(request.userInfo.username == 'system:kube-controller-manager' \
+    || request.userInfo.username.startsWith('system:serviceaccount:kube-system:'))";
+/// The API server's timeout for a warning, seconds: a manifest must not wait for advice.
+const WARNING_TIMEOUT_S: i32 = 1;
 
 /// How the API server comes to the webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +142,46 @@ impl Configuration {
                 ),
             }],
         });
+        let manifests = json!({
+            "name": "manifests.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": client(settings, ca_pem, MANIFESTS),
+            "rules": [
+                rule("", "v1", "pods", &["CREATE"]),
+                rule("apps", "v1", "deployments", &written),
+                rule("apps", "v1", "statefulsets", &written),
+                rule("apps", "v1", "daemonsets", &written),
+                rule("batch", "v1", "jobs", &["CREATE"]),
+                rule("batch", "v1", "cronjobs", &written),
+            ],
+            "failurePolicy": "Ignore",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "timeoutSeconds": WARNING_TIMEOUT_S,
+            "namespaceSelector": {"matchExpressions": [{
+                "key": "kubernetes.io/metadata.name",
+                "operator": "NotIn",
+                "values": &exempt,
+            }]},
+            "matchConditions": [
+                {"name": "written-by-people", "expression": BY_PEOPLE},
+                {
+                    "name": "no-pod-of-this-scheduler",
+                    "expression": format!(
+                        "object.spec.?schedulerName.orValue('') != {}",
+                        quoted(&settings.scheduler_name)
+                    ),
+                },
+                {
+                    "name": "speaks-of-gpus",
+                    "expression": format!(
+                        "{SPEAKS} || {name} == object.spec.?template.?spec.?schedulerName.orValue('') \
+                         || {name} == object.spec.?jobTemplate.?spec.?template.?spec.?schedulerName.orValue('')",
+                        name = quoted(&settings.scheduler_name)
+                    ),
+                },
+            ],
+        });
         let resizes = json!({
             "name": "resizes.aliquot.dev",
             "admissionReviewVersions": ["v1"],
@@ -136,7 +195,10 @@ impl Configuration {
         });
         Self {
             mutating: object("MutatingWebhookConfiguration", &mutating),
-            validating: object("ValidatingWebhookConfiguration", &[objects, resizes]),
+            validating: object(
+                "ValidatingWebhookConfiguration",
+                &[objects, resizes, manifests],
+            ),
         }
     }
 
@@ -263,6 +325,9 @@ pub(super) const PODS: &str = "/mutate-pods";
 /// Where the other kinds are sent.
 pub(super) const OBJECTS: &str = "/validate";
 
+/// Where manifests are sent that are only warned of.
+pub(super) const MANIFESTS: &str = "/lint";
+
 /// Where resizes of pods are sent.
 pub(super) const RESIZES: &str = "/validate-resize";
 
@@ -329,6 +394,24 @@ mod tests {
             assert!(SHARE.contains(&format!("'{key}'")), "{key}");
         }
         assert!(SHARE.contains(proto::names::request::CONTAINER_PREFIX));
+    }
+
+    /// An answer of admission that comes late, or never, holds up nobody's Deployment.
+    #[test]
+    fn manifests_wait_for_no_warning() {
+        let settings = Settings {
+            reach: Reach::Service,
+            namespace: "here".to_owned(),
+            scheduler_name: "us".to_owned(),
+            exempt_namespaces: Vec::new(),
+        };
+        let wanted = Configuration::new(&settings, "PEM").validating;
+        let webhook = &wanted["webhooks"][2];
+        assert_eq!(webhook["failurePolicy"], "Ignore");
+        assert_eq!(webhook["timeoutSeconds"], 1);
+        let others = "object.spec.?schedulerName.orValue('') != 'us'";
+        assert_eq!(webhook["matchConditions"][1]["expression"], others);
+        assert!(!SPEAKS.contains("  ") && !BY_PEOPLE.contains("  "));
     }
 
     #[test]

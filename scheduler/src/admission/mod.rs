@@ -3,6 +3,7 @@
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - `bodies`: requests, bounded before they are parsed.
 //! - [`review`]: an `AdmissionReview` → its answer.
+//! - [`lint`]: pure: a manifest → everything that would be said of it.
 //! - `validate`: pure: invalid or too large queues, pod groups and topologies.
 //! - `queues`: the queues that are there.
 //! - `resize`: whether a pod may be resized.
@@ -11,7 +12,8 @@
 //!
 //! Pods that name our scheduler and ask for a share: `failurePolicy: Fail`, since a pod's
 //! resources stay as they were made, and no token can be given later. Other pods that name it,
-//! and the other kinds: `Ignore`, since the core copes with whatever they say.
+//! and the other kinds: `Ignore`, since the core copes with whatever they say. Deployments, Jobs and
+//! their like are never refused, only warned of, and only those are sent that speak of GPUs.
 //!
 //! A process serves it as soon as it has its certificate, leader or not. Only resizes need the
 //! core: as a process of its own (`--role=admission`) it keeps working while no scheduler runs, and
@@ -22,6 +24,7 @@ mod bodies;
 mod configuration;
 mod dedicated_thread;
 mod invalid;
+pub mod lint;
 mod over_subscription;
 mod queues;
 mod resize;
@@ -39,10 +42,11 @@ use crate::limits::Limits;
 use crate::serve::Endpoint;
 use crate::trust::Certificates;
 use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use configuration::{Configuration, OBJECTS, PODS, RESIZES};
+use configuration::{Configuration, MANIFESTS, OBJECTS, PODS, RESIZES};
 use resize::RESIZES_PASSED_ON;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -92,6 +96,7 @@ pub async fn run(
 ) -> Result<(), AdmissionError> {
     let configuration = Configuration::new(&settings, certificates.ca_pem());
     let core = rules.core.clone();
+    let scheduler = settings.scheduler_name.clone();
     let routes = Router::new()
         .route(
             PODS,
@@ -103,6 +108,15 @@ pub async fn run(
                 let queues = rules.queues.borrow();
                 let answer = review::objects(sent, &rules.limits, &queues, rules.over_subscription);
                 Json(answer)
+            }),
+        )
+        .route(
+            MANIFESTS,
+            post(async move |Json(sent)| {
+                // What cannot be read is no reason to refuse it: an error is ignored, by the policy.
+                review::manifests(sent, &scheduler)
+                    .map(Json)
+                    .ok_or(StatusCode::UNPROCESSABLE_ENTITY)
             }),
         )
         .merge(resizes(core, certificates.clone()));

@@ -1,9 +1,10 @@
 //! An `AdmissionReview` → its answer.
 
 use super::amend::{self, Amended};
-use super::{OverSubscription, QueueTree, queues, validate};
+use super::{OverSubscription, QueueTree, lint, queues, validate};
 use crate::bursts::Bursts;
 use crate::limits::Limits;
+use api::lint::Cluster;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::core::DynamicObject;
@@ -33,6 +34,21 @@ pub fn objects(
     answer(review, |request| {
         check(request, limits, queues, over_subscription)
     })
+}
+
+/// Manifests are allowed, with a warning for each mistake. `None` for a request that cannot be read.
+pub fn manifests(review: Review, scheduler: &str) -> Option<Value> {
+    let request: AdmissionRequest<DynamicObject> = review.try_into().ok()?;
+    let mut response = AdmissionResponse::from(&request);
+    let object = serde_json::to_value(&request.object).ok()?;
+    let findings = lint::of(&object, &Cluster::of_scheduler(scheduler));
+    let warnings: Vec<String> = findings
+        .iter()
+        .map(|finding| line(&finding.to_string()))
+        .take(MAX_WARNINGS)
+        .collect();
+    response.warnings = (!warnings.is_empty()).then_some(warnings);
+    Some(written(response))
 }
 
 /// Everything that cannot be answered is refused in words.
@@ -71,13 +87,7 @@ pub(super) fn written(response: AdmissionResponse) -> Value {
 /// What a user reads, as one line that fits into an event: it may quote an object of any
 /// length.
 pub(super) fn line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .scan(0, |length, c| {
-            *length += c.len_utf8();
-            (*length <= MAX_LINE).then_some(c)
-        })
-        .collect()
+    api::visible::line(text, MAX_LINE)
 }
 
 fn judge(request: &AdmissionRequest<DynamicObject>, bursts: Bursts) -> AdmissionResponse {
@@ -93,6 +103,12 @@ fn judge(request: &AdmissionRequest<DynamicObject>, bursts: Bursts) -> Admission
         Ok(mut amended) => {
             let cut = bursts.warnings(&amended.request);
             amended.warnings.extend(cut);
+            // Only pods of this scheduler are sent here, so that its name is the pod's own.
+            let scheduler = pod["spec"]["schedulerName"].as_str().unwrap_or_default();
+            let cluster = Cluster::of_scheduler(scheduler);
+            let mistakes = api::lint::of_pod(&pod, &cluster);
+            let mistakes = mistakes.iter().map(ToString::to_string);
+            amended.warnings.extend(mistakes);
             allow(response, &pod, &amended)
         }
         Err(refusal) => {
@@ -193,6 +209,81 @@ mod tests {
         let amended = amend::amended(&pod).expect("allowed").pod;
         json_patch::patch(&mut pod, &patch).expect("it applies");
         assert_eq!(pod, amended);
+    }
+
+    fn of_owner(kind: &str, object: Value) -> Option<Value> {
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "operation": "CREATE", "name": "o", "namespace": "ns", "userInfo": {},
+                "kind": {"group": "apps", "version": "v1", "kind": kind},
+                "resource": {"group": "apps", "version": "v1", "resource": "r"},
+                "object": object, "oldObject": null, "dryRun": false, "options": {},
+            },
+        });
+        manifests(serde_json::from_value(review).unwrap(), "kai-scheduler")
+    }
+
+    #[test]
+    fn a_mistake_of_a_pod_is_a_warning_and_no_refusal() {
+        let pod = |annotations: Value, name: &str| {
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "p", "annotations": annotations, "labels": {"gpu-fraction": "1"}},
+                "spec": {"schedulerName": name, "containers": [{"name": "c"}]},
+            })
+        };
+        let response = respond(pod(json!({"gpu-memroy": "5000"}), "kai-scheduler"));
+        assert_eq!(response["allowed"], true);
+        let said = response["warnings"].as_array().expect("warnings");
+        assert_eq!(said.len(), 2, "{said:?}");
+        let said: Vec<&str> = said.iter().filter_map(Value::as_str).collect();
+        assert!(
+            said[0].starts_with("metadata.annotations[gpu-memroy] is no annotation"),
+            "{said:?}"
+        );
+        assert!(
+            said[0].ends_with("write gpu-memory") && said[1].contains("gpu-fraction"),
+            "{said:?}"
+        );
+        // Whatever its name is: only its pods come here.
+        let other = respond(pod(json!({"gpu-memory": "5000"}), "another"));
+        assert_eq!(
+            other["warnings"].as_array().map(Vec::len),
+            Some(1),
+            "{other}"
+        );
+    }
+
+    #[test]
+    fn manifests_are_warned_of_and_never_refused() {
+        let template = json!({"metadata": {"annotations": {"gpu-memory": "2GB"}}, "spec": {"containers": [{"name": "c"}]}});
+        let object = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": template}});
+        let answer = of_owner("Deployment", object).expect("an answer");
+        let response = &answer["response"];
+        assert_eq!(
+            (&response["uid"], &response["allowed"]),
+            (&json!("u"), &json!(true))
+        );
+        let said = response["warnings"].to_string();
+        assert!(
+            said.contains("schedulerName") && said.contains("would be rejected"),
+            "{said}"
+        );
+        for object in [
+            json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {}, "spec": 7}),
+            Value::Null,
+        ] {
+            let answer = of_owner("Deployment", object).expect("an answer");
+            assert_eq!(answer["response"]["allowed"], true, "{answer}");
+            assert_eq!(answer["response"]["warnings"], Value::Null, "{answer}");
+        }
+        // No request: the API server ignores the error.
+        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"});
+        assert_eq!(
+            manifests(serde_json::from_value(review).unwrap(), "x"),
+            None
+        );
     }
 
     #[test]

@@ -78,6 +78,11 @@ impl World {
         }
     }
 
+    /// Returns the names of the priority classes that are known.
+    pub fn priority_classes(&self) -> impl Iterator<Item = &str> {
+        self.classes.by_name.keys().map(String::as_str)
+    }
+
     fn forget_class(&mut self, name: &str) {
         self.classes.by_name.remove(name);
         if self.classes.default.as_deref() == Some(name) {

@@ -17,7 +17,7 @@ use super::{discovery, pod, table, webhook};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -314,9 +314,16 @@ async fn post(
             review["status"] = json!({"allowed": true, "reason": "nothing is authorised here"});
             Ok((StatusCode::CREATED, axum::Json(review)).into_response())
         }
-        (_, _, None) => create(shared, target, object, headers, dry_run)
-            .await
-            .map(|created| reply(StatusCode::CREATED, &target.resource, &created)),
+        (_, _, None) => {
+            create(shared, target, object, headers, dry_run)
+                .await
+                .map(|(created, warnings)| {
+                    warned(
+                        reply(StatusCode::CREATED, &target.resource, &created),
+                        &warnings,
+                    )
+                })
+        }
         ("", "pods", Some("binding")) => {
             pod::bind(
                 &mut shared.state().store,
@@ -357,7 +364,7 @@ async fn create(
     mut object: Value,
     headers: &HeaderMap,
     dry_run: bool,
-) -> Result<Arc<Value>, ApiError> {
+) -> Result<(Arc<Value>, Vec<String>), ApiError> {
     if target.resource.namespaced && target.namespace.is_none() {
         return Err(ApiError::unknown_verb());
     }
@@ -370,8 +377,9 @@ async fn create(
         let store = &mut shared.state().store;
         verb::prepare(store, &target.resource, &namespace, object)?
     };
+    let mut warnings = Vec::new();
     if target.resource.is("", "pods") {
-        prepared = admit(shared, prepared, &namespace, headers, dry_run).await?;
+        (prepared, warnings) = admit(shared, prepared, &namespace, headers, dry_run).await?;
         // A patch may have set a limit and not its request.
         pod::default(&mut prepared)?;
     }
@@ -384,7 +392,19 @@ async fn create(
     }
     let now = verb::stamp(jiff::Timestamp::now());
     let store = &mut shared.state().store;
-    verb::create(store, &target.resource, prepared, &now, dry_run)
+    let created = verb::create(store, &target.resource, prepared, &now, dry_run)?;
+    Ok((created, warnings))
+}
+
+/// The answer with a header for each warning, as clients print them: RFC 7234, section 5.5.
+fn warned(mut answer: Response, warnings: &[String]) -> Response {
+    for warning in warnings {
+        let text = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{text}\"").as_bytes()) {
+            answer.headers_mut().append(header::WARNING, value);
+        }
+    }
+    answer
 }
 
 async fn admit(
@@ -393,7 +413,7 @@ async fn admit(
     namespace: &str,
     headers: &HeaderMap,
     dry_run: bool,
-) -> Result<Value, ApiError> {
+) -> Result<(Value, Vec<String>), ApiError> {
     let (webhooks, request) = {
         let mut guard = shared.state();
         let mut webhooks = Vec::new();
@@ -480,12 +500,13 @@ async fn change(
     };
     let configuration = object.clone();
     super::object::metadata(&mut object).insert("name".into(), json!(key.name));
-    let created = create(shared, target, object, headers, dry_run).await?;
+    let (created, warnings) = create(shared, target, object, headers, dry_run).await?;
     if !dry_run {
         let store = &mut shared.state().store;
         store.set_applied(&target.resource.collection(), &key, &manager, configuration);
     }
-    Ok(reply(StatusCode::CREATED, &target.resource, &created))
+    let answer = reply(StatusCode::CREATED, &target.resource, &created);
+    Ok(warned(answer, &warnings))
 }
 
 fn delete_options(query: &Query, body: &Bytes) -> Result<Value, ApiError> {

@@ -1,9 +1,10 @@
 //! Admission webhooks, really called: HTTPS, with the configuration's `caBundle`.
 //!
-//! In: the configurations, a pod that is to be created. Out: the pod as the webhooks changed it, or
-//! their refusal. Honoured for CREATE of pods alone; `matchConditions` are not evaluated as CEL but
-//! approximated: a condition about `schedulerName` holds where the pod's scheduler is quoted in it,
-//! one about annotations where the pod has one that is quoted in it, `!(...)` where it has none.
+//! In: the configurations, a pod that is to be created. Out: the pod as the webhooks changed it with
+//! their warnings, or their refusal. Honoured for CREATE of pods alone; `matchConditions` are not
+//! evaluated as CEL but approximated: a condition about annotations holds where the pod has one that
+//! is quoted in it or contains what `.contains('...')` looks for, `!(...)` where it has none; one
+//! about `schedulerName` alone where the pod's scheduler is quoted in it, with `!=` where it is not.
 //! Only `clientConfig.url` can be called.
 
 use super::error::ApiError;
@@ -50,13 +51,19 @@ pub(crate) async fn admit(
     webhooks: &[Webhook],
     mut pod: Value,
     request: &Request,
-) -> Result<Value, ApiError> {
+) -> Result<(Value, Vec<String>), ApiError> {
+    let mut warnings = Vec::new();
     for webhook in webhooks {
         if !webhook.wants(&pod, &request.namespace_labels) {
             continue;
         }
         match webhook.call(&pod, request).await {
-            Ok(response) => pod = webhook.take(pod, &response)?,
+            Ok(response) => {
+                pod = webhook.take(pod, &response)?;
+                let said = at(&response, "warnings").as_array();
+                let said = said.into_iter().flatten().filter_map(Value::as_str);
+                warnings.extend(said.map(str::to_owned));
+            }
             Err(why) if text(&webhook.definition, "failurePolicy") == "Ignore" => {
                 tracing::warn!(webhook = webhook.name(), why, "webhook failed, ignored");
             }
@@ -68,7 +75,7 @@ pub(crate) async fn admit(
             }
         }
     }
-    Ok(pod)
+    Ok((pod, warnings))
 }
 
 impl Webhook {
@@ -101,13 +108,17 @@ impl Webhook {
         let scheduler = text(pod, "spec.schedulerName");
         let annotations = at(pod, "metadata.annotations").as_object();
         let meant = conditions.all(|expression| {
-            if expression.contains("schedulerName") {
-                expression.contains(&format!("'{scheduler}'"))
-                    || expression.contains(&format!("\"{scheduler}\""))
-            } else if expression.contains("annotations") {
-                let mut keys = annotations.into_iter().flat_map(serde_json::Map::keys);
+            if expression.contains("annotations") {
+                let labels = at(pod, "metadata.labels").as_object();
+                let labels = labels.filter(|_| expression.contains("labels"));
+                let maps = annotations.into_iter().chain(labels);
+                let mut keys = maps.flat_map(serde_json::Map::keys);
                 let has = keys.any(|key| speaks_of(expression, key));
                 has != expression.starts_with("!(")
+            } else if expression.contains("schedulerName") {
+                let quoted = expression.contains(&format!("'{scheduler}'"))
+                    || expression.contains(&format!("\"{scheduler}\""));
+                quoted != expression.contains("!=")
             } else {
                 true
             }
@@ -205,7 +216,12 @@ fn speaks_of(expression: &str, key: &str) -> bool {
         let (first, _) = name.split_once('.')?;
         Some(format!("\"{domain}/{first}."))
     });
+    let mut words = expression.split(".contains('").skip(1);
     expression.contains(&format!("'{key}'"))
+        || words.any(|rest| {
+            rest.split_once("')")
+                .is_some_and(|(word, _)| key.contains(word))
+        })
         || of_domain.is_some_and(|prefix| expression.contains(&prefix))
 }
 

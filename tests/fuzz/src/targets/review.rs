@@ -34,6 +34,13 @@ fn run(input: &[u8]) {
         OverSubscription::Block,
     );
     answered(&objects, uid.as_deref());
+    if let Some(answer) = review::manifests(read.clone(), "kai-scheduler") {
+        assert!(answered(&answer, uid.as_deref()), "a manifest is refused");
+        let warnings = answer["response"]["warnings"].as_array();
+        for warning in warnings.into_iter().flatten() {
+            request::sentence(warning.as_str().unwrap_or_default());
+        }
+    }
     let answer = review::pods(read, scheduler::bursts::Bursts::ANY);
     let allowed = answered(&answer, uid.as_deref());
     let Some(pod) = pod.filter(|_| allowed) else {

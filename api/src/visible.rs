@@ -29,7 +29,7 @@ const UNSEEN: [(char, char); 19] = [
 ];
 
 /// Returns whether a terminal shows the character in its place.
-pub(crate) fn is_visible(c: char) -> bool {
+pub fn is_visible(c: char) -> bool {
     !c.is_control()
         && !UNSEEN
             .iter()
@@ -37,8 +37,20 @@ pub(crate) fn is_visible(c: char) -> bool {
 }
 
 /// Returns a text without its invisible characters, to which line breaks belong.
-pub(crate) fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     text.chars().filter(|c| is_visible(*c)).collect()
+}
+
+/// Returns a text as one line of at most so many bytes, with a blank for each invisible character.
+/// Messages that quote a tenant's object are made of it: its names may be as long as the object.
+pub fn line(text: &str, bytes: usize) -> String {
+    text.chars()
+        .map(|c| if is_visible(c) { c } else { ' ' })
+        .scan(0, |length, c| {
+            *length += c.len_utf8();
+            (*length <= bytes).then_some(c)
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -71,6 +83,8 @@ mod tests {
         ] {
             assert_eq!(visible(&format!("a{c}b")), "ab", "{:x}", u32::from(c));
         }
+        assert_eq!(line("a\u{202e}\nb", 99), "a  b");
+        assert_eq!(line("größer", 4), "grö", "a character is not cut in two");
         let shown = "a-b/c: 15360 MiB, \"größer\" 数 ✓ ⚠ │ e\u{301} שלום";
         assert_eq!(visible(shown), shown);
     }
