@@ -2,6 +2,7 @@
 
 use crate::action::ReasonKind;
 use crate::ids::GroupName;
+use crate::model::Preemptibility;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
@@ -26,6 +27,8 @@ pub struct GroupView {
     /// The requests of its pods that have not ended, placed ones included; for GPU memory the
     /// allocation.
     pub requested: [u128; 3],
+    /// The names of the pods in the core of a semi-preemptible group, sorted; none of another group.
+    pub core: Vec<Arc<str>>,
     /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
@@ -113,11 +116,13 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         held: [0; 3],
         held_non_preemptible: [0; 3],
         requested: [0; 3],
+        core: Vec::new(),
         reason: None,
     };
     for key in &job.tasks {
         add(state, *key, &mut view);
     }
+    view.core.sort_unstable();
     Some(view)
 }
 
@@ -144,8 +149,11 @@ fn add(state: &State, key: TaskKey, view: &mut GroupView) {
             let charge = state.charge(key, cell.holds());
             add(&mut view.held, charge);
             add(&mut view.requested, charge);
-            if !state.preemptible(row) {
+            if state.counts_as_fixed(key, row) {
                 add(&mut view.held_non_preemptible, charge);
+                if state.preemptibility(row) == Preemptibility::SemiPreemptible {
+                    view.core.push(Arc::clone(&row.name));
+                }
             }
         }
         Status::Pending | Status::Promised => {

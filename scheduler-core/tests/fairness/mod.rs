@@ -262,7 +262,7 @@ impl<'a> World<'a> {
         PodGroup {
             queue: QueueName::new(format!("q{}", job.leaf)),
             priority: job.priority,
-            preemptible: job.preemptible,
+            preemptibility: job.preemptible.into(),
             created: Time(job.wave * 1000 + index as u64),
             ..PodGroup::named(&format!("default/j{index}"), job.min)
         }

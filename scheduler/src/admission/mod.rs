@@ -24,6 +24,7 @@ mod dedicated_thread;
 mod invalid;
 mod over_subscription;
 mod queues;
+mod raised_minimum;
 mod resize;
 pub mod review;
 mod validate;

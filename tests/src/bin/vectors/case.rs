@@ -7,8 +7,8 @@ use scheduler_core::ids::{
 };
 use scheduler_core::model::{
     AlignedContainer, Amount, Ask, Card, ContainerAsk, Grace, LEGACY_MIG, Mode, Node, NodeCards,
-    NumaZone, Pod, PodGroup, PodSet, Queue, QueueResource, Share, SubGroup, Topology,
-    TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
+    NumaZone, Pod, PodGroup, PodSet, Preemptibility, Queue, QueueResource, Share, SubGroup,
+    Topology, TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{Config, Event, Placement, Resolve, Step};
@@ -358,7 +358,7 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         uid: Arc::from(text(job, "name")?),
         queue: QueueName::new(text(job, "queue")?),
         priority: i32::try_from(job["priority"].as_i64().unwrap_or(50))?,
-        preemptible: job["preemptible"].as_bool().unwrap_or(true),
+        preemptibility: preemptibility(job)?,
         created: ago("age_s")?.unwrap_or(Time(NOW)),
         root: tree(&job["groups"], None),
         mark_unschedulable: true,
@@ -371,6 +371,15 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         last_evicted: ago("last_eviction_age_s")?,
         never_preempts: false,
     })
+}
+
+/// `preemptibility` has one word, in place of the flag `preemptible` of the other jobs.
+fn preemptibility(job: &Value) -> anyhow::Result<Preemptibility> {
+    match &job["preemptibility"] {
+        Value::Null => Ok(job["preemptible"].as_bool().unwrap_or(true).into()),
+        word if word == "semi-preemptible" => Ok(Preemptibility::SemiPreemptible),
+        other => bail!("{other} is not a preemptibility"),
+    }
 }
 
 fn tree(value: &Value, name: Option<SetName>) -> SubGroup {
