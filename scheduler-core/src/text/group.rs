@@ -93,7 +93,10 @@ impl Field<Preemptibility> for PreemptibilityWord {
         let first = there.next().unwrap_or_default();
         match there.next() {
             None => Ok(first),
-            Some(_) => Err(line.error("the line says both semi-preemptible and non-preemptible".to_owned())),
+            Some(_) => {
+                Err(line
+                    .error("the line says both semi-preemptible and non-preemptible".to_owned()))
+            }
         }
     }
 

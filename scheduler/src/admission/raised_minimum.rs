@@ -86,10 +86,10 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn refusal(old: Value, new: Value) -> Option<String> {
-        let spec = |sub_groups: Value| -> PodGroupSpec {
+    fn refusal(old: &Value, new: &Value) -> Option<String> {
+        let spec = |sub_groups: &Value| -> PodGroupSpec {
             let mut spec = json!({"preemptibility": "semi-preemptible"});
-            json_patch::merge(&mut spec, &sub_groups);
+            json_patch::merge(&mut spec, sub_groups);
             serde_json::from_value(spec).unwrap()
         };
         let said = check(&spec(old), &spec(new)).err();
@@ -107,10 +107,11 @@ mod tests {
         let two = || json!([leaf("a", 2), leaf("b", 2)]);
         let three = || json!([leaf("a", 2), leaf("b", 2), leaf("c", 2)]);
         let before = || tree(json!(1), two());
-        assert_eq!(refusal(before(), before()), None);
-        assert_eq!(refusal(before(), tree(json!(0), json!([leaf("a", 1)]))), None);
+        assert_eq!(refusal(&before(), &before()), None);
+        let lower = tree(json!(0), json!([leaf("a", 1)]));
+        assert_eq!(refusal(&before(), &lower), None);
         // Another sub-group is none of the core, while the group needs one of them.
-        assert_eq!(refusal(before(), tree(json!(1), three())), None);
+        assert_eq!(refusal(&before(), &tree(json!(1), three())), None);
         for (old, new, why) in [
             (
                 before(),
@@ -139,7 +140,7 @@ mod tests {
                 "minMember (0 -> 1) on a semi",
             ),
         ] {
-            let said = refusal(old, new).unwrap();
+            let said = refusal(&old, &new).unwrap();
             assert!(said.contains(why), "{said}");
         }
     }

@@ -323,8 +323,7 @@ mod tests {
         let of = |metadata: Value| {
             respond(json!({"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}))
         };
-        let refused =
-            of(json!({"annotations": {"kai.scheduler/safe-to-consolidate": "false"}}));
+        let refused = of(json!({"annotations": {"kai.scheduler/safe-to-consolidate": "false"}}));
         assert_eq!(refused["allowed"], false);
         let why = refused["status"]["message"].as_str().unwrap();
         let key = "annotation kai.scheduler/safe-to-consolidate: ";
@@ -339,8 +338,10 @@ mod tests {
         let semi = json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}});
         let pod = respond(json!({"metadata": semi, "spec": {"containers": [{"name": "c"}]}}));
         assert_eq!(pod["allowed"], true, "{pod}");
-        let group = |min: i32, word: &str| json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"},
-            "spec": {"minMember": min, "preemptibility": word}});
+        let group = |min: i32, word: &str| {
+            json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"},
+            "spec": {"minMember": min, "preemptibility": word}})
+        };
         let said = changed(&group(2, "semi-preemptible"), &Value::Null);
         assert_eq!(said["allowed"], true, "{said}");
         let said = changed(&group(3, "semi-preemptible"), &group(2, "semi-preemptible"));
