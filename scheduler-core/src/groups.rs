@@ -2,7 +2,6 @@
 
 use crate::action::ReasonKind;
 use crate::ids::GroupName;
-use crate::model::Preemptibility;
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
@@ -28,7 +27,7 @@ pub struct GroupView {
     /// allocation.
     pub requested: [u128; 3],
     /// The names of the pods in the core of a semi-preemptible group, sorted; none of another group.
-    pub core: Vec<Arc<str>>,
+    pub core: Box<[Arc<str>]>,
     /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
@@ -116,14 +115,23 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         held: [0; 3],
         held_non_preemptible: [0; 3],
         requested: [0; 3],
-        core: Vec::new(),
+        core: core(state, job),
         reason: None,
     };
     for key in &job.tasks {
         add(state, *key, &mut view);
     }
-    view.core.sort_unstable();
     Some(view)
+}
+
+/// The names of the pods in the core of a job, sorted.
+fn core(state: &State, job: &JobRow) -> Box<[Arc<str>]> {
+    let core = state.job_of(&job.name).and_then(|key| state.cores.get(key));
+    let pods = core.into_iter().flat_map(|core| core.iter());
+    let names = pods.filter_map(|pod| Some(Arc::clone(&state.tasks.get(pod.task)?.name)));
+    let mut names: Vec<Arc<str>> = names.collect();
+    names.sort_unstable();
+    names.into()
 }
 
 /// One more pod.
@@ -151,9 +159,6 @@ fn add(state: &State, key: TaskKey, view: &mut GroupView) {
             add(&mut view.requested, charge);
             if state.counts_as_fixed(key, row) {
                 add(&mut view.held_non_preemptible, charge);
-                if state.preemptibility(row) == Preemptibility::SemiPreemptible {
-                    view.core.push(Arc::clone(&row.name));
-                }
             }
         }
         Status::Pending | Status::Promised => {

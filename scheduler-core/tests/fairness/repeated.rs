@@ -5,7 +5,7 @@ use super::{Case, Job, Leaf, World, case};
 use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{NodeName, PodUid};
-use scheduler_core::model::{Front, Phase, Placement, Pod};
+use scheduler_core::model::{Front, Phase, Placement, Pod, Preemptibility};
 use scheduler_core::{Action, Event};
 use std::collections::{BTreeMap, BTreeSet};
 

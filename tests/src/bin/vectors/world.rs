@@ -99,7 +99,7 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
         let stamped = stamp(&mut facts, &decision);
         let decided = outcome(&stands, &decision);
         after = states(&decided);
-        for pod in core.groups().iter().flat_map(|group| &group.core) {
+        for pod in core.groups().iter().flat_map(|group| group.core.iter()) {
             if let Some(state) = after.get_mut(&**pod) {
                 state.core = true;
             }
