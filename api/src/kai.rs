@@ -129,7 +129,8 @@ pub struct PodGroupSpec {
     /// The global default, else value 50, when unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// `preemptible` or `non-preemptible`; unset: preemptible below priority 100.
+    /// `preemptible`, `non-preemptible`, or `semi-preemptible`: the pods that its minimum needs are
+    /// not preemptible, and the others are. Unset: preemptible below priority 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptibility: Option<String>,
     /// Refused: no KAI release implements it.
@@ -209,6 +210,18 @@ pub struct PodGroupStatus {
     /// Why it waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scheduling_conditions: Vec<SchedulingCondition>,
+    /// Set for a semi-preemptible group with pods in its core.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling_state: Option<SchedulingState>,
+}
+
+/// Which pods of a semi-preemptible group are not evicted for others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulingState {
+    /// The names of the pods that the group's minimum needs, sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub core_pods: Vec<String>,
 }
 
 /// Why a group waits in a node pool.

@@ -396,10 +396,6 @@ fn all_sentences(text: &mut String) {
                     "pub(super) enum Hindrance {",
                 ),
                 ("scheduler/src/unsupported.rs", "pub(crate) fn of<'a>("),
-                (
-                    "scheduler/src/unsupported.rs",
-                    "pub(crate) fn semi_preemptible(",
-                ),
             ],
         ),
         (

@@ -59,7 +59,8 @@ pub(crate) fn may_have(
     }
     let wanted = more(state, row, request)?;
     let job = state.jobs.get(job)?;
-    let charged = job.queue.map(|queue| (queue, job.is_preemptible(state)));
+    let is_fixed = state.counts_as_fixed(key, row);
+    let charged = job.queue.map(|queue| (queue, !is_fixed));
     let over = charged.and_then(|charged| over_beside(state, charged, wanted, Check::All, &beside));
     Some(over.map_or(Ok(()), |why| Err(Arc::clone(&why.line))))
 }
@@ -90,7 +91,7 @@ impl Beside {
         for queue in &state.queues.get(job.queue?)?.chain {
             let [all, kept] = self.0.entry(*queue).or_default();
             *all = plus(*all, more);
-            if !job.is_preemptible(state) {
+            if state.counts_as_fixed(key, row) {
                 *kept = plus(*kept, more);
             }
         }
@@ -114,24 +115,24 @@ pub(crate) fn over(
     check: Check,
 ) -> Option<Arc<WaitReason>> {
     let row = state.jobs.get(job)?;
-    let charged = (row.queue?, row.is_preemptible(state));
+    let charged = (row.queue?, state.may_exceed_quota(job));
     over_beside(state, charged, wanted, check, &Beside::default())
 }
 
-/// The same for any job of that queue, preemptible or not.
+/// The same for any job of that queue, whose pods may exceed its quota or not.
 pub(crate) fn over_in(
     state: &State,
     queue: QueueKey,
-    preemptible: bool,
+    may_exceed_quota: bool,
     wanted: QueueAmounts,
 ) -> Option<Arc<WaitReason>> {
-    let charged = (queue, preemptible);
+    let charged = (queue, may_exceed_quota);
     over_beside(state, charged, wanted, Check::All, &Beside::default())
 }
 
 fn over_beside(
     state: &State,
-    (queue, preemptible): (QueueKey, bool),
+    (queue, may_exceed_quota): (QueueKey, bool),
     wanted: QueueAmounts,
     check: Check,
     beside: &Beside,
@@ -151,7 +152,7 @@ fn over_beside(
             }
         }
     }
-    if preemptible {
+    if may_exceed_quota {
         return None;
     }
     chain

@@ -32,6 +32,9 @@ pub struct Config {
     pub card_placement: Option<Placement>,
     /// What of KAI's plugins is switched off.
     pub without: BTreeSet<Plugin>,
+    /// `mode` of KAI's plugin `gpujoborder`: which of two jobs of a queue goes first that are alike in
+    /// priority and minimum. `None`: the plugin is off, and the older one goes first.
+    pub gpu_job_order: Option<GpuJobOrder>,
     /// `restrict-node-scheduling`; `None`: a pod may go to any node.
     pub workers: Option<Workers>,
     /// Ours: the number of empty nodes with GPUs to keep. Before one of the last of these is used,
@@ -132,6 +135,16 @@ impl Step {
     pub(crate) fn searches(self) -> bool {
         matches!(self, Self::Consolidation | Self::Reclaim | Self::Preempt)
     }
+}
+
+/// Which jobs go first, by the GPUs that all of their pods request. Victims are taken in the other
+/// direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuJobOrder {
+    /// Jobs with more GPUs.
+    PreferLarger,
+    /// Jobs with fewer GPUs.
+    PreferSmaller,
 }
 
 /// One of KAI's plugins that can be switched off. The others' work cannot be left out.
@@ -242,6 +255,7 @@ impl Default for Config {
             cpu_placement: Placement::Binpack,
             card_placement: None,
             without: BTreeSet::new(),
+            gpu_job_order: None,
             workers: None,
             keep_empty_nodes: 0,
             scale_down: None,

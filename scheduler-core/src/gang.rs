@@ -9,7 +9,7 @@
 mod tree;
 
 use crate::ids::SetName;
-use crate::model::SubGroup;
+use crate::model::{Preemptibility, SubGroup};
 use crate::state::State;
 use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
@@ -325,6 +325,80 @@ impl Gang {
         }
     }
 
+    /// Returns whether all pods that the minimum needs have a place, leaving ones not included. The
+    /// next pods of such a job are beyond its minimum.
+    pub(crate) fn has_minimum(&self) -> bool {
+        self.is_met(&|set| set.allocated() >= set.min)
+    }
+
+    /// The core of a semi-preemptible job (KAI's core pods): of each group in the tree as many
+    /// members as it needs, those first that have their own minimum, then by name; of each set the
+    /// first placed pods up to its minimum.
+    pub(crate) fn core_pods(&self) -> Vec<TaskKey> {
+        let mut core = Vec::new();
+        match &self.tree {
+            None => core.extend(self.sets.first().into_iter().flat_map(core_of_set)),
+            Some(tree) => self.core_of_branch(tree.root(), &mut core),
+        }
+        core
+    }
+
+    fn core_of_branch(&self, branch: Branch, core: &mut Vec<TaskKey>) {
+        let (members, _) = self.core_members(branch);
+        for member in members {
+            match member {
+                Member::Group(inner) => self.core_of_branch(inner, core),
+                Member::Set(at, _) => {
+                    core.extend(self.set_at(at).into_iter().flat_map(core_of_set));
+                }
+            }
+        }
+    }
+
+    /// The pods that leave first of a semi-preemptible job, together, last first; and whether more
+    /// would follow. Its core never leaves. Pods of a member that is neither in the core nor has its
+    /// own minimum go before the surplus: they do nothing for the job.
+    pub(crate) fn leave_beyond_core(&self) -> (Vec<TaskKey>, bool) {
+        let mut leaving = match &self.tree {
+            None => self.sets.first().map(last_of_surplus).unwrap_or_default(),
+            Some(tree) => {
+                let idle = self.idle_beside_core(tree.root());
+                if idle.is_empty() {
+                    self.surplus(tree.root())
+                } else {
+                    idle
+                }
+            }
+        };
+        let core: FxHashSet<TaskKey> = self.core_pods().into_iter().collect();
+        leaving.retain(|task| !core.contains(task));
+        let all: u32 = self.sets.iter().map(Set::allocated).sum();
+        let more = !leaving.is_empty() && leaving.len() < all as usize;
+        (leaving, more)
+    }
+
+    /// The pods of the first member outside the core that lacks its own minimum. While the group
+    /// itself lacks its minimum, they may be the next to fill it.
+    fn idle_beside_core(&self, branch: Branch) -> Vec<TaskKey> {
+        if self.satisfied(branch) < branch.needed() {
+            return Vec::new();
+        }
+        let (core, others) = self.core_members(branch);
+        let lacks = |member: &Member| {
+            let (has, needs) = self.progress(*member);
+            has < needs
+        };
+        let idle = others.into_iter().filter(lacks);
+        let idle = idle.map(|member| self.all_of(member));
+        let below = core.into_iter().map(|member| match member {
+            Member::Group(inner) => self.idle_beside_core(inner),
+            Member::Set(..) => Vec::new(),
+        });
+        idle.chain(below)
+            .find(|pods| !pods.is_empty())
+            .unwrap_or_default()
+    }
+
     /// The pods that leave first, together, last first; and whether more would follow.
     pub(crate) fn leave(&self) -> (Vec<TaskKey>, bool) {
         let mut leaving = match &self.tree {
@@ -421,6 +495,12 @@ fn all_of_set(set: &Set) -> Vec<TaskKey> {
         .collect()
 }
 
+/// The first pods of a set that are placed or have a promise, up to its minimum.
+fn core_of_set(set: &Set) -> impl Iterator<Item = TaskKey> + '_ {
+    let placed = set.tasks.iter().filter(|(_, status)| status.is_allocated());
+    placed.take(set.min as usize).map(|(task, _)| *task)
+}
+
 /// The last pod of a set that has more than its minimum.
 fn last_of_surplus(set: &Set) -> Vec<TaskKey> {
     let mut pods = all_of_set(set);
@@ -452,8 +532,10 @@ impl JobRow {
             return self.single;
         };
         let spec = &group.spec;
+        // Whether its next pod counts against quotas depends on where its pods are.
         self.tasks.len() == 1
             && spec.needs_one()
+            && spec.preemptibility != Preemptibility::SemiPreemptible
             && spec.preemption_delay.0 == 0
             && !spec.never_preempts
     }
@@ -480,10 +562,47 @@ impl JobRow {
         state.tasks.get(*first)
     }
 
-    pub(crate) fn is_preemptible(&self, state: &State) -> bool {
+    /// While the group of a semi-preemptible pod is not there, its minimum is not known, and each of
+    /// its pods may be needed.
+    pub(crate) fn preemptibility(&self, state: &State) -> Preemptibility {
         match &self.group {
-            Some(group) => group.spec.preemptible,
-            None => self.only(state).is_some_and(|row| row.facts.preemptible),
+            Some(group) => group.spec.preemptibility,
+            None => (self.only(state)).map_or(Preemptibility::NonPreemptible, TaskRow::alone),
+        }
+    }
+
+    /// All of its pods may be evicted.
+    pub(crate) fn is_preemptible(&self, state: &State) -> bool {
+        self.preemptibility(state) == Preemptibility::Preemptible
+    }
+}
+
+impl TaskRow {
+    /// The preemptibility of the pod without a group.
+    pub(crate) fn alone(&self) -> Preemptibility {
+        match self.facts.preemptibility {
+            Preemptibility::SemiPreemptible => Preemptibility::NonPreemptible,
+            other => other,
+        }
+    }
+}
+
+impl State {
+    /// The core of a job, or nothing for a job that is not semi-preemptible.
+    pub(crate) fn core_of(&self, job: JobKey) -> Vec<TaskKey> {
+        let row = self.jobs.get(job);
+        if row.is_none_or(|row| row.preemptibility(self) != Preemptibility::SemiPreemptible) {
+            return Vec::new();
+        }
+        of(self, job).core_pods()
+    }
+
+    /// Returns whether the next pods of a job may bring its queues above their quotas.
+    pub(crate) fn may_exceed_quota(&self, job: JobKey) -> bool {
+        match self.jobs.get(job).map(|row| row.preemptibility(self)) {
+            Some(Preemptibility::Preemptible) => true,
+            Some(Preemptibility::SemiPreemptible) => of(self, job).has_minimum(),
+            Some(Preemptibility::NonPreemptible) | None => false,
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct GroupView {
     /// The requests of its pods that have not ended, placed ones included; for GPU memory the
     /// allocation.
     pub requested: [u128; 3],
+    /// The names of the pods in the core of a semi-preemptible group, sorted; none of another group.
+    pub core: Box<[Arc<str>]>,
     /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
 }
@@ -113,12 +115,23 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         held: [0; 3],
         held_non_preemptible: [0; 3],
         requested: [0; 3],
+        core: core(state, job),
         reason: None,
     };
     for key in &job.tasks {
         add(state, *key, &mut view);
     }
     Some(view)
+}
+
+/// The names of the pods in the core of a job, sorted.
+fn core(state: &State, job: &JobRow) -> Box<[Arc<str>]> {
+    let core = state.job_of(&job.name).and_then(|key| state.cores.get(key));
+    let pods = core.into_iter().flat_map(|core| core.iter());
+    let names = pods.filter_map(|pod| Some(Arc::clone(&state.tasks.get(pod.task)?.name)));
+    let mut names: Vec<Arc<str>> = names.collect();
+    names.sort_unstable();
+    names.into()
 }
 
 /// One more pod.
@@ -144,7 +157,7 @@ fn add(state: &State, key: TaskKey, view: &mut GroupView) {
             let charge = state.charge(key, cell.holds());
             add(&mut view.held, charge);
             add(&mut view.requested, charge);
-            if !state.preemptible(row) {
+            if state.counts_as_fixed(key, row) {
                 add(&mut view.held_non_preemptible, charge);
             }
         }

@@ -9,6 +9,7 @@ use crate::action::{Action, Decision};
 use crate::fit::card as fit;
 use crate::groups;
 use crate::ids::GroupName;
+use crate::model::Preemptibility;
 use crate::state::State;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
@@ -76,7 +77,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         if let Some(row) = state.tasks.get(key)
             && let Some(job) = row.job
             && cell.status.is_allocated()
-            && state.preemptible(row)
+            && state.preemptibility(row) != Preemptibility::NonPreemptible
             // Pods of a deleted group may stay placed for a while: the group is in no queue.
             && state.jobs.get(job).is_some_and(|row| row.queue.is_some())
         {

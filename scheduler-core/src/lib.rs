@@ -128,7 +128,7 @@ pub use action::{
     ReasonKind, Received, Tally,
 };
 pub use capacity::Request;
-pub use config::{Config, Placement, Plugin, Resolve, ScaleDown, Step, Workers};
+pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step, Workers};
 pub use core::Core;
 pub use cycle::relaxations;
 pub use event::{

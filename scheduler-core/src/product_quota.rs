@@ -81,9 +81,10 @@ pub(crate) fn over(
 ) -> Option<Arc<WaitReason>> {
     let product = state.product_of(node).filter(|_| nano > 0)?;
     let wanted = state.product_amount(task, product, nano);
-    let job = state.jobs.get(state.tasks.get(task)?.job?)?;
+    let key = state.tasks.get(task)?.job?;
+    let job = state.jobs.get(key)?;
     let chain = &state.queues.get(job.queue?)?.chain;
-    let preemptible = job.is_preemptible(state);
+    let may_exceed_quota = state.may_exceed_quota(key);
     let rows = chain.iter().filter_map(|queue| {
         let (row, held) = row(state, held, *queue, &product.name)?;
         Some((*queue, row, held))
@@ -99,7 +100,7 @@ pub(crate) fn over(
         let unit = row.unit;
         let limit = unit.billionths(row.limit);
         let quota = row.quota.and_then(|quota| unit.billionths(quota));
-        let quota = quota.filter(|_| !preemptible);
+        let quota = quota.filter(|_| !may_exceed_quota);
         if unit == ProductUnit::Memory && product.memory.0 == 0 && (limit, quota) != (None, None) {
             let line = format!(
                 "{} counts {} in MiB, and the memory of the GPUs of node {} is not known: it has neither an agent nor the label {}",

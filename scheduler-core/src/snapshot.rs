@@ -300,7 +300,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
         group: state.group_name(row),
         sub_group: row.facts.set.clone(),
         priority: row.facts.priority,
-        preemptible: row.facts.preemptible,
+        preemptibility: row.facts.preemptibility,
         safe_to_evict: row.facts.safe_to_evict,
         never_preempts: row.facts.never_preempts,
         immovable: row.facts.immovable,

@@ -14,7 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::Client;
-use scheduler_core::{Placement, Resolve, Step};
+use scheduler_core::{GpuJobOrder, Placement, Resolve, Step};
 use serde::ser::{Error as _, SerializeMap as _, SerializeSeq as _};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -295,6 +295,13 @@ fn settings(shard: &Shard) -> Value {
         "relcaimerSaturationMultiplier": billionths(core.saturation_multiplier),
         "queuePriorityInQuotaReclaim": core.queue_priority_in_quota.to_string(),
     }}));
+    if let Some(order) = core.gpu_job_order {
+        let mode = match order {
+            GpuJobOrder::PreferLarger => "prefer-larger",
+            GpuJobOrder::PreferSmaller => "prefer-smaller",
+        };
+        plugins.push(json!({"name": "gpujoborder", "arguments": {"mode": mode}}));
+    }
     plugins.push(json!({"name": "minruntime", "arguments": {
         "defaultPreemptMinRuntime": format!("{}ms", core.preempt_min_runtime.0),
         "defaultReclaimMinRuntime": format!("{}ms", core.reclaim_min_runtime.0),

@@ -11,7 +11,8 @@ use super::state::State;
 use crate::shadow::Shadow;
 use scheduler_core::ids::{GroupName, NodeName, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Mode, Node, NodeCards, NodeRules, Phase, Pod, Tolerated, Toleration,
+    Amount, Ask, Mode, Node, NodeCards, NodeRules, Phase, Pod, Preemptibility, Tolerated,
+    Toleration,
 };
 use scheduler_core::units::{Bound, Mib, NanoGpu};
 use scheduler_core::{Action, Event, ReasonKind};
@@ -455,7 +456,7 @@ impl<'a> Trial<'a> {
                 ));
             }
             Some(ReasonKind::NonPreemptibleOverQuota) => {
-                let events = self.changed(|pod| pod.preemptible = true);
+                let events = self.changed(|pod| pod.preemptibility = Preemptibility::Preemptible);
                 ideas.push(CandidateChange::new(
                     format!(
                         "let it be preemptible (label {}: preemptible), which may go over quota",

@@ -53,6 +53,7 @@ pub(super) fn life(state: &mut State, life: &Life) {
         }
     }
     state.check_staleness(key);
+    state.refresh_core(key);
     if life.unreported {
         state.unreported.insert(life.of.clone());
     }
@@ -80,6 +81,7 @@ pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
     if row.owes_succeeded() {
         state.unreported.insert(row.name.clone());
     }
+    state.refresh_core(key);
     state.check_staleness(key);
 }
 

@@ -9,7 +9,7 @@ use crate::action::EvictCause;
 use crate::config::Placement;
 use crate::ids::FilterName;
 use crate::job_queue::JobQueue;
-use crate::model::Count;
+use crate::model::{Count, Preemptibility};
 use crate::state::cell::Status;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::node_set::NodeSet;
@@ -142,12 +142,11 @@ impl Cycle<'_> {
 
     /// Others may be moved for this job.
     pub(super) fn may_move_others(&mut self, job: JobKey) -> bool {
-        let preemptible = self
-            .state
-            .jobs
-            .get(job)
-            .is_some_and(|row| row.is_preemptible(self.state));
-        preemptible && !self.within_delay(job)
+        // As in KAI, for a semi-preemptible job too, its core included.
+        let row = self.state.jobs.get(job);
+        let preemptibility = row.map(|row| row.preemptibility(self.state));
+        let may = preemptibility.is_some_and(|one| one != Preemptibility::NonPreemptible);
+        may && !self.within_delay(job)
     }
 
     /// Makes room for one job without using the barred nodes. True when it
@@ -215,8 +214,9 @@ impl Cycle<'_> {
     /// Every job that may be moved for this one, and is in the same queue with the same priority, is served before it.
     pub(super) fn follows_all_movable(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
         // Without priorities, jobs of every priority are in one queue with it.
-        let by_priority = self.state.by_priority;
-        if self.max_moved().is_none() || rules.barred().is_some() || !by_priority {
+        // And by the plugin for sizes, a job may change its turn when a pod of it has moved.
+        let by_age = self.state.by_priority && self.config.gpu_job_order.is_none();
+        if self.max_moved().is_none() || rules.barred().is_some() || !by_age {
             return false;
         }
         if self

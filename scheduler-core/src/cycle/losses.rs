@@ -90,7 +90,8 @@ pub(super) fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                     products: had.into_iter().collect(),
                     runs: !is_new(&cell),
                 };
-                if index < set.min as usize {
+                // What leaves of a semi-preemptible job is never part of its core.
+                if index < set.min as usize && !cycle.is_semi_preemptible(unit.job) {
                     core.get_or_insert_default().add(chunk);
                 } else {
                     single.push(chunk);

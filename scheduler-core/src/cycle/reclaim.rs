@@ -37,6 +37,9 @@ struct Reclaim {
     queue: QueueKey,
     /// What the whole job still asks for.
     wanted: QueueAmounts,
+    /// It is judged by the quotas of its queues too, by what they hold of non-preemptible pods. As in
+    /// KAI, so is the surplus of a semi-preemptible job, which goes above quotas into free room only.
+    within_quota: bool,
     /// What queues held before any simulation. Empty until the search begins.
     before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,
     /// The same of single products.
@@ -67,7 +70,7 @@ impl ActionRules for Reclaim {
     fn allows(
         &self,
         cycle: &mut Cycle,
-        job: JobKey,
+        _job: JobKey,
         tasks: &[TaskKey],
         scenario: &Scenario,
     ) -> bool {
@@ -79,7 +82,7 @@ impl ActionRules for Reclaim {
                 return false;
             }
         }
-        self.is_reclaimable(cycle, job, tasks, scenario)
+        self.is_reclaimable(cycle, tasks, scenario)
             && cycle.keeps_protected(RuntimeRule::Reclaim, Some(self.queue), scenario)
     }
 
@@ -153,13 +156,7 @@ impl Reclaim {
         )
     }
 
-    fn is_reclaimable(
-        &self,
-        cycle: &Cycle,
-        job: JobKey,
-        tasks: &[TaskKey],
-        scenario: &Scenario,
-    ) -> bool {
+    fn is_reclaimable(&self, cycle: &Cycle, tasks: &[TaskKey], scenario: &Scenario) -> bool {
         let wanted = cycle
             .shares
             .wanted(cycle.state, tasks, cycle.shares.smallest_card);
@@ -224,22 +221,16 @@ impl Reclaim {
                 }
             }
         }
-        self.stays_in_bounds(cycle, job, wanted, &left, &involved)
+        self.stays_in_bounds(cycle, wanted, &left, &involved)
     }
 
     fn stays_in_bounds(
         &self,
         cycle: &Cycle,
-        job: JobKey,
         wanted: QueueAmounts,
         left: &BTreeMap<QueueKey, QueueAmounts>,
         involved: &BTreeMap<QueueKey, [bool; 3]>,
     ) -> bool {
-        let preemptible = cycle
-            .state
-            .jobs
-            .get(job)
-            .is_some_and(|row| row.is_preemptible(cycle.state));
         let chain = cycle.chain_of(self.queue);
         for (level, ours) in chain.iter().enumerate() {
             let parent = chain.get(level + 1);
@@ -267,7 +258,7 @@ impl Reclaim {
                 }
             }
             let fixed = self.had(*ours).non_preemptible;
-            if !preemptible && !within(plus(fixed, wanted), share.quota) {
+            if self.within_quota && !within(plus(fixed, wanted), share.quota) {
                 return false;
             }
         }
@@ -356,6 +347,7 @@ impl Cycle<'_> {
         Some(Reclaim {
             queue: self.state.jobs.get(job)?.queue?,
             wanted,
+            within_quota: !self.state.jobs.get(job)?.is_preemptible(self.state),
             before: OnceCell::new(),
             products: OnceCell::new(),
             new: OnceCell::new(),

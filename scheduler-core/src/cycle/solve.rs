@@ -15,6 +15,7 @@ use super::search_budget::SearchOutcome;
 use crate::action::EvictCause;
 use crate::gang::Gang;
 use crate::job_queue::{Entry, JobQueue, Line};
+use crate::model::Preemptibility;
 use crate::state::cell::{Mark, Status};
 use crate::state::keys::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::state::node_set::NodeSet;
@@ -74,7 +75,7 @@ pub(super) struct VictimSearch<'a> {
 pub(super) struct JobClass {
     cause: EvictCause,
     priority: i32,
-    preemptible: bool,
+    preemptibility: Preemptibility,
     min: u32,
     specs: Vec<SpecKey>,
 }
@@ -206,7 +207,7 @@ impl Cycle<'_> {
         let job_class = JobClass {
             cause,
             priority: row.priority(self.state),
-            preemptible: row.is_preemptible(self.state),
+            preemptibility: row.preemptibility(self.state),
             min: set.min,
             specs,
         };
@@ -454,6 +455,12 @@ impl Cycle<'_> {
         }
     }
 
+    pub(super) fn is_semi_preemptible(&self, job: JobKey) -> bool {
+        let row = self.state.jobs.get(job);
+        let preemptibility = row.map(|row| row.preemptibility(self.state));
+        preemptibility == Some(Preemptibility::SemiPreemptible)
+    }
+
     /// Adds the next unit of victims.
     fn next_victims(
         &mut self,
@@ -468,7 +475,11 @@ impl Cycle<'_> {
                 None => whole,
                 Some(part) => whole.with(&|task, _| part.contains(&task)),
             };
-            let (unit, more) = gang.leave();
+            let (unit, more) = if self.is_semi_preemptible(entry.job) {
+                gang.leave_beyond_core()
+            } else {
+                gang.leave()
+            };
             let is_known = unit.iter().any(|task| known.contains(task));
             if is_known || more {
                 let leaves: &dyn Fn(TaskKey) -> bool = if is_known {

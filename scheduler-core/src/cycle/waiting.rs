@@ -7,7 +7,7 @@
 
 use super::Cycle;
 use super::consolidate::GpuSum;
-use crate::config::Plugin;
+use crate::config::{GpuJobOrder, Plugin};
 use crate::gang::{AvailabilityTier, Gang, Pick};
 use crate::job_queue::{Entry, JobRank, Line, QueueLine, SingletonClass};
 use crate::reason::WaitReason;
@@ -476,8 +476,29 @@ impl Cycle<'_> {
             } else {
                 AvailabilityTier::Below
             },
+            size: self.size(gang),
             created,
             uid,
+        }
+    }
+
+    /// Where KAI's plugin `gpujoborder` puts a job: by the GPUs of its pods that wait or have a place,
+    /// without GPU memory. 0 if it is off.
+    fn size(&self, gang: &Gang) -> i64 {
+        let Some(order) = self.config.gpu_job_order else {
+            return 0;
+        };
+        let counts = |status| status == Status::Pending || Status::is_allocated(status);
+        let pods = gang.tasks().filter(|(_, status)| counts(*status));
+        let specs = pods.filter_map(|(task, _)| {
+            let row = self.state.tasks.get(task)?;
+            self.state.specs.get(row.spec)
+        });
+        let gpus: u128 = specs.map(|spec| spec.request()[0]).sum();
+        let gpus = i64::try_from(gpus).unwrap_or(i64::MAX);
+        match order {
+            GpuJobOrder::PreferLarger => -gpus,
+            GpuJobOrder::PreferSmaller => gpus,
         }
     }
 

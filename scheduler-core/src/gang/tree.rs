@@ -177,6 +177,23 @@ impl Gang {
         members.into_iter().map(|(_, member)| member).collect()
     }
 
+    /// The members of a group that are in the core of its job, and the others: first those that have
+    /// their own minimum, then by name. KAI's order of sub-groups would give the places in the core
+    /// to members that lack pods.
+    pub(super) fn core_members<'a>(
+        &'a self,
+        branch: Branch<'a>,
+    ) -> (Vec<Member<'a>>, Vec<Member<'a>>) {
+        let mut members: Vec<Member<'a>> = branch.members().collect();
+        members.sort_by_key(|member| {
+            let (has, needs) = self.progress(*member);
+            (has < needs, self.member_name(*member))
+        });
+        let core = members.len().min(branch.needed() as usize);
+        let others = members.split_off(core);
+        (members, others)
+    }
+
     fn order(&self, (fill, one): (Fill, Member), (their, other): (Fill, Member)) -> Ordering {
         fill.order(their).then_with(|| match (one, other) {
             // Sets are in order of name.

@@ -1,7 +1,7 @@
 //! Every sum, added up again from the tasks, without the code that moves sums.
 
 use crate::ids::{ClaimUid, ResourceName};
-use crate::model::{Attachment, Front, HostPort};
+use crate::model::{Attachment, Front, HostPort, Preemptibility};
 use crate::state::State;
 use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
 use crate::state::footprint;
@@ -12,6 +12,17 @@ use crate::state::transition::{As, whole_gpus};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+
+/// A pod of a core counts as non-preemptible, whatever is remembered of cores.
+fn is_fixed(state: &State, key: TaskKey, row: &TaskRow) -> bool {
+    match state.preemptibility(row) {
+        Preemptibility::Preemptible => false,
+        Preemptibility::SemiPreemptible => {
+            row.job.is_some_and(|job| state.core_of(job).contains(&key))
+        }
+        Preemptibility::NonPreemptible => true,
+    }
+}
 
 /// What the tasks add up to.
 #[derive(Default)]
@@ -169,7 +180,7 @@ impl Sums {
                 for queue in chain().unwrap_or_default() {
                     let of = self.queues.entry(*queue).or_default();
                     add(&mut of.allocated, state.charge(key, holds));
-                    if !state.preemptible(row) {
+                    if is_fixed(state, key, row) {
                         add(&mut of.non_preemptible, state.charge(key, holds));
                     }
                 }

@@ -15,6 +15,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct JobRank {
     pub priority: Reverse<i32>,
     pub availability_tier: AvailabilityTier,
+    /// The order by GPUs, or 0 for every job.
+    pub size: i64,
     pub created: Time,
     pub uid: Uid,
 }

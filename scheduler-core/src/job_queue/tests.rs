@@ -135,6 +135,7 @@ fn turns(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> (Ve
                 rank: JobRank {
                     priority: Reverse(0),
                     availability_tier: AvailabilityTier::Below,
+                    size: 0,
                     created: Time(index as u64),
                     uid: Uid::from(""),
                 },

@@ -17,7 +17,7 @@ pub struct PodGroup {
     /// Of the priority class; higher is placed first.
     pub priority: i32,
     /// Whether it may be a victim and may go over quota.
-    pub preemptible: bool,
+    pub preemptibility: Preemptibility,
     /// `metadata.creationTimestamp`.
     pub created: Time,
     /// Sets of sets of pods. A group without sub-groups has one pod set `default`.
@@ -45,6 +45,30 @@ pub struct PodGroup {
     pub never_preempts: bool,
 }
 
+/// Which pods of a workload may be evicted for others, and which count against quotas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Preemptibility {
+    /// All of its pods may be evicted, and none counts against a quota.
+    #[default]
+    Preemptible,
+    /// The pods that the group's minimum needs, its core, are as those of a non-preemptible group,
+    /// and the pods beyond it as those of a preemptible one.
+    SemiPreemptible,
+    /// None of its pods may be evicted, and all count against quotas.
+    NonPreemptible,
+}
+
+impl From<bool> for Preemptibility {
+    /// `true`: preemptible; `false`: non-preemptible.
+    fn from(preemptible: bool) -> Self {
+        if preemptible {
+            Self::Preemptible
+        } else {
+            Self::NonPreemptible
+        }
+    }
+}
+
 /// How long a gang may stay below its minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
@@ -64,7 +88,7 @@ impl PodGroup {
             uid: Arc::from(name),
             queue: QueueName::new("default-queue"),
             priority: 50,
-            preemptible: true,
+            preemptibility: Preemptibility::Preemptible,
             created: Time(0),
             root: SubGroup {
                 sets: vec![PodSet {

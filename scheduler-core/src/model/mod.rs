@@ -29,7 +29,7 @@ pub use device::{
     DeviceTaint, DeviceToleration, PoolFault, Range,
 };
 pub use device_claim::{Alternative, Constraint, Count, DeviceClaim, DeviceRequest, DeviceWants};
-pub use group::{Grace, PodGroup, PodSet, SubGroup, Topology, TopologyRule};
+pub use group::{Grace, PodGroup, PodSet, Preemptibility, SubGroup, Topology, TopologyRule};
 pub use labels::Labels;
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
 pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};

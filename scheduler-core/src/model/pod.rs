@@ -2,7 +2,7 @@
 
 use super::{
     AlignedContainer, Attachment, Claim, ContainerAsk, ContainerGrant, DeviceClaim, HostPort,
-    Labels, NodeRules, PodRules, Toleration,
+    Labels, NodeRules, PodRules, Preemptibility, Toleration,
 };
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
 use crate::units::{Bytes, CpuMilli, Time};
@@ -50,8 +50,9 @@ pub struct Pod {
     pub sub_group: Option<SetName>,
     /// Of its priority class. Used where the pod is a group of its own.
     pub priority: i32,
-    /// Used where the pod is a group of its own.
-    pub preemptible: bool,
+    /// Used where the pod is a group of its own. One pod is all that such a group needs, so that a
+    /// semi-preemptible one is as a non-preemptible one.
+    pub preemptibility: Preemptibility,
     /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
     /// it does not say otherwise.
     pub safe_to_evict: bool,
@@ -117,7 +118,7 @@ impl Pod {
             group: None,
             sub_group: None,
             priority: 50,
-            preemptible: true,
+            preemptibility: Preemptibility::Preemptible,
             safe_to_evict: false,
             never_preempts: false,
             immovable: false,

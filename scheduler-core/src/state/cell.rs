@@ -8,10 +8,11 @@
 
 use super::card_use::mode_index;
 pub(crate) use super::card_use::{CardSums, CardUse};
+use super::core_pods::CorePods;
 use super::devices::{ClaimHold, DeviceUse, Slot};
 pub(crate) use super::extra_use::ExtraUse;
 use super::footprint;
-use super::keys::{CardKey, NodeKey, QueueKey, TaskKey};
+use super::keys::{CardKey, JobKey, NodeKey, QueueKey, TaskKey};
 use super::pod_counts::CountKey;
 use super::products::ProductUse;
 use super::rows::{Hold, SpecRow};
@@ -19,7 +20,7 @@ use super::transition::As;
 use super::volumes::ClaimUse;
 use super::{PlacedEntry, State};
 use crate::ids::{ClaimUid, DecisionId, DeviceId, ResourceName};
-use crate::model::{Front, Mode};
+use crate::model::{Front, Mode, Preemptibility};
 use std::sync::Arc;
 
 /// Where a task is, for the ledger.
@@ -178,6 +179,8 @@ pub(crate) enum Cell {
     Extra(NodeKey, ResourceName, ExtraUse),
     Card(CardKey, CardUse),
     Queue(QueueKey, QueueUse),
+    /// Of a semi-preemptible job.
+    Core(JobKey, CorePods),
     /// Of the queue's product at that place.
     Product(QueueKey, usize, ProductUse),
     /// `None`: in no pod's use.
@@ -345,6 +348,13 @@ impl State {
                 }
                 Cell::Queue(key, value)
             }
+            Cell::Core(job, value) => {
+                let old = match value {
+                    Some(core) => self.cores.insert(job, core),
+                    None => self.cores.remove(job),
+                };
+                Cell::Core(job, old)
+            }
             Cell::Product(key, at, mut value) => {
                 let slot = self.products.of.get_mut(key);
                 if let Some(slot) = slot.and_then(|all| all.get_mut(at)) {
@@ -443,7 +453,8 @@ impl State {
         let Some((row, job)) = self.tasks.get(key).and_then(|row| Some((row, row.job?))) else {
             return;
         };
-        if !self.preemptible(row) {
+        // Of a semi-preemptible job all pods count: its core does not leave, and is never looked for.
+        if self.preemptibility(row) == Preemptibility::NonPreemptible {
             return;
         }
         if stands {

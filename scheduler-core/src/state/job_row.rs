@@ -5,7 +5,7 @@ use super::interner::Interner;
 use super::keys::{JobKey, QueueKey, TaskKey};
 use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
-use crate::model::{Grace, PodGroup, SubGroup};
+use crate::model::{Grace, PodGroup, Preemptibility, SubGroup};
 use crate::units::{Duration, Time};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -60,7 +60,7 @@ impl From<Time> for MaybeTime {
 pub(crate) struct GroupSpec {
     pub queue: QueueName,
     pub priority: i32,
-    pub preemptible: bool,
+    pub preemptibility: Preemptibility,
     pub root: Arc<SubGroup>,
     /// Of the sets below the root, sorted.
     sets: Arc<[SetName]>,
@@ -92,7 +92,7 @@ impl GroupRow {
             sets: Arc::from(sets),
             queue: group.queue,
             priority: group.priority,
-            preemptible: group.preemptible,
+            preemptibility: group.preemptibility,
             root: Arc::new(group.root),
             mark_unschedulable: group.mark_unschedulable,
             staleness_grace: group.staleness_grace,
@@ -154,7 +154,7 @@ impl GroupRow {
             uid: self.uid.shared(),
             queue: spec.queue.clone(),
             priority: spec.priority,
-            preemptible: spec.preemptible,
+            preemptibility: spec.preemptibility,
             created: self.created,
             root: (*spec.root).clone(),
             mark_unschedulable: spec.mark_unschedulable,

@@ -26,6 +26,7 @@ mod card_names;
 pub(crate) mod card_use;
 pub(crate) mod cell;
 mod changed_groups;
+mod core_pods;
 pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod footprint;
@@ -51,6 +52,7 @@ pub(crate) mod volumes;
 
 use crate::action::EvictCause;
 use crate::ids::{ClaimUid, GpuUuid, GroupName, NodeName, QueueName, ResourceName, TopologyName};
+use crate::model::Preemptibility;
 use crate::model::TaskOrder;
 use crate::model::Topology;
 use crate::reason::WaitReason;
@@ -102,6 +104,8 @@ pub(crate) struct State {
     pub node_use: SecondaryMap<NodeKey, NodeUse>,
     pub card_use: SecondaryMap<CardKey, CardUse>,
     pub queue_use: SecondaryMap<QueueKey, QueueUse>,
+    /// The cores of semi-preemptible jobs that have one.
+    pub cores: SecondaryMap<JobKey, Arc<[core_pods::CorePod]>>,
     pub products: products::Products,
     /// Looked up, never walked.
     pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
@@ -314,9 +318,21 @@ impl State {
         self.jobs.get(row.job?)?.group.as_ref()
     }
 
-    pub(crate) fn preemptible(&self, row: &TaskRow) -> bool {
+    pub(crate) fn preemptibility(&self, row: &TaskRow) -> Preemptibility {
         self.group_of(row)
-            .map_or(row.facts.preemptible, |group| group.spec.preemptible)
+            .map_or_else(|| row.alone(), |group| group.spec.preemptibility)
+    }
+
+    /// Returns whether a placed pod counts as non-preemptible in its queues.
+    pub(crate) fn counts_as_fixed(&self, key: TaskKey, row: &TaskRow) -> bool {
+        match self.preemptibility(row) {
+            Preemptibility::Preemptible => false,
+            Preemptibility::NonPreemptible => true,
+            Preemptibility::SemiPreemptible => {
+                let core = row.job.and_then(|job| self.cores.get(job));
+                core.is_some_and(|core| core.iter().any(|pod| pod.task == key))
+            }
+        }
     }
 
     /// Where a task stands in the order. Changes only while the task is detached.

@@ -9,7 +9,7 @@
 use super::State;
 use super::cell::Cell;
 use super::keys::{NodeKey, QueueKey, TaskKey};
-use super::transition::Way;
+use super::transition::{Charged, Way};
 use crate::model::{ProductUnit, Queue};
 use crate::units::{Mib, NanoGpu};
 use slotmap::SecondaryMap;
@@ -148,7 +148,7 @@ impl State {
         &mut self,
         task: TaskKey,
         node: NodeKey,
-        (nano, preemptible): (u128, bool),
+        (nano, counts): (u128, Charged),
         chain: &[QueueKey],
         way: Way,
     ) {
@@ -168,8 +168,10 @@ impl State {
             let Some(mut used) = used.copied() else {
                 continue;
             };
-            way.add(&mut used.allocated, amount);
-            if !preemptible {
+            if counts != Charged::Fixed {
+                way.add(&mut used.allocated, amount);
+            }
+            if counts != Charged::Allocated {
                 way.add(&mut used.non_preemptible, amount);
             }
             self.set(Cell::Product(*queue, at, used));
@@ -208,7 +210,7 @@ impl State {
                 if let Some(used) = of.get_mut(*queue).and_then(|all| all.get_mut(at)) {
                     let amount = amount.billionths(unit);
                     used.allocated += amount;
-                    if !self.preemptible(row) {
+                    if self.counts_as_fixed(key, row) {
                         used.non_preemptible += amount;
                     }
                 }

@@ -11,8 +11,8 @@ use crate::ids::{
 };
 use crate::model::{
     AlignedContainer, Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants,
-    Front, HostPort, Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Queue, TaskOrder,
-    Toleration, TopologyManager,
+    Front, HostPort, Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Preemptibility, Queue,
+    TaskOrder, Toleration, TopologyManager,
 };
 use crate::state::State;
 use crate::state::interner::{Interner, PodLabels};
@@ -190,7 +190,7 @@ pub(crate) struct PodFacts {
     /// Of a pod of ours: its job's name.
     pub foreign_group: Option<GroupName>,
     pub priority: i32,
-    pub preemptible: bool,
+    pub preemptibility: Preemptibility,
     pub safe_to_evict: bool,
     pub never_preempts: bool,
     pub immovable: bool,
@@ -208,7 +208,7 @@ impl PodFacts {
             queue: pod.queue.clone(),
             foreign_group: pod.group.clone().filter(|_| !pod.ours),
             priority: pod.priority,
-            preemptible: pod.preemptible,
+            preemptibility: pod.preemptibility,
             safe_to_evict: pod.safe_to_evict,
             never_preempts: pod.never_preempts,
             immovable: pod.immovable,
@@ -224,7 +224,7 @@ impl PodFacts {
             && self.queue == pod.queue
             && (pod.ours || self.foreign_group == pod.group)
             && self.priority == pod.priority
-            && self.preemptible == pod.preemptible
+            && self.preemptibility == pod.preemptibility
             && self.safe_to_evict == pod.safe_to_evict
             && self.never_preempts == pod.never_preempts
             && self.immovable == pod.immovable

@@ -3,11 +3,14 @@
 use super::State;
 use super::cell::ExtraUse;
 use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
+use super::core_pods::CorePod;
 use super::footprint;
 use super::keys::{CardKey, JobKey, NodeKey, QueueKey, TaskKey};
 use super::rows::{Hold, Spec, SpecRow};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort};
+use crate::model::{
+    Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort, Preemptibility,
+};
 use crate::units::{Mib, NanoGpu};
 use std::sync::Arc;
 
@@ -42,6 +45,16 @@ impl Way<'_> {
             bound
         })
     }
+}
+
+/// Which sums of its queues the charge of a pod is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Charged {
+    /// What they hold in all.
+    Allocated,
+    /// What they hold of non-preemptible pods.
+    Fixed,
+    AllocatedAndFixed,
 }
 
 /// How a place counts.
@@ -151,6 +164,52 @@ impl State {
             self.contradicts("more was to leave a sum than it had, or to enter than it can hold");
         }
         self.set(Cell::Task(key, to));
+        self.move_core(key);
+    }
+
+    /// A pod has moved: another pod of its job may be in the core now.
+    fn move_core(&mut self, task: TaskKey) {
+        let Some(row) = self.tasks.get(task) else {
+            return;
+        };
+        if let Some(job) = row.job
+            && self.preemptibility(row) == Preemptibility::SemiPreemptible
+        {
+            self.refresh_core(job);
+        }
+    }
+
+    /// Brings the core of a job up to date, and what its queues hold of non-preemptible pods. It
+    /// depends on where the job's pods are, and on how many of them have succeeded.
+    pub(crate) fn refresh_core(&mut self, job: JobKey) {
+        let core: Vec<CorePod> = self
+            .core_of(job)
+            .into_iter()
+            .filter_map(|task| {
+                let (node, charge) = self.charged_at(task, self.task_cells.get(task)?)?;
+                Some(CorePod { task, node, charge })
+            })
+            .collect();
+        let had: Arc<[CorePod]> = self.cores.get(job).cloned().unwrap_or_default();
+        if *had == *core {
+            return;
+        }
+        let wrong = std::cell::Cell::new(false);
+        let way = |comes| Way {
+            comes,
+            wrong: &wrong,
+        };
+        for pod in had.iter().filter(|pod| !core.contains(pod)) {
+            self.move_charge(pod.task, (pod.node, pod.charge), Charged::Fixed, way(false));
+        }
+        for pod in core.iter().filter(|pod| !had.contains(pod)) {
+            self.move_charge(pod.task, (pod.node, pod.charge), Charged::Fixed, way(true));
+        }
+        if wrong.get() {
+            self.contradicts("a core was to leave a sum that did not have it");
+        }
+        let core = Some(core).filter(|core| !core.is_empty());
+        self.set(Cell::Core(job, core.map(Arc::from)));
     }
 
     /// Gives the place of an assumed task its decision. No sum depends on it.
@@ -337,13 +396,28 @@ impl State {
     }
 
     fn move_allocated(&mut self, key: TaskKey, charged: Option<(NodeKey, [u128; 3])>, way: Way) {
-        let (Some((node, amounts)), Some(row)) = (charged, self.tasks.get(key)) else {
+        let (Some(charged), Some(row)) = (charged, self.tasks.get(key)) else {
             return;
         };
-        let (preemptible, job) = (self.preemptible(row), row.job);
+        // What counts as non-preemptible of a semi-preemptible job follows from its core.
+        let counts = match self.preemptibility(row) {
+            Preemptibility::NonPreemptible => Charged::AllocatedAndFixed,
+            Preemptibility::Preemptible | Preemptibility::SemiPreemptible => Charged::Allocated,
+        };
+        self.move_charge(key, charged, counts, way);
+    }
+
+    fn move_charge(
+        &mut self,
+        key: TaskKey,
+        (node, amounts): (NodeKey, [u128; 3]),
+        counts: Charged,
+        way: Way,
+    ) {
+        let job = self.tasks.get(key).and_then(|row| row.job);
         if self.has_product_quotas() {
             let chain: Vec<QueueKey> = (0..).map_while(|at| self.on_chain(job, at)).collect();
-            self.move_products(key, node, (amounts[0], preemptible), &chain, way);
+            self.move_products(key, node, (amounts[0], counts), &chain, way);
         }
         for at in 0.. {
             let Some(queue) = self.on_chain(job, at) else {
@@ -353,8 +427,10 @@ impl State {
                 continue;
             };
             for (index, amount) in amounts.into_iter().enumerate() {
-                way.add(&mut used.allocated[index], amount);
-                if !preemptible {
+                if counts != Charged::Fixed {
+                    way.add(&mut used.allocated[index], amount);
+                }
+                if counts != Charged::Allocated {
                     way.add(&mut used.non_preemptible[index], amount);
                 }
             }

@@ -11,6 +11,7 @@ fields!(Config, usual = Config::default(), {
     cpu_placement: or("cpu", usual.cpu_placement),
     card_placement: key("cards"),
     without: All("without"),
+    gpu_job_order: key("gpu-job-order"),
     workers: Present(&["gpu-workers"]),
     actions: or("actions", usual.actions),
     keep_empty_nodes: or("keep-empty", usual.keep_empty_nodes),
@@ -62,7 +63,7 @@ mod tests {
     use super::super::{read, write};
     use super::*;
     use crate::Event;
-    use crate::config::{Placement, Plugin, Resolve, ScaleDown, Step};
+    use crate::config::{GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step};
     use crate::units::Duration;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,6 +79,7 @@ mod tests {
             cpu_placement: Placement::Fragmentation,
             card_placement: Some(Placement::Binpack),
             without: Plugin::ALL.map(|(plugin, _)| plugin).into(),
+            gpu_job_order: Some(GpuJobOrder::PreferSmaller),
             workers: Some(Workers::default()),
             keep_empty_nodes: 4,
             scale_down: Some(ScaleDown {

@@ -6,7 +6,7 @@ use super::field::{
 };
 use super::line::{Line, Read};
 use crate::ids::{QueueName, SetName};
-use crate::model::{PodGroup, PodSet, SubGroup, Topology, TopologyRule};
+use crate::model::{PodGroup, PodSet, Preemptibility, SubGroup, Topology, TopologyRule};
 use std::collections::BTreeMap;
 
 fields!(Topology {
@@ -20,7 +20,7 @@ fields!(PodGroup {
     uid: same_as_name("uid"),
     queue: or("queue", QueueName::new("default-queue")),
     priority: or("priority", 50),
-    preemptible: not("non-preemptible"),
+    preemptibility: PreemptibilityWord,
     created: key("created"),
     mark_unschedulable: not("no-mark"),
     parked: key("parked"),
@@ -73,6 +73,37 @@ impl Field<SubGroup> for Root {
     fn write(&self, root: &SubGroup, line: &mut Line) {
         flag("no-sets").write(&(root.sets.is_empty() && root.groups.is_empty()), line);
         root.write(line);
+    }
+}
+
+/// A preemptible object has neither of the two words.
+pub(super) struct PreemptibilityWord;
+
+impl PreemptibilityWord {
+    const WORDS: [(Preemptibility, &str); 2] = [
+        (Preemptibility::SemiPreemptible, "semi-preemptible"),
+        (Preemptibility::NonPreemptible, "non-preemptible"),
+    ];
+}
+
+impl Field<Preemptibility> for PreemptibilityWord {
+    fn read(&self, line: &Line) -> Read<Preemptibility> {
+        let there = Self::WORDS.iter().filter(|(_, word)| line.flag(word));
+        let mut there = there.map(|(preemptibility, _)| *preemptibility);
+        let first = there.next().unwrap_or_default();
+        match there.next() {
+            None => Ok(first),
+            Some(_) => {
+                Err(line
+                    .error("the line says both semi-preemptible and non-preemptible".to_owned()))
+            }
+        }
+    }
+
+    fn write(&self, preemptibility: &Preemptibility, line: &mut Line) {
+        for (one, word) in Self::WORDS {
+            flag(word).write(&(one == *preemptibility), line);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::field::{
     All, Below, Field, Flag, Map, Name, Object, Present, Terms, Whole, always, always_or, fields,
     flag, key, needed, not, or, same_as_name,
 };
+use super::group::PreemptibilityWord;
 use super::line::{Line, Read};
 use super::share::{AmountOf, Asks};
 use crate::ids::QueueName;
@@ -23,7 +24,7 @@ fields!(Pod {
     group: key("group"),
     sub_group: key("set"),
     priority: or("priority", 50),
-    preemptible: not("non-preemptible"),
+    preemptibility: PreemptibilityWord,
     safe_to_evict: flag("safe-to-evict"),
     never_preempts: flag("never-preempts"),
     immovable: flag("immovable"),

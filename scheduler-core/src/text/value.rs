@@ -1,7 +1,7 @@
 //! A value is one word of a line: this file reads and writes it.
 
 use crate::action::{EvictCause, Received};
-use crate::config::{Placement, Plugin, Resolve, ScaleDown, Step};
+use crate::config::{GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step};
 use crate::ids::{
     ClaimUid, ContainerName, DecisionId, DeviceId, FilterName, GpuUuid, GroupName, NodeName,
     NodeUid, PodUid, PoolName, QueueName, ResourceName, SetName, TopologyName, VolumeName,
@@ -152,6 +152,7 @@ names!(QueueName ResourceName SetName TopologyName VolumeName);
 variants! {
     Effect, "effect": NoSchedule "NoSchedule" NoExecute "NoExecute"
         PreferNoSchedule "PreferNoSchedule";
+    GpuJobOrder, "setting": PreferLarger "prefer-larger" PreferSmaller "prefer-smaller";
     Lead, "leader of pods": Kubeflow "kubeflow" Ray "ray" None "none";
     Placement, "setting": Binpack "binpack" Spread "spread" Fragmentation "fragmentation";
     Pool, "pool": Unknown "unknown" Whole "whole" WholeOnly "whole-only" Shared "shared"

@@ -73,7 +73,9 @@ impl World<'_> {
                 "{}",
                 self.log
             );
-            let firm = self.held_of_product(|job| of(job) && !job.preemptible);
+            let firm = self.firm().into_iter().filter(|(_, pod)| has_product(pod));
+            let firm = firm.map(|(job, _)| &self.case.jobs[*job]);
+            let firm: u64 = firm.filter(|job| of(job)).map(|job| job.size).sum();
             assert!(product.0.is_none_or(|quota| firm <= quota), "{}", self.log);
         };
         for (index, leaf) in self.case.leaves.iter().enumerate() {
@@ -187,6 +189,7 @@ impl World<'_> {
     /// The rules for victims and beneficiaries.
     pub(super) fn judge(&self, decision: &Decision) {
         let promised: BTreeSet<&PodUid> = decision.promises.iter().map(|one| &one.pod).collect();
+        let firm: Vec<&PodUid> = self.firm().into_iter().map(|(_, pod)| &pod.uid).collect();
         for action in &decision.actions {
             let Action::Evict(evict) = action else {
                 continue;
@@ -194,7 +197,9 @@ impl World<'_> {
             let (index, pod) = &self.pods[&evict.pod];
             let victim = &self.case.jobs[*index];
             assert!(matches!(pod.phase, Phase::Running(_)), "{}", self.log);
-            assert!(victim.preemptible, "{} {}", evict.pod, self.log);
+            // Of a semi-preemptible job not a pod of its core, not even to another place.
+            let is_firm = firm.contains(&&evict.pod);
+            assert!(!is_firm, "{} {}", evict.pod, self.log);
             assert_ne!(evict.cause, EvictCause::GrantRefused, "{}", self.log);
             let favoured = evict.in_favour_of.as_ref().map(|name| {
                 let index = self.groups.iter().position(|group| group.name == *name);

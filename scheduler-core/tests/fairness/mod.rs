@@ -12,8 +12,8 @@ use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{GroupName, NodeName, PodUid, QueueName};
 use scheduler_core::model::{
-    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, ProductQuota,
-    ProductUnit, Queue, QueueResource, Share, Weight,
+    Amount, Ask, Card, ContainerAsk, Mode, Node, NodeCards, Phase, Pod, PodGroup, Preemptibility,
+    ProductQuota, ProductUnit, Queue, QueueResource, Share, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, NanoGpu, Time};
 use scheduler_core::{
@@ -44,7 +44,7 @@ struct Job {
     min: u32,
     size: u64,
     priority: i32,
-    preemptible: bool,
+    preemptibility: Preemptibility,
     wave: u64,
 }
 
@@ -81,14 +81,18 @@ fn product() -> impl Strategy<Value = Product> {
 fn job() -> impl Strategy<Value = Job> {
     let size = prop_oneof![1 => Just(1_u64), 1 => Just(2), 4 => Just(4), 1 => Just(8)];
     let leaf = any::<usize>();
-    (leaf, 1_u32..5, 1_u32..5, size, 0_i32..3, 0_u8..4, 0_u64..3).prop_map(
+    (leaf, 1_u32..5, 1_u32..5, size, 0_i32..3, 0_u8..5, 0_u64..3).prop_map(
         |(leaf, pods, min, size, priority, kind, wave)| Job {
             leaf,
             pods,
             min: min.min(pods),
             size,
             priority: 50 + priority,
-            preemptible: kind > 0,
+            preemptibility: match kind {
+                0 => Preemptibility::NonPreemptible,
+                1 => Preemptibility::SemiPreemptible,
+                _ => Preemptibility::Preemptible,
+            },
             wave,
         },
     )
@@ -123,6 +127,17 @@ fn case() -> impl Strategy<Value = Case> {
                 }
             },
         )
+}
+
+impl Job {
+    /// How many of its pods that run count as non-preemptible.
+    fn firm(&self, running: usize) -> usize {
+        match self.preemptibility {
+            Preemptibility::Preemptible => 0,
+            Preemptibility::SemiPreemptible => running.min(self.min as usize),
+            Preemptibility::NonPreemptible => running,
+        }
+    }
 }
 
 impl Case {
@@ -262,7 +277,7 @@ impl<'a> World<'a> {
         PodGroup {
             queue: QueueName::new(format!("q{}", job.leaf)),
             priority: job.priority,
-            preemptible: job.preemptible,
+            preemptibility: job.preemptibility,
             created: Time(job.wave * 1000 + index as u64),
             ..PodGroup::named(&format!("default/j{index}"), job.min)
         }
@@ -305,6 +320,33 @@ impl<'a> World<'a> {
     /// What runs, of the jobs of which that is true.
     fn held(&self, of: impl Fn(&Job) -> bool) -> u64 {
         let jobs = self.runs().map(|job| &self.case.jobs[job]);
+        jobs.filter(|job| of(job)).map(|job| job.size).sum()
+    }
+
+    /// Pods that run and count as non-preemptible: all of a non-preemptible job, and the first ones of
+    /// a semi-preemptible job, up to its minimum.
+    fn firm(&self) -> Vec<&(usize, Pod)> {
+        let mut by_job: BTreeMap<usize, Vec<&(usize, Pod)>> = BTreeMap::new();
+        for entry in self.pods.values() {
+            if matches!(entry.1.phase, Phase::Running(_)) {
+                by_job.entry(entry.0).or_default().push(entry);
+            }
+        }
+        let mut all = Vec::new();
+        for (job, mut pods) in by_job {
+            pods.sort_by_key(|(_, pod)| (pod.created, pod.uid.clone()));
+            pods.truncate(self.case.jobs[job].firm(pods.len()));
+            all.extend(pods);
+        }
+        all
+    }
+
+    /// What these pods hold, of the jobs of which that is true.
+    fn held_firm(&self, of: impl Fn(&Job) -> bool) -> u64 {
+        let jobs = self
+            .firm()
+            .into_iter()
+            .map(|(job, _)| &self.case.jobs[*job]);
         jobs.filter(|job| of(job)).map(|job| job.size).sum()
     }
 
@@ -416,7 +458,10 @@ impl<'a> World<'a> {
         self.runs().for_each(|job| running[job] += 1);
         for (index, running) in running.into_iter().enumerate() {
             let job = &self.case.jobs[index];
-            if running == 0 || running >= job.min {
+            let is_semi = job.preemptibility == Preemptibility::SemiPreemptible;
+            let is_whole = running == 0 || running >= job.min;
+            assert!(is_whole || !is_semi, "the core of {job:?} {}", self.log);
+            if is_whole {
                 self.moving.remove(&index);
             } else {
                 assert!(self.moving.contains(&index), "{job:?} {}", self.log);
@@ -426,12 +471,12 @@ impl<'a> World<'a> {
             let held = self.held(|job| job.leaf == index);
             let limit = leaf.over.map_or(u64::MAX, |over| leaf.quota + over);
             assert!(held <= limit, "q{index} {}", self.log);
-            let firm = self.held(|job| job.leaf == index && !job.preemptible);
+            let firm = self.held_firm(|job| job.leaf == index);
             assert!(firm <= leaf.quota, "q{index} {}", self.log);
         }
         for parent in 0..self.case.parents.len() {
             let of = |job: &Job| self.case.leaves[job.leaf].parent == parent;
-            let firm = self.held(|job| of(job) && !job.preemptible);
+            let firm = self.held_firm(of);
             assert!(firm <= self.case.quota(parent), "d{parent} {}", self.log);
         }
         self.check_product();

@@ -5,7 +5,7 @@ use super::{Case, Job, Leaf, World, case};
 use crate::cases::tried;
 use proptest::prelude::*;
 use scheduler_core::ids::{NodeName, PodUid};
-use scheduler_core::model::{Front, Phase, Placement, Pod};
+use scheduler_core::model::{Front, Phase, Placement, Pod, Preemptibility};
 use scheduler_core::{Action, Event};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,7 +149,7 @@ fn short_jobs_that_take_the_room_cost_the_victims_little() {
         min,
         size: 4,
         priority,
-        preemptible: true,
+        preemptibility: Preemptibility::Preemptible,
         wave: 0,
     };
     let mut jobs = vec![job(0, 2, 1, 50), job(1, 2, 2, 50)];

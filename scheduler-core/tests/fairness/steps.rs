@@ -8,7 +8,7 @@
 
 use super::{Case, Job, QUARTER, World};
 use scheduler_core::ids::PodUid;
-use scheduler_core::model::Phase;
+use scheduler_core::model::{Phase, Preemptibility};
 use scheduler_core::units::{Bound, Time};
 use scheduler_core::{Action, Config, Core, Decision, Event, Evict, EvictCause, QueueView, text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,6 +96,23 @@ impl World<'_> {
             for queue in chain(self.case, job.leaf) {
                 let amount = if of(job) { job.size * QUARTER } else { 0 };
                 *sums.entry(queue).or_default() += u128::from(amount);
+            }
+        }
+        sums
+    }
+
+    /// What queues have that counts as non-preemptible.
+    fn firm_sums(&self, have: &BTreeSet<PodUid>) -> Sums {
+        let mut pods: BTreeMap<usize, usize> = BTreeMap::new();
+        for uid in have {
+            *pods.entry(self.job_of(uid).0).or_default() += 1;
+        }
+        let mut sums = Sums::new();
+        for (index, pods) in pods {
+            let job = &self.case.jobs[index];
+            let amount = u128::from(job.size * QUARTER) * job.firm(pods) as u128;
+            for queue in chain(self.case, job.leaf) {
+                *sums.entry(queue).or_default() += amount;
             }
         }
         sums
@@ -202,7 +219,7 @@ impl World<'_> {
             job,
             wanted: u128::from(job.size * QUARTER) * pods as u128,
             before: self.sums(had, |_| true),
-            firm: self.sums(had, |job| !job.preemptible),
+            firm: self.firm_sums(had),
         };
         reclaim.may_at_all()?;
         let mut why = Err("no pod lost anything".to_owned());
@@ -276,7 +293,9 @@ impl Reclaim<'_> {
         }
         for queue in [own, above] {
             let firm = self.firm.get(&queue).copied().unwrap_or_default();
-            if !self.job.preemptible && !self.within_quota(&queue, firm + self.wanted) {
+            // As in KAI, the surplus of a semi-preemptible job, too.
+            let may_exceed = self.job.preemptibility == Preemptibility::Preemptible;
+            if !may_exceed && !self.within_quota(&queue, firm + self.wanted) {
                 return Err(format!(
                     "{queue} would have more than its quota permanently"
                 ));
@@ -352,8 +371,14 @@ impl Reclaim<'_> {
 /// have been left of the core: that is judged as if it had lost all of it.
 fn chunks(job: &Job, pods: usize) -> Vec<u128> {
     let size = u128::from(job.size * QUARTER);
-    let core = pods.min(job.min as usize);
+    let core = match job.preemptibility {
+        // Its core stays.
+        Preemptibility::SemiPreemptible => 0,
+        _ => pods.min(job.min as usize),
+    };
     let mut chunks = vec![size; pods - core];
-    chunks.push(size * core as u128);
+    if core > 0 {
+        chunks.push(size * core as u128);
+    }
     chunks
 }

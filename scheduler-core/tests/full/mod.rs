@@ -199,7 +199,7 @@ impl World {
         self.born += 1;
         pod.queue = QueueName::new(format!("q{}", wish.queue % case.quotas.len()));
         pod.priority = wish.priority;
-        pod.preemptible = wish.preemptible;
+        pod.preemptibility = wish.preemptible.into();
         pod.created = Time(now);
         pod.cpu = CpuMilli(wish.cpu);
         let ask = match (wish.mib, wish.part) {

@@ -186,7 +186,7 @@ impl World {
             Event::Group(PodGroup {
                 queue: QueueName::new(format!("q{}", job.queue)),
                 priority: job.priority,
-                preemptible: job.preemptible,
+                preemptibility: job.preemptible.into(),
                 created: now,
                 ..PodGroup::named(group.as_str(), job.min)
             }),

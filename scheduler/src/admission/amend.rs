@@ -68,11 +68,8 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     }
     let typed: Pod =
         serde_json::from_value(pod.clone()).map_err(|e| AmendError::Pod(e.to_string()))?;
-    let metadata = |field: &'static str| {
-        let pod = &pod;
-        move |key: &str| pod["metadata"][field][key].as_str()
-    };
-    if let Some(why) = crate::unsupported::of(metadata("labels"), metadata("annotations")) {
+    let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
+    if let Some(why) = crate::unsupported::of(annotation) {
         return Err(AmendError::Unfollowed(why));
     }
     let Admitted { request, warnings } = request::admitted(&typed)?;

@@ -38,8 +38,17 @@ pub(super) enum Invalid {
     OverSubscription(String),
     #[error("{0}")]
     QuotaByProduct(api::gpu_quota::QuotaError),
-    #[error("spec.preemptibility: {0}")]
-    Preemptibility(&'static str),
+    /// KAI's words.
+    #[error(
+        "cannot increase {field} ({old} -> {new}) on {of}a semi-preemptible PodGroup: it would reclassify running elastic pods or subgroups as core"
+    )]
+    RaisedMinimum {
+        field: &'static str,
+        /// Empty, or `subgroup "name" of `.
+        of: String,
+        old: i64,
+        new: i64,
+    },
     #[error("spec.minNonPreemptible: no KAI release implements it: remove it")]
     MinNonPreemptible,
     #[error("minMember and minSubGroup are mutually exclusive: set one of them")]

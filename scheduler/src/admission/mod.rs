@@ -27,6 +27,7 @@ mod invalid;
 pub mod lint;
 mod over_subscription;
 mod queues;
+mod raised_minimum;
 mod resize;
 pub mod review;
 mod validate;

@@ -134,8 +134,12 @@ fn check(
             validate::queue(&queue, old.as_ref(), limits, queues)?;
             queues::judge_quotas(&queue, queues, over_subscription)
         }),
-        "PodGroup" => read(object)
-            .map(|group| validate::pod_group(&group, request.old_object.is_some(), limits)),
+        "PodGroup" => read(object).map(|group| {
+            let old = serde_json::to_value(&request.old_object).unwrap_or_default();
+            // An old group that cannot be read exists all the same.
+            let old = (!old.is_null()).then(|| read(old).unwrap_or_default());
+            validate::pod_group(&group, old.as_ref(), limits)
+        }),
         "Topology" => {
             read(object).map(|topology| validate::topology(&topology).map(|()| Vec::new()))
         }
@@ -334,12 +338,22 @@ mod tests {
     }
 
     fn checked(object: &Value, said: OverSubscription) -> Value {
+        judged(object, &Value::Null, said)
+    }
+
+    fn changed(object: &Value, old: &Value) -> Value {
+        judged(object, old, OverSubscription::None)
+    }
+
+    /// `old`: null where the object is created.
+    fn judged(object: &Value, old: &Value, said: OverSubscription) -> Value {
+        let operation = if old.is_null() { "CREATE" } else { "UPDATE" };
         let review = json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "request": {
-                "uid": "u", "operation": "CREATE", "name": "o", "userInfo": {}, "options": {}, "dryRun": false,
+                "uid": "u", "operation": operation, "name": "o", "userInfo": {}, "options": {}, "dryRun": false,
                 "kind": {"group": "g", "version": "v", "kind": object["kind"]},
-                "resource": {"group": "g", "version": "v", "resource": "r"}, "object": object, "oldObject": null,
+                "resource": {"group": "g", "version": "v", "resource": "r"}, "object": object, "oldObject": old,
             },
         });
         let mut tree = QueueTree::default();
@@ -385,10 +399,6 @@ mod tests {
                 "spec.resources.cpu.lendingLimit: ",
             ),
             (
-                group(json!({"minMember": 1, "preemptibility": "semi-preemptible"})),
-                "spec.preemptibility: ",
-            ),
-            (
                 group(json!({"minMember": 1, "minNonPreemptible": 1})),
                 "spec.minNonPreemptible: ",
             ),
@@ -401,25 +411,46 @@ mod tests {
                 "{why}"
             );
         }
-        for (metadata, key) in [
-            (
-                json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}}),
-                "label kai.scheduler/preemptibility: ",
-            ),
-            (
-                json!({"annotations": {"kai.scheduler/safe-to-consolidate": "false"}}),
-                "annotation kai.scheduler/safe-to-consolidate: ",
-            ),
+        let of = |metadata: Value| {
+            respond(json!({"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}))
+        };
+        let refused = of(json!({"annotations": {"kai.scheduler/safe-to-consolidate": "false"}}));
+        assert_eq!(refused["allowed"], false);
+        let why = refused["status"]["message"].as_str().unwrap();
+        let key = "annotation kai.scheduler/safe-to-consolidate: ";
+        assert!(
+            why.starts_with(key) && why.contains("no KAI release"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn a_semi_preemptible_workload_is_let_in_and_its_minimum_is_not_raised() {
+        let semi = json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}});
+        let pod = respond(json!({"metadata": semi, "spec": {"containers": [{"name": "c"}]}}));
+        assert_eq!(pod["allowed"], true, "{pod}");
+        let group = |min: i32, word: &str| {
+            json!({"apiVersion": "g/v", "kind": "PodGroup", "metadata": {"name": "o"},
+            "spec": {"minMember": min, "preemptibility": word}})
+        };
+        let said = changed(&group(2, "semi-preemptible"), &Value::Null);
+        assert_eq!(said["allowed"], true, "{said}");
+        let said = changed(&group(3, "semi-preemptible"), &group(2, "semi-preemptible"));
+        assert_eq!(said["allowed"], false);
+        assert_eq!(
+            said["status"]["message"],
+            "cannot increase minMember (2 -> 3) on a semi-preemptible PodGroup: it would reclassify running elastic pods or subgroups as core"
+        );
+        for (new, old) in [
+            (group(1, "semi-preemptible"), group(2, "semi-preemptible")),
+            (group(3, "preemptible"), group(2, "preemptible")),
+            (group(3, "semi-preemptible"), group(2, "preemptible")),
         ] {
-            let refused =
-                respond(json!({"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}));
-            assert_eq!(refused["allowed"], false);
-            let why = refused["status"]["message"].as_str().unwrap();
-            assert!(
-                why.starts_with(key) && why.contains("no KAI release"),
-                "{why}"
-            );
+            assert_eq!(changed(&new, &old)["allowed"], true, "{new} {old}");
         }
+        // Nor by leaving the word out in the same change.
+        let said = changed(&group(3, "preemptible"), &group(2, "semi-preemptible"));
+        assert_eq!(said["allowed"], false);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use super::invalid::Invalid;
 use super::queues::{self, QueueTree};
+use super::raised_minimum;
 use crate::limits::Limits;
-use crate::unsupported;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,16 +66,13 @@ pub(super) fn queue(
 /// Admitted with a warning, as in KAI.
 pub(super) type Warnings = Vec<String>;
 
-/// `changes`: the group exists.
+/// `old`: the group as it exists.
 pub(super) fn pod_group(
     group: &PodGroup,
-    changes: bool,
+    old: Option<&PodGroup>,
     limits: &Limits,
 ) -> Result<Warnings, Invalid> {
     let spec = &group.spec;
-    if let Some(why) = (spec.preemptibility.as_deref()).and_then(unsupported::semi_preemptible) {
-        return Err(Invalid::Preemptibility(why));
-    }
     if spec.min_non_preemptible.is_some() {
         return Err(Invalid::MinNonPreemptible);
     }
@@ -104,7 +101,10 @@ pub(super) fn pod_group(
         }
     }
     depths(&parents, limits.max_sub_group_depth)?;
-    let warnings = minimums(group, changes)?;
+    if let Some(old) = old {
+        raised_minimum::check(&old.spec, spec)?;
+    }
+    let warnings = minimums(group, old.is_some())?;
     let asked = pods_at_once(group);
     if asked > u64::from(limits.max_gang_pods) {
         return Err(Invalid::GangPods {

@@ -6,7 +6,7 @@
 use super::classes::{self, Classes};
 use super::devices::stand_in;
 use super::hindrance::Hindrance;
-use super::queue::{created, group_name, preemptible};
+use super::queue::{created, group_name, preemptibility};
 use super::{aligned, pod_rules, resources, rules};
 use crate::bursts::Bursts;
 use crate::queue_label::queue_of;
@@ -74,7 +74,7 @@ pub(super) fn of(
         .filter(|name| !name.is_empty())
         .map(SetName::new);
     out.priority = priority;
-    out.preemptible = preemptible(
+    out.preemptibility = preemptibility(
         label(kai::PREEMPTIBILITY_LABEL).map(String::as_str),
         priority,
     );

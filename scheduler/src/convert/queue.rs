@@ -11,8 +11,8 @@ use kube::ResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
-    Grace, PodGroup, PodSet, ProductQuota, ProductUnit, Queue, QueueResource, SubGroup, Topology,
-    TopologyRule, Weight,
+    Grace, PodGroup, PodSet, Preemptibility, ProductQuota, ProductUnit, Queue, QueueResource,
+    SubGroup, Topology, TopologyRule, Weight,
 };
 use scheduler_core::units::{Bound, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +142,7 @@ pub(super) fn group(group: &kai::PodGroup, class: Class, limits: &Limits, pool: 
                 .unwrap_or(proto::names::kai::DEFAULT_QUEUE),
         ),
         priority,
-        preemptible: preemptible(spec.preemptibility.as_deref(), priority),
+        preemptibility: preemptibility(spec.preemptibility.as_deref(), priority),
         created: created(&group.metadata),
         root: tree(spec, limits),
         mark_unschedulable: spec.mark_unschedulable.unwrap_or(true),
@@ -193,12 +193,13 @@ fn parked(group: &kai::PodGroup, pool: &str) -> Option<Arc<str>> {
     Some(Arc::from(format!("{why}{PARKED}")))
 }
 
-/// `preemptible`, `non-preemptible`; anything else: by priority.
-pub(super) fn preemptible(word: Option<&str>, priority: i32) -> bool {
+/// One of KAI's words; anything else: by priority.
+pub(super) fn preemptibility(word: Option<&str>, priority: i32) -> Preemptibility {
     match word {
-        Some("preemptible") => true,
-        Some("non-preemptible") => false,
-        _ => priority < PREEMPTIBLE_BELOW,
+        Some("preemptible") => Preemptibility::Preemptible,
+        Some("semi-preemptible") => Preemptibility::SemiPreemptible,
+        Some("non-preemptible") => Preemptibility::NonPreemptible,
+        _ => (priority < PREEMPTIBLE_BELOW).into(),
     }
 }
 

@@ -197,7 +197,7 @@ pub(super) fn needed_lookup(context: RuleContext<'_>) -> Option<Lookup> {
 pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
     let pod = context.pod;
     for object in context.chain.iter().chain([pod]) {
-        let why = crate::unsupported::of(|key| object.label(key), |key| object.annotation(key));
+        let why = crate::unsupported::of(|key| object.annotation(key));
         if let Some(why) = why {
             return Err(RuleError::of(object, why));
         }

@@ -134,4 +134,5 @@ fn read(map: &ConfigMap) -> Result<Types, String> {
 }
 
 /// The values that KAI knows.
-pub(super) const PREEMPTIBILITIES: [&str; 2] = ["preemptible", "non-preemptible"];
+pub(super) const PREEMPTIBILITIES: [&str; 3] =
+    ["preemptible", "semi-preemptible", "non-preemptible"];

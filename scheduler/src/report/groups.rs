@@ -113,6 +113,7 @@ mod tests {
             held: [0; 3],
             held_non_preemptible: [0; 3],
             requested: [0; 3],
+            core: Box::default(),
             reason: None,
         };
         GroupReport::Change(pool.into(), GroupChange::Changed(view))

@@ -91,6 +91,7 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
             })
         })
         .collect();
+    let core: Vec<&str> = view.core.iter().map(AsRef::as_ref).collect();
     json!({
         "phase": phase,
         "running": view.running,
@@ -101,6 +102,8 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
             "requested": amounts::list(view.requested),
         },
         "schedulingConditions": conditions,
+        // Null removes it in a merge patch.
+        "schedulingState": if core.is_empty() { Value::Null } else { json!({"corePods": core}) },
     })
 }
 

@@ -42,6 +42,7 @@ fn group(reason: Option<&str>) -> GroupView {
         held: [500_000_000, 0, 0],
         held_non_preemptible: [0; 3],
         requested: [1_500_000_000, 0, 0],
+        core: Box::default(),
         reason: reason.map(|line| (ReasonKind::OverLimit, line.into())),
     }
 }

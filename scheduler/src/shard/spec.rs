@@ -7,7 +7,7 @@ use super::remark::{Remark, remark};
 use super::usage;
 use super::value::{Pairs, duration};
 use scheduler_core::units::NanoGpu;
-use scheduler_core::{Placement, Plugin as Switch, Resolve, Step};
+use scheduler_core::{GpuJobOrder, Placement, Plugin as Switch, Resolve, Step};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use std::cmp::Reverse;
@@ -332,6 +332,8 @@ fn switch(
         // Without the one KAI has the other.
         "gpupack" => core.card_placement = Some(Placement::Spread),
         "gpuspread" => {}
+        // KAI has it off unless it is named.
+        "gpujoborder" => core.gpu_job_order = on.then_some(GpuJobOrder::PreferLarger),
         known => match Switch::named(known) {
             Some(switch) if on => {
                 core.without.remove(&switch);
@@ -396,6 +398,18 @@ fn arguments(
                         return Err(remark(value, &field, why));
                     }
                 };
+            }
+            ("gpujoborder", "mode") => {
+                let order = match value.value.as_str() {
+                    "prefer-larger" => GpuJobOrder::PreferLarger,
+                    "prefer-smaller" => GpuJobOrder::PreferSmaller,
+                    other => {
+                        let why = format!("{other} is neither prefer-larger nor prefer-smaller");
+                        return Err(remark(value, &field, why));
+                    }
+                };
+                // Only where the plugin is enabled.
+                core.gpu_job_order = core.gpu_job_order.map(|_| order);
             }
             ("proportion", "queuePriorityInQuotaReclaim") => {
                 core.queue_priority_in_quota = truth(value, &field)?;

@@ -144,7 +144,7 @@ fn as_kai_has_it(crd: &mut Value) -> Result<()> {
             }
             rule(
                 "/preemptibility",
-                json!({ "enum": ["preemptible", "non-preemptible", ""] }),
+                json!({ "enum": ["preemptible", "semi-preemptible", "non-preemptible", ""] }),
             )?;
             rule(
                 "/subGroups/items/properties/name",

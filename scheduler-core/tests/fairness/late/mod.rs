@@ -172,7 +172,7 @@ impl<'a> World<'a> {
         let group = PodGroup {
             queue: QueueName::new(format!("q{}", job.leaf)),
             priority: job.priority,
-            preemptible: job.preemptible,
+            preemptibility: job.preemptible.into(),
             created: Time(index as u64),
             root: job.tree(),
             ..PodGroup::named(&format!("default/j{index}"), 1)
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         pod.created = Time(self.now);
         pod.queue = QueueName::new(format!("q{}", job.leaf));
         pod.priority = job.priority;
-        pod.preemptible = job.preemptible;
+        pod.preemptibility = job.preemptible.into();
         if job.shape != Shape::Alone {
             pod.group = Some(GroupName::new(format!("default/j{index}")));
         }

@@ -9,7 +9,9 @@ fn judged(spec: &Value, changes: bool) -> Result<Warnings, Invalid> {
         "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup", "metadata": {"name": "g"},
         "spec": spec,
     }));
-    pod_group(&group.unwrap(), changes, &Limits::default())
+    let group: PodGroup = group.unwrap();
+    let old = changes.then(PodGroup::default);
+    pod_group(&group, old.as_ref(), &Limits::default())
 }
 
 fn group(sub_groups: Value) -> Result<(), Invalid> {

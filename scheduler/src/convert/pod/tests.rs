@@ -64,7 +64,11 @@ fn priority_is_the_labels_class_then_the_pods_then_50() {
             json!({"metadata": {"labels": {"priorityClassName": label}}, "spec": {"priorityClassName": class}}),
         );
         let pod = pod.unwrap();
-        assert_eq!((pod.priority, pod.preemptible), (priority, priority < 100));
+        let preemptibility = (priority < 100).into();
+        assert_eq!(
+            (pod.priority, pod.preemptibility),
+            (priority, preemptibility)
+        );
     }
 }
 

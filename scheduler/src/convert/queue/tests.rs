@@ -144,7 +144,7 @@ fn a_group_without_sub_groups_has_the_default_set() {
         ("default", 3)
     );
     assert_eq!(group.last_start, Some(Time(2000)));
-    assert!(group.preemptible);
+    assert_eq!(group.preemptibility, Preemptibility::Preemptible);
 }
 
 #[test]
@@ -223,13 +223,24 @@ fn the_other_name_of_a_level_stands_for_its_label() {
 #[test]
 fn preemptible_is_what_is_said_else_below_priority_100() {
     for (word, priority, expected) in [
-        (None, 99, true),
-        (None, 100, false),
-        (Some("preemptible"), 125, true),
-        (Some("non-preemptible"), 50, false),
-        (Some("perhaps"), 50, true),
+        (None, 99, Preemptibility::Preemptible),
+        (None, 100, Preemptibility::NonPreemptible),
+        (Some("preemptible"), 125, Preemptibility::Preemptible),
+        (
+            Some("semi-preemptible"),
+            50,
+            Preemptibility::SemiPreemptible,
+        ),
+        (
+            Some("semi-preemptible"),
+            125,
+            Preemptibility::SemiPreemptible,
+        ),
+        (Some("non-preemptible"), 50, Preemptibility::NonPreemptible),
+        (Some("perhaps"), 50, Preemptibility::Preemptible),
     ] {
-        assert_eq!(preemptible(word, priority), expected, "{word:?} {priority}");
+        let is = preemptibility(word, priority);
+        assert_eq!(is, expected, "{word:?} {priority}");
     }
 }
 

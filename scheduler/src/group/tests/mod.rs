@@ -369,22 +369,13 @@ fn owned_pods_wait_for_their_group_and_others_do_not() {
 
 #[test]
 fn a_workload_that_says_what_has_no_rule_yet_waits_and_says_so() {
-    for (metadata, key) in [
-        (
-            json!({"labels": {"kai.scheduler/preemptibility": "semi-preemptible"}}),
-            "label kai.scheduler/preemptibility",
-        ),
-        (
-            json!({"annotations": {"kai.scheduler/safe-to-consolidate": "true"}}),
-            "annotation kai.scheduler/safe-to-consolidate",
-        ),
-    ] {
-        let top = owner("apps/v1", "Deployment", &json!({"metadata": metadata}));
-        let chain = [between("apps/v1", "ReplicaSet"), top];
-        let why = draft_with(&pod(&json!({})), &chain, None).unwrap_err();
-        assert!(
-            why.starts_with("Deployment o: ") && why.contains(key),
-            "{why}"
-        );
-    }
+    let metadata = json!({"annotations": {"kai.scheduler/safe-to-consolidate": "true"}});
+    let top = owner("apps/v1", "Deployment", &json!({"metadata": metadata}));
+    let chain = [between("apps/v1", "ReplicaSet"), top];
+    let why = draft_with(&pod(&json!({})), &chain, None).unwrap_err();
+    let key = "annotation kai.scheduler/safe-to-consolidate";
+    assert!(
+        why.starts_with("Deployment o: ") && why.contains(key),
+        "{why}"
+    );
 }

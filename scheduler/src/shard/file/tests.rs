@@ -1,6 +1,6 @@
 use super::*;
 use scheduler_core::units::Duration;
-use scheduler_core::{Placement, Resolve, Step, Workers};
+use scheduler_core::{GpuJobOrder, Placement, Resolve, Step, Workers};
 
 fn read(text: &str) -> (Plan, Vec<String>) {
     let (plan, remarks) = Plan::read(text, &Config::default(), 7).unwrap();
@@ -160,6 +160,18 @@ fn whose_time_counts_and_what_priority_takes_are_set_as_kai_has_it() {
     assert_eq!(queue.reclaim_resolve, Resolve::Queue);
     let taken = of(&with("proportion", "queuePriorityInQuotaReclaim: \"true\""));
     assert!(taken.queue_priority_in_quota);
+    assert_eq!(plain.gpu_job_order, None);
+    let larger = of("  plugins: {gpujoborder: {}}\n");
+    assert_eq!(larger.gpu_job_order, Some(GpuJobOrder::PreferLarger));
+    let smaller = of(&with("gpujoborder", "mode: prefer-smaller"));
+    assert_eq!(smaller.gpu_job_order, Some(GpuJobOrder::PreferSmaller));
+    let off = "{gpujoborder: {enabled: false, arguments: {mode: prefer-smaller}}}";
+    assert_eq!(of(&format!("  plugins: {off}\n")).gpu_job_order, None);
+    let odd = refused(&with("gpujoborder", "mode: largest"));
+    assert!(
+        odd.contains("largest is neither prefer-larger nor prefer-smaller"),
+        "{odd}"
+    );
     let odd = refused(&with("minruntime", "reclaimResolveMethod: parent"));
     assert!(odd.contains("parent is neither lca nor queue"), "{odd}");
 }

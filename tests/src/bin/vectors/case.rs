@@ -7,11 +7,11 @@ use scheduler_core::ids::{
 };
 use scheduler_core::model::{
     AlignedContainer, Amount, Ask, Card, ContainerAsk, Grace, LEGACY_MIG, Mode, Node, NodeCards,
-    NumaZone, Pod, PodGroup, PodSet, Queue, QueueResource, Share, SubGroup, Topology,
-    TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
+    NumaZone, Pod, PodGroup, PodSet, Preemptibility, Queue, QueueResource, Share, SubGroup,
+    Topology, TopologyManager, TopologyPolicy, TopologyRule, TopologyScope, Weight,
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
-use scheduler_core::{Config, Event, Placement, Resolve, Step};
+use scheduler_core::{Config, Event, GpuJobOrder, Placement, Resolve, Step};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub(crate) struct Expected {
     pub(crate) status: String,
     pub(crate) node: Option<String>,
     pub(crate) groups: Option<Vec<String>>,
+    /// Whether it is in the core of its job; `None` for a pod of a job that is not semi-preemptible.
+    pub(crate) core: Option<bool>,
 }
 
 pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
@@ -125,17 +127,7 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
             )?
         }
     };
-    let accepted = list(&value["accepted"])
-        .iter()
-        .map(|state| {
-            state
-                .as_object()
-                .into_iter()
-                .flatten()
-                .map(|(uid, state)| (uid.clone(), expected(state)))
-                .collect()
-        })
-        .collect();
+    let accepted = accepted(value);
     Ok(Case {
         config: config(value)?,
         facts,
@@ -210,6 +202,15 @@ fn config(value: &Value) -> anyhow::Result<Config> {
                 if let Some(k) = plugin["arguments"]["kValue"].as_str() {
                     config.k_value = whole(k.parse::<f64>()? * 1e9)?;
                 }
+            }
+            Some("gpujoborder") => {
+                // KAI takes any other word for the first one.
+                let smaller = plugin["arguments"]["mode"] == "prefer-smaller";
+                config.gpu_job_order = Some(if smaller {
+                    GpuJobOrder::PreferSmaller
+                } else {
+                    GpuJobOrder::PreferLarger
+                });
             }
             Some("gpuspread") => config.card_placement = Some(Placement::Spread),
             Some("gpupack") => config.card_placement = Some(Placement::Binpack),
@@ -358,7 +359,7 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         uid: Arc::from(text(job, "name")?),
         queue: QueueName::new(text(job, "queue")?),
         priority: i32::try_from(job["priority"].as_i64().unwrap_or(50))?,
-        preemptible: job["preemptible"].as_bool().unwrap_or(true),
+        preemptibility: preemptibility(job)?,
         created: ago("age_s")?.unwrap_or(Time(NOW)),
         root: tree(&job["groups"], None),
         mark_unschedulable: true,
@@ -371,6 +372,15 @@ fn group(job: &Value) -> anyhow::Result<PodGroup> {
         last_evicted: ago("last_eviction_age_s")?,
         never_preempts: false,
     })
+}
+
+/// `preemptibility` has one word, in place of the flag `preemptible` of the other jobs.
+fn preemptibility(job: &Value) -> anyhow::Result<Preemptibility> {
+    match &job["preemptibility"] {
+        Value::Null => Ok(job["preemptible"].as_bool().unwrap_or(true).into()),
+        word if word == "semi-preemptible" => Ok(Preemptibility::SemiPreemptible),
+        other => bail!("{other} is not a preemptibility"),
+    }
 }
 
 fn tree(value: &Value, name: Option<SetName>) -> SubGroup {
@@ -502,5 +512,34 @@ fn expected(value: &Value) -> Expected {
                 .map(str::to_owned)
                 .collect()
         }),
+        core: None,
     }
+}
+
+/// The accepted states, each with its own cores.
+fn accepted(value: &Value) -> Vec<BTreeMap<String, Expected>> {
+    let mut job_of: BTreeMap<&str, &str> = BTreeMap::new();
+    for job in list(&value["jobs"]) {
+        let uids = list(&job["tasks"])
+            .iter()
+            .filter_map(|task| task["uid"].as_str());
+        job_of.extend(uids.map(|uid| (uid, job["name"].as_str().unwrap_or_default())));
+    }
+    let states = list(&value["accepted"]).iter().enumerate();
+    let states = states.map(|(at, state)| {
+        let cores = &value["core_pods"][at];
+        let tasks = state.as_object().into_iter().flatten();
+        let tasks = tasks.map(|(uid, state)| {
+            let core = job_of
+                .get(uid.as_str())
+                .and_then(|job| cores[job].as_array());
+            let expected = Expected {
+                core: core.map(|core| core.contains(&Value::from(uid.as_str()))),
+                ..expected(state)
+            };
+            (uid.clone(), expected)
+        });
+        tasks.collect()
+    });
+    states.collect()
 }

@@ -48,9 +48,12 @@ pub(crate) fn judge(case: &Case, states: &BTreeMap<String, State>) -> Option<Str
             if state.is_some_and(|state| meets(state, expected)) && wanted == got {
                 continue;
             }
+            let core = |core: bool| if core { "core " } else { "" };
             wrong.push(format!(
-                "  {uid}: expected {}, got {}",
+                "  {uid}: expected {}{}, got {}{}",
+                core(expected.core == Some(true)),
                 place(&expected.status, expected.node.as_deref(), wanted),
+                state.map_or("", |state| core(state.core)),
                 state.map_or_else(
                     || "nothing".to_owned(),
                     |state| place(&state.status, state.node.as_deref(), got)
@@ -91,7 +94,8 @@ fn there(status: &str) -> Option<There> {
 
 fn meets(state: &State, expected: &Expected) -> bool {
     let stands = there(&expected.status).is_some();
-    state.status == expected.status && (!stands || state.node == expected.node)
+    let is_core = expected.core.is_none_or(|core| core == state.core);
+    state.status == expected.status && (!stands || state.node == expected.node) && is_core
 }
 
 /// From the holders of each GPU's parts.

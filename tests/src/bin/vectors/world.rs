@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) node: Option<String>,
     /// The cards that it holds or is promised.
     pub(crate) cards: Vec<String>,
+    /// It is in the core of a semi-preemptible job.
+    pub(crate) core: bool,
 }
 
 /// A pod in the world.
@@ -97,6 +99,11 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
         let stamped = stamp(&mut facts, &decision);
         let decided = outcome(&stands, &decision);
         after = states(&decided);
+        for pod in core.groups().iter().flat_map(|group| group.core.iter()) {
+            if let Some(state) = after.get_mut(&**pod) {
+                state.core = true;
+            }
+        }
         stands = feed_back(&decided);
         for action in &decision.actions {
             if let Action::Bind(bind) = action {
@@ -353,6 +360,7 @@ fn states(stands: &[TaskState]) -> BTreeMap<String, State> {
                 } else {
                     Vec::new()
                 },
+                core: false,
             };
             (stand.task.pod.uid.to_string(), state)
         })
