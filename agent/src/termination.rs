@@ -93,7 +93,7 @@ async fn drain(client: Option<SupervisorClient>, drain: Drain) {
         Ok(Ok(drained)) => tracing::info!(%pod, server, ?drained, "drained before the kill"),
         Ok(Err(error)) => tracing::warn!(%pod, server, %error, "not drained before the kill"),
         Err(_) => {
-            tracing::warn!(%pod, server, "the MPS daemon is slow: not drained before the kill")
+            tracing::warn!(%pod, server, "the MPS daemon is slow: not drained before the kill");
         }
     }
 }

@@ -44,7 +44,7 @@ struct Leaving {
 /// When the clients of a pod are drained that is killed after this grace period: a second before the
 /// kill, or after half of a shorter period, so that a program has some of it in any case.
 fn due(grace: Duration, now: Instant) -> Instant {
-    now + (grace - BEFORE_KILL.min(grace / 2))
+    now + grace.saturating_sub(BEFORE_KILL.min(grace / 2))
 }
 
 impl Drains {
