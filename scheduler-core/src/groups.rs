@@ -36,7 +36,7 @@ pub struct GroupView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupChange {
     /// It has another view, or its first one.
-    Changed(GroupView),
+    Changed(Box<GroupView>),
     /// It is gone. Another group may have its name since.
     Gone(GroupName),
 }
@@ -66,7 +66,8 @@ pub(crate) fn take_changed(state: &mut State, most: usize) -> Vec<GroupChange> {
             continue;
         };
         if std::mem::replace(&mut job.taken, digest) != digest {
-            changes.push(view.map_or(GroupChange::Gone(name), GroupChange::Changed));
+            let change = view.map(|view| GroupChange::Changed(Box::new(view)));
+            changes.push(change.unwrap_or(GroupChange::Gone(name)));
         }
     }
     changes

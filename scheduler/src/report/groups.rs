@@ -46,6 +46,7 @@ impl GroupStatuses {
             }
             GroupReport::Change(pool, GroupChange::Changed(view)) => {
                 let name = view.group.clone();
+                let view = *view;
                 self.due.insert(name, GroupStatus { pool, view });
             }
             // A group that moved to another node pool may have been reported from there before.
@@ -116,7 +117,7 @@ mod tests {
             core: Box::default(),
             reason: None,
         };
-        GroupReport::Change(pool.into(), GroupChange::Changed(view))
+        GroupReport::Change(pool.into(), GroupChange::Changed(Box::new(view)))
     }
 
     fn gone(pool: &str) -> GroupReport {

@@ -123,7 +123,7 @@ impl Site {
             leading,
         });
         for view in groups {
-            let change = GroupChange::Changed(view);
+            let change = GroupChange::Changed(Box::new(view));
             let report = GroupReport::Change("default".into(), change);
             self.groups.try_send(report).unwrap();
         }

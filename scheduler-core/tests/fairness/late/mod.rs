@@ -354,7 +354,7 @@ impl<'a> World<'a> {
     fn take_changed_groups(&mut self, most: usize) {
         for change in self.core.take_changed_groups(most) {
             match change {
-                GroupChange::Changed(view) => self.views.insert(view.group.clone(), view),
+                GroupChange::Changed(view) => self.views.insert(view.group.clone(), *view),
                 GroupChange::Gone(name) => self.views.remove(&name),
             };
         }
