@@ -27,7 +27,7 @@ pub fn pipe_directory() -> PathBuf {
 pub fn run() -> ExitCode {
     let pipe = pipe_directory();
     let Ok(stream) = paths::connect(&pipe.join("control")) else {
-        super::complain("Cannot find MPS control daemon process");
+        let _ = writeln!(io::stderr(), "Cannot find MPS control daemon process");
         return ExitCode::from(1);
     };
     for line in io::stdin().lock().lines() {
