@@ -22,6 +22,7 @@ use kube::core::PartialObjectMeta;
 use proto::telemetry::NodeState;
 use scheduler::config::Strategy;
 use scheduler::convert::World;
+use scheduler::forecast::{self, Budget, Forecast};
 use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::AgentEvent;
 use scheduler::trial::{self, AdmittedPod, ClaimTemplates, TrialResult};
@@ -382,6 +383,12 @@ impl Shadow {
         let mut config = self.core.config().clone();
         change(&mut config);
         self.apply(Event::Config(Box::new(config)));
+    }
+
+    /// Estimates when each waiting pod starts. A snapshot does not say how long pods run.
+    pub(crate) fn forecast(&self) -> Forecast {
+        let run_times = self.world.run_times();
+        forecast::forecast(self.core.fork(), run_times, self.now, Budget::of_one())
     }
 
     /// What the kubelet says of the pod's resize; a snapshot has none.

@@ -22,7 +22,8 @@ pub mod resource {
     pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 }
 
-/// What a user writes on a pod. KAI's keys, unchanged, but for [`request::COMPUTE`].
+/// What a user writes on a pod. KAI's keys, unchanged, but for [`request::COMPUTE`] and
+/// [`request::RUN_TIME`].
 pub mod request {
     /// Annotation: MiB of one GPU, a positive decimal integer.
     pub const MEMORY: &str = "gpu-memory";
@@ -34,6 +35,9 @@ pub mod request {
     pub const CONTAINER: &str = "gpu-fraction-container-name";
     /// Annotation: compute ceiling in per cent, 1 to 100, independent of memory.
     pub const COMPUTE: &str = "aliquot.dev/gpu-compute";
+    /// Annotation: how long the pod is expected to run, a Go duration such as `2h30m`, at most a
+    /// year. Estimates of start times rest on it, and no decision does.
+    pub const RUN_TIME: &str = "aliquot.dev/expected-run-time";
     /// Annotation of KAI: only `"true"` with `gpu-fraction` is valid; means mode `mps`.
     pub const MPS: &str = "mps";
     /// Annotation: the most that a share of `gpu-memory` may use, a Kubernetes quantity with a

@@ -8,6 +8,7 @@
 
 mod answer;
 mod decided;
+mod forecast;
 mod granted;
 mod group_feed;
 mod look;
@@ -19,6 +20,7 @@ pub use question::Question;
 use crate::act::{AwaitedClaims, Work};
 use crate::clock::{Clock, Wall};
 use crate::convert::World;
+use crate::forecast::Line as ForecastLine;
 use crate::mig_layout;
 use crate::observe::Observer;
 use crate::report::{GroupReport, Views};
@@ -72,6 +74,8 @@ pub struct CycleInputs {
     pub(crate) scale_up: Option<scale_up::Line>,
     /// The task that chooses MIG layouts. `None`: none.
     pub(crate) layouts: Option<mig_layout::Line>,
+    /// The task that estimates start times. `None`: none.
+    pub(crate) forecasts: Option<ForecastLine>,
     /// The time.
     pub wall: Wall,
 }
@@ -133,6 +137,9 @@ pub async fn run(
         clock: Clock::start(inputs.wall.clone()),
         scale_up: inputs.scale_up.take(),
         layouts: inputs.layouts.take(),
+        forecasts: inputs.forecasts.take(),
+        forecast_at: None,
+        forecasted: None,
         look_at: None,
         looked: Instant::now(),
         look_took: Duration::ZERO,
@@ -197,6 +204,7 @@ pub async fn run(
             () = at(cycle.report_at) => cycle.report(leading),
             () = at(cycle.groups_due()) => cycle.report_groups(),
             () = at(cycle.look_at) => cycle.look(),
+            () = at(cycle.forecast_at) => cycle.forecast(),
             // Writes at the beginning of each round.
             () = at(isolation_due) => {}
             // Looks at the beginning of each round.
@@ -261,6 +269,10 @@ struct Cycle {
     clock: Clock,
     scale_up: Option<scale_up::Line>,
     layouts: Option<mig_layout::Line>,
+    forecasts: Option<ForecastLine>,
+    /// The time of the next forecast of start times, and of the last one.
+    forecast_at: Option<Instant>,
+    forecasted: Option<Instant>,
     /// The time of the next check for pods without room.
     look_at: Option<Instant>,
     looked: Instant,
@@ -472,6 +484,7 @@ impl Cycle {
             self.changed();
         }
         self.count(&decision, now);
+        self.count_errors(&decision, now);
         let handing_on = Instant::now();
         let look_pace = self.look_pace(&decision);
         self.hand_on(decision);
@@ -538,6 +551,7 @@ impl Cycle {
                 shown: self.world.queue_conditions().clone(),
                 leading,
             });
+            self.plan_forecast(leading);
             if leading {
                 self.report_groups();
             }

@@ -12,7 +12,7 @@ use crate::run::{Part, named};
 use crate::scale_up::{self, ScaleUp};
 use crate::shard::{self, CoreChannels, InForce, Lane, Live, Plan, Pool, Shard};
 use crate::usage::{self, UsageMeters};
-use crate::{Config, telemetry};
+use crate::{Config, forecast, telemetry};
 use futures::FutureExt as _;
 use scheduler_core::Core;
 use std::sync::Arc;
@@ -70,10 +70,16 @@ pub(crate) fn start(
             ));
             line
         });
+        let forecasts = (!config.observe).then(|| {
+            let (line, links) = forecast::Line::new(outputs.meters.clone());
+            tasks.spawn(named("the forecasts", forecast::run(links, end.clone())));
+            line
+        });
         let inputs = CycleInputs {
             usage: line,
             scale_up,
             layouts,
+            forecasts,
             ..inputs
         };
         let world = World::new(&config.scheduler_name)
@@ -149,6 +155,7 @@ pub(crate) fn start(
             usage: usage::UsageClient::silent(),
             scale_up: None,
             layouts: None,
+            forecasts: None,
             wall: inputs.wall.clone(),
         };
         let outputs = CycleOutputs {

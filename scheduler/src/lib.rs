@@ -27,6 +27,7 @@
 //! - `lease`: which replica acts; [`leader`]: the client whose writes only that one sends.
 //! - [`observe`]: what would be done where another scheduler decides; then nothing acts.
 //! - [`trial`]: what would be decided, tried on a copy of the core.
+//! - [`forecast`]: when waiting pods start, as a copy of the core plays it.
 //! - [`report`]: status and metrics of queues and pod groups.
 //! - [`snapshot`]: the cluster for KAI's tools.
 //! - [`status`]: metrics, health and the view, as one page each; `download`: how large ones are
@@ -51,6 +52,7 @@ pub mod cycle;
 mod cycles;
 mod download;
 mod endpoints;
+pub mod forecast;
 pub mod group;
 mod history;
 pub mod leader;

@@ -421,6 +421,7 @@ async fn start(
         usage: usage::UsageClient::silent(),
         scale_up: None,
         layouts: None,
+        forecasts: None,
         wall: wall.clone(),
     };
     let outputs = CycleOutputs {

@@ -15,6 +15,7 @@ use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use crate::shadow::{Shadow, Source};
 use change::Change;
+use scheduler::forecast::{Estimate, Forecast};
 use scheduler::trial::seconds;
 use scheduler_core::model::{Phase, Pod};
 use scheduler_core::{Action, Explanation, ReasonKind};
@@ -117,6 +118,11 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         Verdict::Waits => change::that_help(shadow, &state, pod, explanation.kind),
         Verdict::Soon(_) => Vec::new(),
     };
+    let mut forecast = match verdict {
+        Verdict::Waits => shadow.forecast(),
+        Verdict::Soon(_) => Forecast::default(),
+    };
+    let (made, start) = (forecast.made, forecast.pods.remove(&pod.uid));
     let mut report = Report::from(cards(&state, &explanation));
     let who = format!("{namespace}/{name}");
     report.above.push(match &verdict {
@@ -135,6 +141,8 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         report
             .above
             .extend(spared.map(|cell| cell.tone(Tone::Warn)));
+        let start = start.as_ref().map(|start| start.line(made));
+        report.above.extend(start.map(Cell::from));
         report.below = advice(&changes);
     }
     report.document = Some(document(
@@ -143,6 +151,7 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         &explanation,
         &report.table,
         &changes,
+        start.as_ref(),
     ));
     Ok(report)
 }
@@ -373,6 +382,7 @@ fn document(
     explanation: &Explanation,
     table: &Table,
     changes: &[Change],
+    start: Option<&Estimate>,
 ) -> Value {
     let nodes: Vec<Value> = explanation
         .nodes
@@ -401,7 +411,27 @@ fn document(
         "spared": explanation.spared.iter().map(|line| &**line).collect::<Vec<_>>(),
         "cards": table.objects(),
         "changes": changes,
+        "estimatedStart": start.map(estimated_start),
     })
+}
+
+/// The estimate of a start, for programs. Times are in milliseconds since 1970.
+fn estimated_start(start: &Estimate) -> Value {
+    match start {
+        Estimate::About {
+            time,
+            after,
+            known,
+            of,
+        } => json!({
+            "kind": "about", "timeMs": time.0, "after": after.as_ref().map(|pod| &*pod.name),
+            "knownRunTimes": known, "podsInTheWay": of,
+        }),
+        Estimate::NotBefore { time } => json!({"kind": "not-before", "timeMs": time.0}),
+        Estimate::Unknown { unknown } => {
+            json!({"kind": "unknown", "unknownRunTimes": unknown})
+        }
+    }
 }
 
 #[cfg(test)]

@@ -287,3 +287,49 @@ life pod:whole last-start=1000
         "{later}"
     );
 }
+
+#[test]
+fn a_pod_that_waits_is_told_when_it_starts() {
+    use proto::names::request::RUN_TIME;
+    use scheduler::watch::{Fact, Seen};
+    let cluster = "tick 100000000\nnode n1 cpu=1000 memory=274877906944 pods=110\n\
+        queue default-queue cpu=-1/-1/1\n";
+    let name = proto::names::kai::SCHEDULER_NAME;
+    let mut shadow = Shadow::of_text(cluster, Config::default(), name).unwrap();
+    let pod = |name: &str, more: Value| {
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "team", "uid": name},
+            "spec": {"schedulerName": proto::names::kai::SCHEDULER_NAME, "containers": [
+                {"name": "main", "resources": {"requests": {"cpu": "1"}}}]},
+        });
+        for (path, value) in more.as_object().unwrap() {
+            let (parent, field) = path.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[field] = value.clone();
+        }
+        Fact::Pod(Seen::There(serde_json::from_value(pod).unwrap()))
+    };
+    shadow.take(pod("late", json!({})));
+    let waits = |shadow: &Shadow| report(shadow, "team", "late").unwrap();
+    // Forty minutes ago.
+    let status = json!({"phase": "Running", "startTime": "1970-01-02T03:06:40Z"});
+    let runs = json!({"/spec/nodeName": "n1", "/status": status});
+    shadow.take(pod("runs", runs.clone()));
+    let told = text(&waits(&shadow));
+    assert!(
+        told.contains("estimated start: unknown: a pod in its way does not say how long it runs"),
+        "{told}"
+    );
+    let mut says = runs;
+    says["/metadata/annotations"] = json!({RUN_TIME: "2h"});
+    shadow.take(pod("runs", says));
+    let report = waits(&shadow);
+    let told = text(&report);
+    assert!(
+        told.contains("estimated start: about 05:06 UTC (in 1 h 20 min), when team/runs ends (expected after 2 h); all pods in its way say how long they run"),
+        "{told}"
+    );
+    assert_eq!(
+        report.document.unwrap()["estimatedStart"],
+        json!({"kind": "about", "timeMs": 104_800_000, "after": "team/runs", "knownRunTimes": 1, "podsInTheWay": 1})
+    );
+}

@@ -7,6 +7,7 @@
 //! Admission may look at a pod several times, after other webhooks have added containers. The first
 //! look writes the container's name down, so that the same one keeps the share.
 
+use crate::convert::run_time;
 use api::quantity;
 use api::request::{self, Admitted, GpuRequest, PodRequest, RequestError, ShareRequest};
 use k8s_openapi::api::core::v1::Pod;
@@ -72,7 +73,11 @@ pub fn amended(pod: &Value) -> Result<Amended, AmendError> {
     if let Some(why) = crate::unsupported::of(annotation) {
         return Err(AmendError::Unfollowed(why));
     }
-    let Admitted { request, warnings } = request::admitted(&typed)?;
+    let Admitted {
+        request,
+        mut warnings,
+    } = request::admitted(&typed)?;
+    warnings.extend(run_time::warning(&typed));
     let asked: BTreeMap<&str, &GpuRequest> = request
         .containers
         .iter()

@@ -11,6 +11,7 @@
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `scale_down`: what may be moved for an autoscaler; `settings`: what a world is to be like.
+//! - `run_time`: how long a pod says that it runs.
 //! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
 //! - [`World`]: what must be remembered between facts: who was there (to see who is gone
 //!   after a new listing), which nodes have agents, what agents said last.
@@ -38,6 +39,7 @@ pub(crate) mod queue;
 mod recheck;
 pub(crate) mod resources;
 mod rules;
+pub mod run_time;
 mod scale_down;
 mod settings;
 mod shown;
@@ -67,6 +69,7 @@ use listing::{ListedObjects, ListingState};
 use pod::Deletion;
 use proto::names::queue::QUOTA_CONDITION;
 use proto::telemetry::NodeState;
+use run_time::RunTime;
 use scheduler_core::ids::{NodeName, PodUid, QueueName, TopologyName};
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards, Phase, Pod};
 use scheduler_core::scale_up::Groups;
@@ -155,6 +158,8 @@ pub struct World {
     unread: BTreeSet<Arc<str>>,
     /// What became of a pod's resize that is not over, by pod.
     resizes: BTreeMap<String, String>,
+    /// How long pods run, of those that say so.
+    run_times: BTreeMap<PodUid, RunTime>,
     /// Running pods that are being deleted, while their end is counted on.
     leaving: BTreeMap<String, Leaving>,
     /// As far as was told.
@@ -212,6 +217,7 @@ impl World {
             placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
+            run_times: BTreeMap::new(),
             leaving: BTreeMap::new(),
             now: Time(0),
             listing: BTreeSet::new(),
@@ -389,6 +395,10 @@ impl World {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
         };
+        match run_time::of(&pod) {
+            Some(run) => self.run_times.insert(converted.uid.clone(), run),
+            None => self.run_times.remove(&converted.uid),
+        };
         if self.is_given_up(&uid, &pod, seen_before)
             && let Phase::Releasing(Some(placement)) = converted.phase
         {
@@ -489,6 +499,7 @@ impl World {
         self.reasons.remove(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
+        self.run_times.remove(&PodUid::new(uid));
         self.leaving.remove(uid);
         let first = (uid.to_owned(), NodeName::new(""));
         let mut of_pod = Vec::new();
@@ -594,6 +605,11 @@ impl World {
     /// Returns the status of the condition of each queue, and since when it has that status.
     pub fn queue_conditions(&self) -> &BTreeMap<QueueName, (bool, Timestamp)> {
         &self.queue_conditions
+    }
+
+    /// Returns how long pods run, of those that say so.
+    pub fn run_times(&self) -> &BTreeMap<PodUid, RunTime> {
+        &self.run_times
     }
 
     /// Returns the waiting pods whose shown reason has changed since the last call.

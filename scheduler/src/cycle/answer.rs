@@ -47,8 +47,12 @@ impl Cycle {
                     let asked = line.asked.borrow();
                     asked.get(&pod).map(ToString::to_string)
                 });
+                let now = self.clock.now();
+                let start = self.estimated_start(&pod, now).filter(|_| leading);
                 let _ = to.send(self.core.explain(&pod).map(|explanation| {
                     let mut lines = vec![explanation.line.to_string()];
+                    // A pod that has its place by now has no verdicts.
+                    lines.extend(start.filter(|_| !explanation.nodes.is_empty()));
                     lines.extend(resize);
                     lines.extend(asked);
                     lines.extend(given);

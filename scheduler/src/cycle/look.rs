@@ -63,6 +63,7 @@ impl Cycle {
     /// Another replica asks for nodes.
     pub(super) fn look_away(&mut self) {
         self.look_at = None;
+        self.forecast_at = None;
         if let Some(line) = &self.scale_up {
             line.looks.send_replace(None);
         }

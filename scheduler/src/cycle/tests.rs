@@ -44,6 +44,9 @@ fn cycle() -> Cycle {
         clock: Clock::start(Wall::machine()),
         scale_up: None,
         layouts: None,
+        forecasts: None,
+        forecast_at: None,
+        forecasted: None,
         look_at: None,
         looked: now,
         look_took: Duration::ZERO,
@@ -153,6 +156,54 @@ async fn the_next_look_is_early_when_a_pod_that_a_node_was_asked_for_has_its_pla
     assert_eq!(cycle.look_at, Some(later));
 }
 
+/// Copying the core takes time in which nothing is decided.
+#[tokio::test(start_paused = true)]
+async fn starts_are_estimated_while_pods_wait_and_at_most_once_in_half_a_minute() {
+    use crate::convert::tests::{pod, there};
+    let mut cycle = cycle();
+    let (line, links) = ForecastLine::new(cycle.outputs.meters.clone());
+    cycle.forecasts = Some(line);
+    let plan = |cycle: &mut Cycle, leading: bool| {
+        let queues = cycle.core.queues();
+        let views = &cycle.outputs.views;
+        views.send_modify(|views| views.queues = queues);
+        cycle.plan_forecast(leading);
+        cycle.forecast_at
+    };
+    cycle.read("queue default-queue gpu=-1/-1/1\nnode n1 cpu=4000 memory=1000 pods=10 gpus=1\n");
+    cycle.read("pod waits gpus.main=1 created=9\n");
+    // No pod says how long it runs.
+    assert_eq!(plan(&mut cycle, true), None);
+    let mut runs = pod("runs", Some("n1"), 1);
+    runs["metadata"]["annotations"] = serde_json::json!({proto::names::request::RUN_TIME: "1h"});
+    cycle.take(Fact::Pod(there(runs)));
+    assert_eq!(plan(&mut cycle, false), None);
+    let now = Instant::now();
+    assert_eq!(plan(&mut cycle, true), Some(now));
+    cycle.forecast();
+    assert_eq!(cycle.forecast_at, Some(now + crate::forecast::AGAIN));
+    assert_eq!(
+        plan(&mut cycle, true),
+        Some(now + crate::forecast::PACE),
+        "something changed"
+    );
+    let stop = CancellationToken::new();
+    let _guard = stop.clone().drop_guard();
+    tokio::spawn(crate::forecast::run(links, stop));
+    let line = cycle.forecasts.as_mut().unwrap();
+    line.estimates.changed().await.unwrap();
+    for leads in [true, false] {
+        let (to, answer) = tokio::sync::oneshot::channel();
+        cycle.answer(Question::Explain("waits".into(), to), leads);
+        let text = answer.await.unwrap().unwrap();
+        // Another replica's core does not decide, and its last forecast is old.
+        assert_eq!(text.contains("\nestimated start: about "), leads, "{text}");
+        assert_eq!(text.contains("when ns/p ends (expected after 1 h)"), leads);
+    }
+    cycle.read("pod-gone waits\n");
+    assert_eq!(plan(&mut cycle, true), None);
+}
+
 /// What is logged on this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -198,6 +249,7 @@ fn inputs(leads: bool) -> (Ends, CycleInputs) {
         usage: UsageClient::silent(),
         scale_up: None,
         layouts: None,
+        forecasts: None,
         wall: Wall::machine(),
     };
     (ends, inputs)

@@ -86,6 +86,7 @@ pub(super) fn observe(
         usage: usage::UsageClient::silent(),
         scale_up: None,
         layouts: None,
+        forecasts: None,
         wall: wall.clone(),
     };
     let outputs = CycleOutputs {

@@ -37,6 +37,9 @@ pub struct Meters {
     requests: Family<Request, Counter>,
     lengths: channel::Lengths,
     contradictions: Counter,
+    fork: Histogram,
+    forecast: Histogram,
+    estimate_error: Histogram,
     kai: KaiMeters,
 }
 
@@ -58,6 +61,10 @@ impl Meters {
             requests: Family::default(),
             lengths: channel::Lengths::default(),
             contradictions: Counter::default(),
+            // 10 us to 10 s.
+            fork: Histogram::new(exponential_buckets(1e-5, 4.0, 11)),
+            forecast: Histogram::new(exponential_buckets(1e-4, 4.0, 8)),
+            estimate_error: Histogram::new([0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0]),
             kai: KaiMeters::registered(registry),
         };
         let registry = registry.sub_registry_with_prefix("aliquot_scheduler");
@@ -119,12 +126,44 @@ impl Meters {
             "Sums or indexes of the scheduler that contradict each other: a defect, please report it",
             meters.contradictions.clone(),
         );
+        registry.register_with_unit(
+            "forecast_fork",
+            "Time in which nothing is decided because the state is copied for a forecast of start times",
+            Unit::Seconds,
+            meters.fork.clone(),
+        );
+        registry.register_with_unit(
+            "forecast",
+            "Time of one forecast of start times, which delays no decision",
+            Unit::Seconds,
+            meters.forecast.clone(),
+        );
+        registry.register(
+            "estimate_error_ratio",
+            "Difference between a pod's start and its first estimate, as a part of its wait since that estimate",
+            meters.estimate_error.clone(),
+        );
         meters
     }
 
     /// A change was applied.
     pub fn event(&self) {
         self.events.inc();
+    }
+
+    /// The core was copied for a forecast, which took that time.
+    pub(crate) fn forked(&self, time: Duration) {
+        self.fork.observe(time.as_secs_f64());
+    }
+
+    /// A forecast took that time.
+    pub(crate) fn forecast(&self, time: Duration) {
+        self.forecast.observe(time.as_secs_f64());
+    }
+
+    /// A pod starts, and its first estimate was off by that part of its wait.
+    pub(crate) fn estimate_error(&self, part: f64) {
+        self.estimate_error.observe(part);
     }
 
     /// A change contradicts what was known.

@@ -140,7 +140,7 @@ fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
 }
 
 /// Everything that was asked for is done.
-fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
+pub(crate) fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     let mut evicted = Vec::new();
     for action in &decision.actions {
         core.apply(Event::Outcome(Outcome {
@@ -157,15 +157,19 @@ fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
             continue;
         };
         core.apply(Event::PodGone(pod.uid.clone()));
-        // The claims that were made for it are deleted with it. Those that are made for the new
-        // one want the same.
-        for claim in pod.devices.iter().filter(|claim| claim.own) {
-            core.apply(Event::Freed(claim.uid.clone()));
-        }
+        // Those that are made for the new one want the same.
+        free_claims(core, &pod);
         pod.uid = PodUid::new(format!("{}{RECREATED}", pod.uid));
         pod.phase = Phase::Pending;
         pod.created = now;
         core.apply(Event::Pod(Box::new(pod)));
+    }
+}
+
+/// The claims that were made for a pod are deleted with it.
+pub(crate) fn free_claims(core: &mut Core, pod: &scheduler_core::model::Pod) {
+    for claim in pod.devices.iter().filter(|claim| claim.own) {
+        core.apply(Event::Freed(claim.uid.clone()));
     }
 }
 

@@ -1,0 +1,64 @@
+//! Forks of the core for estimates of start times, and what is told of these.
+
+use super::Cycle;
+use crate::forecast::{AGAIN, Fork, PACE};
+use scheduler_core::ids::PodUid;
+use scheduler_core::units::Time;
+use scheduler_core::{Action, Decision};
+use tokio::time::Instant;
+
+impl Cycle {
+    /// A forecast is due if pods wait, and any pod says how long it runs. Called when the queues were
+    /// counted.
+    pub(super) fn plan_forecast(&mut self, leading: bool) {
+        let waits = |queue: &scheduler_core::QueueView| queue.waiting > 0;
+        let due = leading
+            && self.forecasts.is_some()
+            && !self.world.run_times().is_empty()
+            && self.outputs.views.borrow().queues.iter().any(waits);
+        let now = Instant::now();
+        let next = self.forecasted.map_or(now, |at| (at + PACE).max(now));
+        self.forecast_at = due.then_some(next);
+    }
+
+    /// Hands on a fork. Nothing is decided while the core is copied, so the time is measured.
+    pub(super) fn forecast(&mut self) {
+        let begin = Instant::now();
+        self.forecasted = Some(begin);
+        self.forecast_at = Some(begin + AGAIN);
+        let Some(line) = &self.forecasts else {
+            return;
+        };
+        // The last one is not done yet.
+        let Ok(turn) = line.forks.try_reserve() else {
+            return;
+        };
+        turn.send(Fork {
+            core: self.core.fork(),
+            run_times: self.world.run_times().clone(),
+            now: self.clock.now(),
+        });
+        self.outputs.meters.forked(begin.elapsed());
+    }
+
+    /// Returns when the pod is estimated to start, in one line.
+    pub(super) fn estimated_start(&self, pod: &PodUid, now: Time) -> Option<String> {
+        let estimates = self.forecasts.as_ref()?.estimates.borrow();
+        estimates.last.line(pod, now)
+    }
+
+    /// How far estimates were off of the pods that start.
+    pub(super) fn count_errors(&self, decision: &Decision, now: Time) {
+        let Some(line) = &self.forecasts else {
+            return;
+        };
+        let estimates = line.estimates.borrow();
+        for action in &decision.actions {
+            if let Action::Bind(bind) = action
+                && let Some(error) = estimates.error(&bind.pod, now)
+            {
+                self.outputs.meters.estimate_error(error);
+            }
+        }
+    }
+}
