@@ -9,7 +9,7 @@ use super::way::{Holder, Ways, asks_for_cards};
 use crate::convert::run_time::RunTime;
 use crate::trial::{self, RECREATED};
 use scheduler_core::ids::{GroupName, NodeName, PodUid};
-use scheduler_core::model::{Phase, Pod};
+use scheduler_core::model::{Phase, Pod, Preemptibility};
 use scheduler_core::units::Time;
 use scheduler_core::{Action, Bind, Core, Decision, Event, ReasonKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -113,7 +113,7 @@ struct Play<'a> {
     /// Pods whose group has others.
     gangs: BTreeSet<PodUid>,
     /// Whether the pods of a group may be evicted.
-    preemptible: BTreeMap<GroupName, bool>,
+    preemptible: BTreeMap<GroupName, Preemptibility>,
     starts: BTreeMap<PodUid, Start>,
     /// The kind of the reason why a pod waits, as it was told first.
     kinds: BTreeMap<PodUid, ReasonKind>,
@@ -155,7 +155,7 @@ impl<'a> Play<'a> {
                 }
                 pods.push(pod);
             }
-            Event::Group(group) => drop(preemptible.insert(group.name, group.preemptible)),
+            Event::Group(group) => drop(preemptible.insert(group.name, group.preemptibility)),
             Event::Assumed(bind) => binds.push(bind),
             Event::Evicting(evicting) => leaving.push(evicting.pod),
             _ => {}
@@ -212,7 +212,9 @@ impl<'a> Play<'a> {
         let group = pod.group.as_ref();
         let group = group.and_then(|group| self.preemptible.get(group));
         let holder = Holder {
-            preemptible: group.copied().unwrap_or(pod.preemptible),
+            // Any pod of a semi-preemptible group may be beyond its core.
+            preemptible: group.copied().unwrap_or(pod.preemptibility)
+                != Preemptibility::NonPreemptible,
             node: node.clone(),
             queue: self.core.queue_of(&pod.uid),
             cards: asks_for_cards(pod),

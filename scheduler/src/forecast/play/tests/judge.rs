@@ -6,6 +6,7 @@
 
 use super::*;
 use scheduler_core::{Outcome, OutcomeResult};
+use std::fmt::Write as _;
 
 /// `splitmix64`.
 struct Chance(u64);
@@ -18,6 +19,12 @@ impl Chance {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         (z ^ (z >> 31)) % bound
+    }
+
+    /// One of these.
+    fn one<T: Copy>(&mut self, all: &[T]) -> T {
+        let at = usize::try_from(self.below(all.len() as u64)).unwrap();
+        all[at]
     }
 }
 
@@ -45,7 +52,10 @@ impl World {
             queue c gpu=2000000000/4000000000/1 priority=100\n",
         );
         for node in 0..nodes {
-            events += &format!("node n{node} cpu=64000 memory=274877906944 pods=110 gpus=4\n");
+            let _ = writeln!(
+                events,
+                "node n{node} cpu=64000 memory=274877906944 pods=110 gpus=4"
+            );
         }
         Self {
             core: core(&events),
@@ -63,27 +73,31 @@ impl World {
     fn arrive(&mut self) {
         self.created += 1;
         let name = format!("w{}", self.created);
-        let queue = ["a", "b", "c"][self.chance.below(3) as usize];
+        let queue = self.chance.one(&["a", "b", "c"]);
         let pods = if self.chance.below(4) == 0 {
             2 + self.chance.below(3)
         } else {
             1
         };
-        let gpus = [1, 1, 1, 2, 2, 4][self.chance.below(6) as usize];
+        let gpus = self.chance.one(&[1, 1, 1, 2, 2, 4]);
         let seconds = 60 << self.chance.below(8);
         let length = Span::seconds(seconds + self.chance.below(seconds));
         let mut events = String::new();
         let mut group = String::new();
         let firm = if self.firm { "non-preemptible" } else { "" };
         if pods > 1 {
-            events += &format!("group ns/{name} queue={queue} {firm}\n  set default min={pods}\n");
+            let _ = writeln!(
+                events,
+                "group ns/{name} queue={queue} {firm}\n  set default min={pods}"
+            );
             group = format!("group=ns/{name}");
         }
         for pod in 0..pods {
             let uid = format!("{name}-{pod}");
             let created = self.now.0;
-            events += &format!(
-                "pod {uid} ns=ns queue={queue} {group} {firm} created={created} gpus.main={gpus}\n"
+            let _ = writeln!(
+                events,
+                "pod {uid} ns=ns queue={queue} {group} {firm} created={created} gpus.main={gpus}"
             );
             let run = RunTime {
                 length,
