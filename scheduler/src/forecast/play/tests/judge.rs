@@ -21,6 +21,13 @@ impl Chance {
     }
 }
 
+impl Chance {
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        let at = self.below(all.len() as u64);
+        all[usize::try_from(at).unwrap()]
+    }
+}
+
 struct World {
     core: Core,
     now: Time,
@@ -63,13 +70,13 @@ impl World {
     fn arrive(&mut self) {
         self.created += 1;
         let name = format!("w{}", self.created);
-        let queue = ["a", "b", "c"][self.chance.below(3) as usize];
+        let queue = self.chance.of(&["a", "b", "c"]);
         let pods = if self.chance.below(4) == 0 {
             2 + self.chance.below(3)
         } else {
             1
         };
-        let gpus = [1, 1, 1, 2, 2, 4][self.chance.below(6) as usize];
+        let gpus = self.chance.of(&[1, 1, 1, 2, 2, 4]);
         let seconds = 60 << self.chance.below(8);
         let length = Span::seconds(seconds + self.chance.below(seconds));
         let mut events = String::new();
