@@ -1,6 +1,6 @@
 //! The entry points.
 
-use crate::action::Decision;
+use crate::action::{Decision, ReasonKind};
 use crate::apply;
 use crate::capacity::{self, Request};
 use crate::config::{Config, Plugin};
@@ -130,6 +130,12 @@ impl Core {
     /// Why a pod waits, node by node and card by card. `None`: no such pod.
     pub fn explain(&self, pod: &PodUid) -> Option<Explanation> {
         explain::explain(&self.state, &self.config, pod)
+    }
+
+    /// The kind of the reason why a pod waits, as a decision told it last. `None`: none was told.
+    pub fn told_kind(&self, pod: &PodUid) -> Option<ReasonKind> {
+        let task = self.state.task_of(pod)?;
+        Some(self.state.said.get(&task)?.kind)
     }
 
     /// Whether a placed pod may have that much in all. `Err`: why not, in KAI's words for a limit

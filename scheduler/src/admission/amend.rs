@@ -312,6 +312,19 @@ mod tests {
     }
 
     #[test]
+    fn a_run_time_that_counts_for_nothing_is_warned_of() {
+        let warnings = |text: &str| {
+            let annotations = json!({(key::RUN_TIME): text});
+            amended(&pod(annotations, json!({"name": "c"})))
+                .expect("allowed")
+                .warnings
+        };
+        assert_eq!(warnings("2h"), Vec::<String>::new());
+        let [warning] = warnings("-2h").try_into().expect("one warning");
+        assert!(warning.contains(key::RUN_TIME), "{warning}");
+    }
+
+    #[test]
     fn an_amount_by_hand_is_replaced_by_the_one_asked_for() {
         let by_hand = json!({"aliquot.dev/gpu-milli": "1", "aliquot.dev/gpu-memory-mib": "1"});
         let got = resources(

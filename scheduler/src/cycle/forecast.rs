@@ -8,8 +8,8 @@ use scheduler_core::{Action, Decision};
 use tokio::time::Instant;
 
 impl Cycle {
-    /// A forecast is due if pods wait, and any pod says how long it runs. Called when the queues were
-    /// counted.
+    /// Plans a forecast if pods wait and any pod says how long it runs. The cycle calls it when it has
+    /// counted the queues.
     pub(super) fn plan_forecast(&mut self, leading: bool) {
         let waits = |queue: &scheduler_core::QueueView| queue.waiting > 0;
         let due = leading
@@ -47,7 +47,7 @@ impl Cycle {
         estimates.last.line(pod, now)
     }
 
-    /// How far estimates were off of the pods that start.
+    /// Counts how far the estimates were off of the pods that start now.
     pub(super) fn count_errors(&self, decision: &Decision, now: Time) {
         let Some(line) = &self.forecasts else {
             return;

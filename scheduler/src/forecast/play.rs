@@ -5,7 +5,7 @@
 //! decide again.
 
 use super::estimate::{EndedPod, Estimate, Forecast};
-use super::way::{Holder, Ways, asks_for_cards};
+use super::way::{Holder, Way, Ways, asks_for_cards};
 use crate::convert::run_time::RunTime;
 use crate::trial::{self, RECREATED};
 use scheduler_core::ids::{GroupName, NodeName, PodUid};
@@ -23,14 +23,15 @@ const MOST_FRUITLESS: u32 = 16;
 /// How long a forecast may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// The most decisions.
+    /// The largest number of decisions.
     pub decisions: u32,
-    /// The time of this machine. It stands still in a simulated world, where only decisions count.
+    /// The end of the budget by the clock of this machine, which stands still in a simulated world.
+    /// There only decisions count.
     pub until: Instant,
 }
 
 impl Budget {
-    /// The budget of one forecast: a second.
+    /// Returns the budget of one forecast, which is a second.
     pub fn of_one() -> Self {
         Self {
             decisions: 20_000,
@@ -59,8 +60,7 @@ pub fn forecast(
         ..Forecast::default()
     };
     for uid in &play.waiting {
-        let kind = play.kinds.get(uid).copied();
-        let way = ways.of(uid, kind, &at_first);
+        let way = ways.of(uid, play.kinds.get(uid).copied(), &at_first);
         let in_way = |holders: &BTreeMap<PodUid, Holder>, known: bool| {
             let in_way = holders.values().filter(|holder| way.has(holder));
             in_way
@@ -78,9 +78,7 @@ pub fn forecast(
         } else {
             match in_way(&play.holders, false) {
                 0 if cut_short => Estimate::NotBefore {
-                    time: (play.settled.as_ref())
-                        .and_then(|settled| way.first_end(kind, !play.gangs.contains(uid), settled))
-                        .unwrap_or(made),
+                    time: play.first_end(uid, &way).unwrap_or(made),
                 },
                 unknown => Estimate::Unknown { unknown },
             }
@@ -115,7 +113,7 @@ struct Play<'a> {
     /// Whether the pods of a group may be evicted.
     preemptible: BTreeMap<GroupName, Preemptibility>,
     starts: BTreeMap<PodUid, Start>,
-    /// The kind of the reason why a pod waits, as it was told first.
+    /// The kind of the reason why a pod waits after all decisions that are due at first.
     kinds: BTreeMap<PodUid, ReasonKind>,
     holders: BTreeMap<PodUid, Holder>,
     /// The holders after all decisions that are due at first. `None`: these are not all taken.
@@ -192,7 +190,8 @@ impl<'a> Play<'a> {
         play
     }
 
-    /// A pod that is created again after an eviction runs as long as the first one.
+    /// Returns the run time of a pod. A pod that is created again after an eviction runs as long as the
+    /// first one.
     fn run_time(&self, uid: &PodUid) -> Option<RunTime> {
         let first = uid.as_str().trim_end_matches(RECREATED);
         let run = *self.run_times.get(&PodUid::new(first))?;
@@ -207,6 +206,7 @@ impl<'a> Play<'a> {
         (run.limit || end > self.now).then_some(end.max(self.now))
     }
 
+    /// Notes that a pod holds its place on a node until that end.
     fn hold(&mut self, pod: &Pod, node: &NodeName, end: Option<Time>) {
         self.ends.extend(end.map(|end| (end, pod.uid.clone())));
         let group = pod.group.as_ref();
@@ -223,10 +223,25 @@ impl<'a> Play<'a> {
         self.holders.insert(pod.uid.clone(), holder);
     }
 
+    /// Notes that a pod is bound.
     fn place(&mut self, bind: &Bind) {
         if let Some(pod) = self.core.pod(&bind.pod) {
             self.hold(&pod, &bind.node, self.known_end(&bind.pod));
         }
+    }
+
+    /// Notes what is in the way of the pods that wait before any time has passed.
+    fn settle(&mut self) {
+        let kind = |uid: &PodUid| Some((uid.clone(), self.core.told_kind(uid)?));
+        self.kinds = self.waiting.iter().filter_map(kind).collect();
+        self.settled = Some(self.holders.clone());
+    }
+
+    /// Returns the time before which the pod cannot start.
+    fn first_end(&self, uid: &PodUid, way: &Way) -> Option<Time> {
+        let kind = self.kinds.get(uid).copied();
+        let alone = !self.gangs.contains(uid);
+        way.first_end(kind, alone, self.settled.as_ref()?)
     }
 
     /// Plays until all pods have started, or no end is known any more. Returns true if the budget ended
@@ -251,14 +266,14 @@ impl<'a> Play<'a> {
             if decision.cut_short && goes_on {
                 continue;
             }
+            if self.settled.is_none() {
+                self.settle();
+            }
             let again = decision.wake_at.filter(|at| goes_on && *at > self.now);
             let end = self.ends.first().map(|(end, _)| *end);
             let Some(next) = again.into_iter().chain(end).min() else {
                 return false;
             };
-            if self.settled.is_none() {
-                self.settled = Some(self.holders.clone());
-            }
             self.now = self.now.max(next);
             if self.end_pods() {
                 fruitless = 0;
@@ -267,10 +282,8 @@ impl<'a> Play<'a> {
         false
     }
 
+    /// Notes the starts and the evictions of a decision.
     fn note(&mut self, decision: &Decision) {
-        for reason in &decision.reasons {
-            self.kinds.entry(reason.pod.clone()).or_insert(reason.kind);
-        }
         for action in &decision.actions {
             match action {
                 Action::Bind(bind) => {
@@ -294,7 +307,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A pod that was bound runs from now on, unless it was evicted with the same decision.
+    /// Lets the pods run that were bound. A pod is left out if it was evicted with the same decision.
     fn show_running(&mut self, decision: &Decision) {
         for action in &decision.actions {
             if let Action::Bind(bind) = action
@@ -306,7 +319,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// The pods succeed whose end has come. Returns true if there were any.
+    /// Lets the pods succeed whose end has come. Returns true if there were any.
     fn end_pods(&mut self) -> bool {
         let mut any = false;
         while let Some((end, uid)) = self.ends.pop_first() {
@@ -339,6 +352,7 @@ impl<'a> Play<'a> {
 }
 
 impl LastEnds {
+    /// Adds a pod. Pods that ended earlier are forgotten.
     fn push(&mut self, at: Time, node: NodeName, pod: EndedPod) {
         if self.at != at {
             self.pods.clear();

@@ -45,6 +45,7 @@ struct FirstEstimate {
 }
 
 impl Estimates {
+    /// Takes in a new forecast.
     fn renew(&mut self, forecast: Forecast) {
         self.first.retain(|pod, _| forecast.pods.contains_key(pod));
         for (pod, estimate) in &forecast.pods {
@@ -71,14 +72,14 @@ impl Estimates {
     }
 }
 
-/// The cycle's end.
+/// The channels of the cycle, to the task and from it.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) forks: mpsc::Sender<Fork>,
     pub(crate) estimates: watch::Receiver<Estimates>,
 }
 
-/// The end of the task that makes forecasts.
+/// The other ends of the channels, which the task has.
 pub(crate) struct Links {
     forks: mpsc::Receiver<Fork>,
     estimates: watch::Sender<Estimates>,
@@ -86,7 +87,7 @@ pub(crate) struct Links {
 }
 
 impl Line {
-    /// One with its other end.
+    /// Makes the channels, with their other ends.
     pub(crate) fn new(meters: Arc<Meters>) -> (Self, Links) {
         let (forks, forks_in) = mpsc::channel(1);
         let (estimates_out, estimates) = watch::channel(Estimates::default());

@@ -10,7 +10,7 @@ use scheduler_core::{Core, Event, ReasonKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Different requests whose nodes are looked for. A look reads all nodes.
+/// The largest number of different requests whose nodes are looked for. A look reads all nodes.
 const MOST_REQUESTS: usize = 64;
 
 /// A pod that holds something.
@@ -29,11 +29,11 @@ pub(super) struct Holder {
 /// Which holders are in a pod's way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Those on these nodes; with `true` only those with cards.
+    /// The holders on these nodes are in the way; with `true` only those with cards.
     Nodes(Arc<BTreeSet<NodeName>>, bool),
-    /// Those of this queue.
+    /// The holders of this queue are in the way.
     Queue(QueueName),
-    /// All. The nodes were not looked for.
+    /// All holders are in the way, because its nodes were not looked for.
     All,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Ways {
 }
 
 impl Ways {
-    /// Of the core's cluster without these pods.
+    /// Takes the core, which is used up, and removes these pods from it.
     pub(super) fn new<'a>(mut core: Core, holders: impl Iterator<Item = &'a PodUid>) -> Self {
         for pod in holders {
             core.apply(Event::PodGone(pod.clone()));
