@@ -116,7 +116,9 @@ fn a_pod_that_runs_longer_than_expected_has_no_known_end_and_one_with_a_limit_en
 #[test]
 fn a_pod_that_is_being_deleted_is_soon_gone() {
     let leaves = "pod short ns=team created=1 gpus.main=1 phase=releasing on=n1\n";
-    let forecast = played(&format!("{leaves}{LATE}"), &[], budget());
+    // However long it was to run.
+    let runs = [run("short", 30, None)];
+    let forecast = played(&format!("{leaves}{LATE}"), &runs, budget());
     let after = EndedPod {
         name: "team/short".into(),
         runs: None,

@@ -137,7 +137,7 @@ impl World {
                     Action::Evict(evict) => evicted.push(evict.pod.clone()),
                 }
             }
-            // Pods that were evicted are created again, and begin anew.
+            // Pods that were evicted are created again, and run for their whole time again.
             for uid in evicted {
                 let mut pod = self.core.pod(&uid).unwrap();
                 self.core.apply(Event::PodGone(uid.clone()));
