@@ -16,7 +16,8 @@ pub(super) const OF_SHARES: [&str; 9] = [
 ];
 
 /// The other annotations of pods and their owners.
-const ANNOTATIONS: [&str; 26] = [
+const ANNOTATIONS: [&str; 27] = [
+    request::RUN_TIME,
     kai::POD_GROUP,
     kai::SKIP_GROUPER,
     kai::SAFE_TO_CONSOLIDATE,
