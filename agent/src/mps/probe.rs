@@ -21,9 +21,16 @@ use tracing::{info, warn};
 const AGAIN: Duration = Duration::from_mins(10);
 /// Between two probes while some card lacks them, so that a mended node is seen soon.
 const SOON: Duration = Duration::from_mins(1);
-/// The number of probes in a row that must disagree with what a card was found to have. One may fail
-/// because the driver was slow, and one may succeed while the driver is being set up.
+/// Between two probes while one has failed on a card about which nothing is known yet: the supervisor
+/// or the driver has just started.
+const FIRST: Duration = Duration::from_secs(3);
+/// The number of probes in a row that must disagree with what a card was found to have, or must fail
+/// on a card about which nothing is known. One may fail because the driver was slow, and one may
+/// succeed while the driver is being set up.
 const AGREED: u32 = 2;
+
+/// The number of probes in a row that disagree, by UUID of the card and version of the driver.
+type Disagreed = BTreeMap<(String, String), u32>;
 
 /// Probes the planned cards, one after the other, until the supervisor ends. `cgroup` is the one
 /// for probes; `None` on a node without cgroup v2, and outside of a pod.
@@ -33,7 +40,7 @@ pub async fn run(
     mut plans: watch::Receiver<Vec<LimitProbe>>,
     answers: watch::Sender<Vec<LimitProbed>>,
 ) {
-    let mut disagreed = BTreeMap::new();
+    let mut disagreed = Disagreed::new();
     loop {
         let wanted = plans.borrow_and_update().clone();
         let before = answers.borrow().clone();
@@ -43,7 +50,9 @@ pub async fn run(
         }
         settle(&mut found, &before, &mut disagreed);
         let lacks = found.iter().any(|card| card.backend.is_empty());
-        let pause = if lacks || !disagreed.is_empty() {
+        let pause = if found.len() < wanted.len() {
+            FIRST
+        } else if lacks || !disagreed.is_empty() {
             SOON
         } else {
             AGAIN
@@ -73,26 +82,27 @@ fn is_same(one: &LimitProbed, other: &LimitProbed) -> bool {
 }
 
 /// Puts the earlier answer about a card in the place of one that disagrees with it, until
-/// [`AGREED`] probes in a row have. `disagreed` has their number for each such card.
-fn settle(
-    found: &mut [LimitProbed],
-    before: &[LimitProbed],
-    disagreed: &mut BTreeMap<String, u32>,
-) {
-    disagreed.retain(|uuid, _| found.iter().any(|card| card.uuid == *uuid));
-    for card in found {
-        let differs = |known: &&LimitProbed| {
-            is_same(known, card) && known.backend.is_empty() != card.backend.is_empty()
-        };
-        let known = before.iter().find(differs);
-        let times = disagreed.remove(&card.uuid).unwrap_or_default() + 1;
-        if let Some(known) = known
-            && times < AGREED
-        {
-            card.clone_from(known);
-            disagreed.insert(card.uuid.clone(), times);
+/// [`AGREED`] probes in a row have. Without an earlier answer, a failure is left out until then: the
+/// agent keeps what it knew.
+fn settle(found: &mut Vec<LimitProbed>, before: &[LimitProbed], disagreed: &mut Disagreed) {
+    let mut still = Disagreed::new();
+    found.retain_mut(|card| {
+        let known = before.iter().find(|known| is_same(known, card));
+        let had = known.is_some_and(|known| !known.backend.is_empty());
+        let agrees = had != card.backend.is_empty() && known.is_some();
+        let succeeds_first = known.is_none() && !card.backend.is_empty();
+        let key = (card.uuid.clone(), card.driver_version.clone());
+        let times = disagreed.get(&key).copied().unwrap_or_default() + 1;
+        if agrees || succeeds_first || times >= AGREED {
+            return true;
         }
-    }
+        still.insert(key, times);
+        if let Some(known) = known {
+            card.clone_from(known);
+        }
+        known.is_some()
+    });
+    *disagreed = still;
 }
 
 async fn probe(smi: &Smi, cgroup: Option<&Cgroup>, card: &LimitProbe) -> LimitProbed {
@@ -150,9 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn a_card_changes_after_two_probes_in_a_row_and_another_driver_counts_at_once() {
+    fn a_card_changes_after_two_probes_in_a_row() {
         let (kept, lacks) = (answer("615.1", "dmem", ""), answer("615.1", "", "no dmem"));
-        let other = answer("620.1", "", "no dmem");
         for (before, found, settled) in [
             // One probe fails, or succeeds.
             (
@@ -167,17 +176,36 @@ mod tests {
                 vec![&kept, &lacks, &lacks],
             ),
             (&lacks, vec![&kept, &kept], vec![&lacks, &kept]),
-            (&kept, vec![&other], vec![&other]),
         ] {
-            let mut disagreed = BTreeMap::new();
-            let mut known = [before.clone()];
+            let mut disagreed = Disagreed::new();
+            let mut known = vec![before.clone()];
             for (one, expected) in found.into_iter().zip(settled) {
-                let mut found = [one.clone()];
+                let mut found = vec![one.clone()];
                 settle(&mut found, &known, &mut disagreed);
-                assert_eq!(found[0], *expected);
+                assert_eq!(found, std::slice::from_ref(expected));
                 known = found;
             }
         }
+    }
+
+    #[test]
+    fn a_supervisor_or_driver_that_has_just_started_says_nothing_after_one_failure() {
+        let lacks = |version: &str| answer(version, "", "no answer");
+        let had = answer("615.1", "dmem", "");
+        for before in [vec![], vec![had.clone()]] {
+            let mut disagreed = Disagreed::new();
+            // A failure with the driver before counts for nothing.
+            disagreed.insert(("GPU-0".into(), "615.1".into()), 1);
+            let mut found = vec![lacks("620.1")];
+            settle(&mut found, &before, &mut disagreed);
+            assert_eq!(found, []);
+            let mut found = vec![lacks("620.1")];
+            settle(&mut found, &before, &mut disagreed);
+            assert_eq!(found, [lacks("620.1")]);
+        }
+        let mut found = vec![had.clone()];
+        settle(&mut found, &[], &mut Disagreed::new());
+        assert_eq!(found, [had]);
     }
 
     #[test]
@@ -187,10 +215,10 @@ mod tests {
             ..answer("615.1", backend, "")
         };
         let before = [card("a", "dmem"), card("b", "dmem")];
-        let mut disagreed = BTreeMap::new();
+        let mut disagreed = Disagreed::new();
         for failing in ["a", "b"] {
             let backend = |uuid| if uuid == failing { "" } else { "dmem" };
-            let mut found = ["a", "b"].map(|uuid| card(uuid, backend(uuid)));
+            let mut found = vec![card("a", backend("a")), card("b", backend("b"))];
             settle(&mut found, &before, &mut disagreed);
             assert_eq!(found, before, "{failing}");
         }
@@ -198,9 +226,9 @@ mod tests {
 
     #[test]
     fn what_a_card_lacks_is_what_the_last_probe_found() {
-        let mut found = [answer("615.1", "", "no misc")];
+        let mut found = vec![answer("615.1", "", "no misc")];
         let before = [answer("615.1", "", "no dmem")];
-        settle(&mut found, &before, &mut BTreeMap::new());
+        settle(&mut found, &before, &mut Disagreed::new());
         assert_eq!(found[0].missing, "no misc");
     }
 
