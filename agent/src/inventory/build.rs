@@ -58,7 +58,7 @@ pub struct InventoryBuilder {
     unlisted: BTreeMap<GpuUuid, VecDeque<Mib>>,
     /// The last answer of the probe, by card.
     probed: BTreeMap<GpuUuid, LimitProbed>,
-    /// Cards that had limits and lost them once.
+    /// The cards that had limits and lost them since this process started.
     lost: BTreeSet<GpuUuid>,
 }
 
@@ -352,7 +352,7 @@ impl InventoryBuilder {
                     );
                     // No share of the machine's memory can be enforced.
                     modes.retain(|mode| !reading.unified || *mode == Mode::Exclusive);
-                    // Tenants have users of their own, and one server is for all of them.
+                    // One server serves the users of all tenants.
                     let version = self.driver.version().and_then(DriverBranch::of);
                     let serves = version.is_none_or(DriverBranch::serves_several_users);
                     modes.retain(|mode| serves || !matches!(mode, Mode::Mps | Mode::MpsIsolated));

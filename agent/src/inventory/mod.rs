@@ -93,7 +93,7 @@ pub enum DriverLimits {
     Unknown,
     /// The probe failed, and this says which part is missing.
     Missing(String),
-    /// The same of a card that had limits before: two probes in a row failed, or another driver came.
+    /// The card had limits, and two probes in a row found that it lacks this part.
     Lost(String),
     /// The probe was limited.
     Kept(Backend),
@@ -150,7 +150,7 @@ pub struct Card {
     pub only_front: Option<Front>,
     /// The modes in which it can be used while idle.
     pub switchable: Vec<Mode>,
-    /// True for memory limits of cgroups on the card, as the last probe found.
+    /// The state of the driver's memory limits for cgroups, as the last probes found it.
     pub driver_limits: DriverLimits,
     /// By the admin: no share on it is behind a weaker one.
     pub minimum_fence: Option<Fence>,
@@ -257,6 +257,9 @@ impl ComputeMode {
 pub struct DriverBranch(pub u32);
 
 impl DriverBranch {
+    /// The first branch whose MPS server can serve several users.
+    pub const SEVERAL_USERS: Self = Self(555);
+
     /// `None` for what is no version: at least two numbers with dots between them.
     pub fn of(version: &str) -> Option<Self> {
         let (branch, rest) = version.split_once('.')?;
@@ -267,9 +270,11 @@ impl DriverBranch {
 
     /// Returns whether the MPS server of this driver can serve several users
     /// (`-multiuser-server`). The control programs of 535 and 550 do not know the option: they take
-    /// themselves for a client of a daemon and end. That of 555 knows it.
+    /// themselves for a client of a daemon and end. The program of 555 knows it. The option belongs to
+    /// the program that comes with the driver, so that the version decides; whether a server runs is
+    /// seen when it is started.
     pub fn serves_several_users(self) -> bool {
-        self >= Self(555)
+        self >= Self::SEVERAL_USERS
     }
 }
 

@@ -4,13 +4,14 @@
 //! a test can make one up.
 
 use super::finding::Finding;
+use agent::inventory::DriverBranch;
 use std::path::{Path, PathBuf};
 
 /// The first driver branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and related
 /// calls, by which the agent reads which processes hold memory. Limits for MPS clients are older.
 const OLDEST_DRIVER: u32 = 510;
-/// The first driver branch whose MPS server can serve several users.
-const OLDEST_MPS: u32 = 555;
+/// The first driver branch with which the agent offers the modes of MPS.
+const OLDEST_MPS: u32 = DriverBranch::SEVERAL_USERS.0;
 
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
