@@ -35,8 +35,8 @@ pub mod request {
     pub const CONTAINER: &str = "gpu-fraction-container-name";
     /// Annotation: compute ceiling in per cent, 1 to 100, independent of memory.
     pub const COMPUTE: &str = "aliquot.dev/gpu-compute";
-    /// Annotation: how long the pod is expected to run, a Go duration such as `2h30m`, at most a
-    /// year. Estimates of start times rest on it, and no decision does.
+    /// Annotation: the time that the pod is expected to run, a Go duration such as `2h30m`, at most a
+    /// year. It is used for estimates of start times, and for no decision.
     pub const RUN_TIME: &str = "aliquot.dev/expected-run-time";
     /// Annotation of KAI: only `"true"` with `gpu-fraction` is valid; means mode `mps`.
     pub const MPS: &str = "mps";
@@ -93,8 +93,16 @@ pub mod kai {
     pub const DEFAULT_QUEUE: &str = "default-queue";
     /// Label: name of a `PriorityClass`; overrides the pod's spec.
     pub const PRIORITY_CLASS_LABEL: &str = "priorityClassName";
-    /// Label: `preemptible` or `non-preemptible`.
+    /// Label: one of [`PREEMPTIBILITIES`].
     pub const PREEMPTIBILITY_LABEL: &str = "kai.scheduler/preemptibility";
+    /// Preemptibility: every pod of the workload may be evicted for others.
+    pub const PREEMPTIBLE: &str = "preemptible";
+    /// Preemptibility: the pods beyond the workload's minimum may be evicted for others.
+    pub const SEMI_PREEMPTIBLE: &str = "semi-preemptible";
+    /// Preemptibility: no pod of the workload may be evicted for others.
+    pub const NON_PREEMPTIBLE: &str = "non-preemptible";
+    /// All words for the preemptibility of a workload.
+    pub const PREEMPTIBILITIES: [&str; 3] = [PREEMPTIBLE, SEMI_PREEMPTIBLE, NON_PREEMPTIBLE];
     /// Label: the queue where no queue label is set.
     pub const PROJECT_LABEL: &str = "project";
     /// Annotation on a pod: its pod group.
@@ -127,7 +135,7 @@ pub mod kai {
     pub const EVICTOR_NAME: &str = "evictor-pod-group-name";
     /// Annotation on that event: that group's namespace.
     pub const EVICTOR_NAMESPACE: &str = "evictor-pod-group-namespace";
-    /// The priority classes that KAI installs, and so does Aliquot.
+    /// The priority classes that KAI and Aliquot install.
     pub const PRIORITY_CLASSES: [&str; 4] = ["train", "build-preemptible", "build", "inference"];
     /// Prefix of KAI's own labels and annotations.
     pub const PREFIX: &str = "kai.scheduler/";

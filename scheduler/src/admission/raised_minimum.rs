@@ -1,18 +1,16 @@
-//! The minimum of a semi-preemptible group may fall, and not rise (KAI, `podgroup_webhook.go`, 0.18):
-//! its pods beyond the minimum may run above the quota of their queue, and a higher minimum would make
-//! pods of the core of them, which no check of a quota has seen.
+//! Refuses a higher minimum of a semi-preemptible group (KAI, `podgroup_webhook.go`, 0.18). The pods
+//! beyond the minimum may run above the quota of their queue, and a higher minimum would put them into
+//! the core without a check of the quota.
 
 use super::invalid::Invalid;
 use api::kai::{PodGroupSpec, SubGroup};
+use proto::names::kai;
 use std::collections::BTreeMap;
-
-/// The word in `spec.preemptibility`.
-const SEMI_PREEMPTIBLE: &str = "semi-preemptible";
 
 /// Refuses a change that raises a minimum of the group or of a sub-group. Minimums that are not set
 /// are compared by their effect.
 pub(super) fn check(old: &PodGroupSpec, new: &PodGroupSpec) -> Result<(), Invalid> {
-    if old.preemptibility.as_deref() != Some(SEMI_PREEMPTIBLE) {
+    if old.preemptibility.as_deref() != Some(kai::SEMI_PREEMPTIBLE) {
         return Ok(());
     }
     let (old_children, new_children) = (children(old), children(new));
@@ -66,10 +64,10 @@ pub(super) fn check(old: &PodGroupSpec, new: &PodGroupSpec) -> Result<(), Invali
     })
 }
 
-/// The group itself, as the parent of its sub-groups.
+/// The name of the group itself, as the parent of its sub-groups.
 const ROOT: &str = "";
 
-/// How many direct sub-groups each has.
+/// Returns the number of direct sub-groups of each parent.
 fn children(spec: &PodGroupSpec) -> BTreeMap<&str, i64> {
     let mut children = BTreeMap::new();
     for sub in &spec.sub_groups {

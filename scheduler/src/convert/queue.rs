@@ -8,6 +8,7 @@ use crate::limits::Limits;
 use api::gpu_quota::ProductBounds;
 use api::kai;
 use kube::ResourceExt as _;
+use proto::names::kai as names;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
@@ -139,7 +140,7 @@ pub(super) fn group(group: &kai::PodGroup, class: Class, limits: &Limits, pool: 
             spec.queue
                 .as_deref()
                 .filter(|queue| !queue.is_empty())
-                .unwrap_or(proto::names::kai::DEFAULT_QUEUE),
+                .unwrap_or(names::DEFAULT_QUEUE),
         ),
         priority,
         preemptibility: preemptibility(spec.preemptibility.as_deref(), priority),
@@ -147,21 +148,21 @@ pub(super) fn group(group: &kai::PodGroup, class: Class, limits: &Limits, pool: 
         root: tree(spec, limits),
         mark_unschedulable: spec.mark_unschedulable.unwrap_or(true),
         parked: parked(group, pool),
-        last_start: stamp(annotation(proto::names::kai::LAST_START)),
-        stale_since: stamp(annotation(proto::names::kai::STALE_SINCE)),
+        last_start: stamp(annotation(names::LAST_START)),
+        stale_since: stamp(annotation(names::STALE_SINCE)),
         succeeded: succeeded(annotation(proto::names::pod_group::SUCCEEDED)),
         staleness_grace: grace(
             spec.staleness_grace_period
                 .as_deref()
-                .or(annotation(proto::names::kai::STALENESS_GRACE)),
+                .or(annotation(names::STALENESS_GRACE)),
         ),
         preemption_delay: duration(
             spec.preemption_delay
                 .as_deref()
-                .or(annotation(proto::names::kai::PREEMPTION_DELAY)),
+                .or(annotation(names::PREEMPTION_DELAY)),
         )
         .unwrap_or_default(),
-        last_evicted: stamp(annotation(proto::names::kai::LAST_EVICTION)),
+        last_evicted: stamp(annotation(names::LAST_EVICTION)),
         never_preempts: class.never_preempts,
     }
 }
@@ -193,12 +194,12 @@ fn parked(group: &kai::PodGroup, pool: &str) -> Option<Arc<str>> {
     Some(Arc::from(format!("{why}{PARKED}")))
 }
 
-/// One of KAI's words; anything else: by priority.
+/// Returns the preemptibility by KAI's word. Without one of these words, the priority decides.
 pub(super) fn preemptibility(word: Option<&str>, priority: i32) -> Preemptibility {
     match word {
-        Some("preemptible") => Preemptibility::Preemptible,
-        Some("semi-preemptible") => Preemptibility::SemiPreemptible,
-        Some("non-preemptible") => Preemptibility::NonPreemptible,
+        Some(names::PREEMPTIBLE) => Preemptibility::Preemptible,
+        Some(names::SEMI_PREEMPTIBLE) => Preemptibility::SemiPreemptible,
+        Some(names::NON_PREEMPTIBLE) => Preemptibility::NonPreemptible,
         _ => (priority < PREEMPTIBLE_BELOW).into(),
     }
 }

@@ -4,7 +4,7 @@
 //! Comments say where KAI copies something that is left out here.
 
 use super::object::{Object, Reference, at};
-use super::types::{PREEMPTIBILITIES, Types};
+use super::types::Types;
 use api::kai::{SubGroup, TopologyConstraint};
 use proto::names::kai;
 use serde_json::{Value, json};
@@ -270,7 +270,7 @@ fn class(owners: &[&Object], pod: &Object, classes: &Classes) -> Option<String> 
 pub(super) fn preemptibility(object: &Object) -> Option<&str> {
     object
         .label(kai::PREEMPTIBILITY_LABEL)
-        .filter(|word| PREEMPTIBILITIES.contains(word))
+        .filter(|word| kai::PREEMPTIBILITIES.contains(word))
 }
 
 fn first<'a>(

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
+use proto::names::kai;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +66,9 @@ impl Types {
     /// Its preemptibility, where that is one of KAI's words, in any case.
     pub(super) fn preemptibility(&self, owner: &Reference) -> Option<String> {
         let word = self.get(owner)?.preemptibility.to_lowercase();
-        PREEMPTIBILITIES.contains(&word.as_str()).then_some(word)
+        kai::PREEMPTIBILITIES
+            .contains(&word.as_str())
+            .then_some(word)
     }
 }
 
@@ -132,7 +135,3 @@ fn read(map: &ConfigMap) -> Result<Types, String> {
         format!("its key {KEY} is no list such as [{{\"typeName\": \"Deployment\", \"priorityName\": \"inference\"}}] ({why})")
     })
 }
-
-/// The values that KAI knows.
-pub(super) const PREEMPTIBILITIES: [&str; 3] =
-    ["preemptible", "semi-preemptible", "non-preemptible"];
