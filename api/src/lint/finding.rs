@@ -1,24 +1,24 @@
-//! One mistake, and what must be known of a cluster to find it.
+//! A mistake in a manifest, and the facts about a cluster that are needed to find it.
 
 use proto::names::kai;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A mistake of a manifest.
+/// A mistake in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The field as Kubernetes' own errors write it: `metadata.annotations[gpu-memroy]`.
+    /// The path of the field, as in Kubernetes' own errors: `metadata.annotations[gpu-memroy]`.
     pub field: String,
-    /// What is wrong with the field: the rest of a sentence that begins with it.
+    /// The problem, as the rest of a sentence that begins with the field.
     pub problem: String,
-    /// What to write instead, in the imperative. Empty where the problem says it.
+    /// The fix, in the imperative. It is empty if the problem names it.
     pub fix: String,
-    /// Whether the pod runs without the GPU that its author meant.
+    /// True if the pod runs without the GPU that its author meant it to have.
     pub costs_the_gpu: bool,
 }
 
 impl Finding {
-    /// A finding of a pod that keeps its GPU.
+    /// Makes a finding that does not cost the pod its GPU.
     pub fn new(
         field: impl Into<String>,
         problem: impl Into<String>,
@@ -32,14 +32,14 @@ impl Finding {
         }
     }
 
-    /// The same, of a pod that gets no GPU because of it.
+    /// Marks the finding as one that costs the pod its GPU.
     pub(super) fn without_gpu(mut self) -> Self {
         self.costs_the_gpu = true;
         self
     }
 }
 
-/// One line without a full stop, as admission's warnings have it.
+/// Writes one line without a full stop, as admission's warnings are.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.field, self.problem)?;
@@ -50,20 +50,20 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What is known of the cluster that the manifest is for.
+/// The facts about the cluster that the manifest is for.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// The `schedulerName` of the pods that the scheduler places.
     pub scheduler: String,
-    /// The priority classes that are known.
+    /// The names of the known priority classes.
     pub classes: BTreeSet<String>,
-    /// Whether [`Self::classes`] has all classes of the cluster. If not, only a class whose name
-    /// is nearly that of a known one counts as a mistake.
+    /// True if [`Self::classes`] has all classes of the cluster. If it is false, only a class whose
+    /// name is nearly that of a known one counts as a mistake.
     pub all_classes: bool,
 }
 
 impl Cluster {
-    /// Returns a cluster of which only the scheduler's name is known.
+    /// Returns the facts if only the scheduler's name is known.
     pub fn of_scheduler(name: &str) -> Self {
         Self {
             scheduler: name.to_owned(),

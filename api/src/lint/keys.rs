@@ -1,8 +1,8 @@
-//! Names of annotations, labels and resources, and which of them was meant.
+//! The known names of annotations, labels and resources, and the one that a misspelt name stands for.
 
 use proto::names::{grant, kai, pod_group, request, resource, scale_down, scale_up};
 
-/// What a share is made of. Only a pod's own annotations count.
+/// The annotations that request a share or describe one. They count on a pod alone.
 pub(super) const OF_SHARES: [&str; 9] = [
     request::MEMORY,
     request::FRACTION,
@@ -43,11 +43,11 @@ const ANNOTATIONS: [&str; 27] = [
     scale_down::DO_NOT_DISRUPT,
     scale_up::GROUP,
     scale_up::CARDS,
-    // KAI's, with no counterpart here.
+    // This one is KAI's and has no counterpart here.
     "kai.scheduler/ignore-workload-api",
 ];
 
-/// The labels of pods and their owners, without `project`, a word with other uses.
+/// The labels of pods and their owners. `project` is left out, since it has other uses.
 pub(super) const LABELS: [&str; 7] = [
     kai::QUEUE_LABEL,
     kai::QUEUE_LABEL_OLD,
@@ -58,7 +58,7 @@ pub(super) const LABELS: [&str; 7] = [
     kai::NODE_POOL_LABEL,
 ];
 
-/// Domains under which a name of a share is looked for.
+/// The domains under which the name of a share's annotation counts as misspelt.
 const DOMAINS: [&str; 5] = [
     "aliquot.dev",
     "kai.scheduler",
@@ -66,28 +66,35 @@ const DOMAINS: [&str; 5] = [
     "run.ai",
     "runai",
 ];
-/// What remains of a container's annotation without its prefix and the container's name.
+/// The ends of the annotations of containers, behind the prefix and the container's name.
 const OF_CONTAINERS: [&str; 4] = [
     request::CONTAINER_MEMORY_REQUEST,
     request::CONTAINER_MEMORY_LIMIT,
     request::CONTAINER_COMPUTE_MODE,
     request::CONTAINER_COMPUTE_REQUEST,
 ];
-/// A longer key is no misspelling of a name of ours, and the time of a comparison grows with it.
+/// The most bytes of a key that is compared. A longer key is no misspelling of a known name, and the
+/// time of a comparison grows with the key.
 const LONGEST: usize = 80;
-/// Names that are shorter are near to words that mean something else.
+/// The fewest bytes of a name that may be misspelt. Shorter names are near to words that mean
+/// something else.
 const SHORTEST: usize = 5;
-/// Of a name, one letter in this number may be wrong.
+/// The number of letters in a name for each letter that may be wrong.
 const LETTERS_PER_MISTAKE: usize = 5;
 
-/// Whether a key of an annotation is one of a share, by pod or by container.
+/// Returns true if the key of an annotation is one of a share, by pod or by container.
 pub(super) fn is_of_share(key: &str) -> bool {
     OF_SHARES.contains(&key)
         || key.starts_with(request::CONTAINER_PREFIX)
         || key.starts_with(request::KAI_CONTAINER_PREFIX)
 }
 
-/// Whether an annotation makes its pod request a share.
+/// Returns true if the annotation counts on a pod and not on its owner.
+pub(super) fn counts_on_pods_alone(key: &str) -> bool {
+    is_of_share(key) || key == request::RUN_TIME
+}
+
+/// Returns true if the annotation requests a share.
 pub(super) fn requests(key: &str) -> bool {
     let of_container = || {
         let memory = [
@@ -100,8 +107,8 @@ pub(super) fn requests(key: &str) -> bool {
     key == request::MEMORY || key == request::FRACTION || of_container()
 }
 
-/// Returns the annotation that was meant by a key that is none of ours: `gpu-memroy`. `None` for a
-/// key that has nothing to do with us.
+/// Returns the annotation that an unknown key such as `gpu-memroy` stands for. `None`: the key is a
+/// known one, or has nothing to do with GPUs.
 pub(super) fn meant_annotation(key: &str) -> Option<String> {
     let known = || OF_SHARES.iter().chain(&ANNOTATIONS).copied();
     if key.len() > LONGEST || is_of_share(key) || known().any(|one| one == key) {
@@ -120,19 +127,19 @@ pub(super) fn meant_annotation(key: &str) -> Option<String> {
     meant.map(str::to_owned)
 }
 
-/// Whether a key that nobody reads looks as if it asked for a part of a GPU: `gpu-mem`.
+/// Returns true if an unknown key such as `gpu-mem` looks like a request for a part of a GPU.
 pub(super) fn looks_like_a_share(key: &str) -> bool {
     let key = key.get(..LONGEST).unwrap_or(key).to_lowercase();
     let ours = key.starts_with("aliquot.dev/") && !ANNOTATIONS.contains(&key.as_str());
     ours || key.starts_with("gpu-") || key.starts_with("gpumem")
 }
 
-/// Whether a label is one of ours.
+/// Returns true if the label is a known one.
 pub(super) fn is_label(key: &str) -> bool {
     LABELS.contains(&key)
 }
 
-/// Returns the label that was meant by a key that is none of ours.
+/// Returns the label that an unknown key stands for.
 pub(super) fn meant_label(key: &str) -> Option<&'static str> {
     nearest(key, LABELS.into_iter())
 }
@@ -142,8 +149,8 @@ pub(super) fn meant_resource(key: &str) -> Option<&'static str> {
     nearest(key, [resource::GPU].into_iter())
 }
 
-/// Returns the priority class that was meant. A name that only goes on where another ends, such as
-/// `train-2`, is a name of its own.
+/// Returns the priority class that an unknown name stands for. A name that begins with another, such
+/// as `train-2`, is a name of its own.
 pub(super) fn meant_class<'a>(
     name: &str,
     known: impl Iterator<Item = &'a str> + Clone,

@@ -1,4 +1,4 @@
-//! What is written on a Deployment, a Job or another owner in place of its pods.
+//! The mistakes in the metadata of a Deployment, a Job or another owner of pods.
 
 use super::finding::{Cluster, Finding};
 use super::keys;
@@ -19,8 +19,8 @@ pub(super) fn of(object: &Value, templates: &[Template<'_>], cluster: &Cluster) 
             let own = &template.pod["metadata"]["annotations"];
             own.get(key).is_some()
         };
-        let meant = keys::meant_annotation(key).filter(|meant| keys::is_of_share(meant));
-        let misplaced = keys::is_of_share(key) || meant.is_some();
+        let meant = keys::meant_annotation(key).filter(|meant| keys::counts_on_pods_alone(meant));
+        let misplaced = keys::counts_on_pods_alone(key) || meant.is_some();
         if !misplaced || templates.iter().any(there) {
             continue;
         }
@@ -31,7 +31,13 @@ pub(super) fn of(object: &Value, templates: &[Template<'_>], cluster: &Cluster) 
             None => String::new(),
         };
         let fix = format!("move it to {}metadata.annotations{name}", first.path);
-        findings.push(Finding::new(field, problem, fix).without_gpu());
+        let finding = Finding::new(field, problem, fix);
+        let of_share = keys::is_of_share(meant.as_deref().unwrap_or(key));
+        findings.push(if of_share {
+            finding.without_gpu()
+        } else {
+            finding
+        });
     }
     for (key, value) in entries(&object["metadata"]["labels"]) {
         let field = format!("metadata.labels[{}]", shown(key));

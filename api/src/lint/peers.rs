@@ -1,4 +1,4 @@
-//! The words of other products that share GPUs, and what says the same here. The table of
+//! The words of other products that share GPUs, and the words here that mean the same. The table of
 //! `docs/migration.md` has the same rows.
 
 use proto::names::{request, resource};
@@ -6,9 +6,9 @@ use proto::names::{request, resource};
 /// A word of another product.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
-    /// Whose it is.
+    /// The name of the product.
     pub(super) of: &'static str,
-    /// What says the same here.
+    /// The meaning of the word.
     means: Means,
 }
 
@@ -26,7 +26,7 @@ enum Means {
     Cards,
     /// A slot of a card that is shared without limits.
     Slot,
-    /// Something that is said in these words.
+    /// Something else, with the fix in words.
     Other(&'static str),
 }
 
@@ -67,7 +67,7 @@ const RESOURCES: [(&str, Word); 15] = [
     ),
 ];
 
-/// Annotations and labels: how they begin.
+/// The prefixes of annotations and labels.
 const KEYS: [(&str, Word); 9] = [
     ("nvidia.com/use-gputype", word("HAMi", TYPE)),
     ("nvidia.com/nouse-gputype", word("HAMi", TYPE)),
@@ -134,7 +134,7 @@ impl Word {
         }
     }
 
-    /// Whether the word asks for a GPU or a part of one.
+    /// Returns true if the word requests a GPU or a part of one.
     pub(super) fn asks(self) -> bool {
         matches!(
             self.means,

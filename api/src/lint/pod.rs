@@ -1,4 +1,4 @@
-//! What a pod, or the template of one, says.
+//! The mistakes in a pod, or in a template of pods.
 
 use super::finding::{Cluster, Finding};
 use super::templates::Template;
@@ -7,21 +7,21 @@ use crate::request::shown;
 use proto::names::{kai, request, resource};
 use serde_json::Value;
 
-/// Annotations or labels of one object that are looked at. Admission is called before the API
-/// server has checked their size, and each is compared with each name of ours.
+/// The most annotations or labels of one object that are read. Admission is called before the API
+/// server has checked their size, and each is compared with each known name.
 const MOST_KEYS: usize = 500;
-/// A share of less memory cannot hold the context of a CUDA program, so its author most likely
-/// thought in GiB.
+/// The least memory of a share that can hold the context of a CUDA program, in MiB. The author of a
+/// smaller share most likely thought in GiB.
 const LEAST_MIB: u64 = 100;
 
-/// The entries of a map of annotations or labels.
+/// Returns the entries of a map of annotations or labels.
 pub(super) fn entries(map: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let all = map.as_object().into_iter().flatten();
     all.map(|(key, value)| (key.as_str(), value))
         .take(MOST_KEYS)
 }
 
-/// Returns the mistakes of a pod. `told` is true if its owner has a word for us in the wrong place.
+/// Returns the mistakes of a pod. `told` is true if its owner has a mistake of its own.
 pub(super) fn of(template: &Template<'_>, cluster: &Cluster, told: bool) -> Vec<Finding> {
     let pod = Pod {
         path: &template.path,
@@ -32,7 +32,7 @@ pub(super) fn of(template: &Template<'_>, cluster: &Cluster, told: bool) -> Vec<
     findings.extend(pod.labels());
     findings.extend(pod.misplaced());
     let words = pod.words_of_peers();
-    // A pod that names another scheduler and says nothing to us is none of our business.
+    // A pod that names another scheduler and no share belongs to others.
     let speaks = told || !findings.is_empty() || pod.speaks();
     if pod.is_ours() || speaks || pod.scheduler().is_none() {
         findings.extend(words);
@@ -46,7 +46,7 @@ pub(super) fn of(template: &Template<'_>, cluster: &Cluster, told: bool) -> Vec<
 /// Returns the finding about the name of a priority class.
 pub(super) fn class(field: String, name: &Value, cluster: &Cluster) -> Option<Finding> {
     let name = name.as_str().filter(|name| !name.is_empty())?;
-    // Kubernetes makes these two itself.
+    // Kubernetes itself creates the classes with this prefix.
     if cluster.classes.contains(name) || name.starts_with("system-") {
         return None;
     }
@@ -96,14 +96,14 @@ impl<'a> Pod<'a> {
         self.scheduler() == Some(&self.cluster.scheduler)
     }
 
-    /// Whether it has an annotation or a label of ours.
+    /// Returns true if the pod has an annotation of a share, or the label of a queue.
     fn speaks(&self) -> bool {
         entries(self.map("annotations")).any(|(key, _)| keys::is_of_share(key))
             || entries(self.map("labels"))
                 .any(|(key, _)| [kai::QUEUE_LABEL, kai::QUEUE_LABEL_OLD].contains(&key))
     }
 
-    /// Whether one of its annotations requests a share.
+    /// Returns true if one of the pod's annotations requests a share.
     fn requests(&self) -> bool {
         entries(self.map("annotations")).any(|(key, _)| keys::requests(key))
     }
@@ -161,8 +161,8 @@ impl<'a> Pod<'a> {
         findings
     }
 
-    /// Names of annotations where YAML was indented in another way than was meant, or in a
-    /// container's resources. The API server refuses most of them, but says nothing of annotations.
+    /// Finds names of annotations in places where a wrong indent puts them, or in a container's
+    /// resources. The API server refuses most of them, and does not mention annotations.
     fn misplaced(&self) -> Vec<Finding> {
         let says = self.says;
         let mut places = vec![
@@ -192,7 +192,7 @@ impl<'a> Pod<'a> {
         findings
     }
 
-    /// Resources that other products serve.
+    /// Finds resources that other products serve.
     fn words_of_peers(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (place, container) in self.containers() {
@@ -253,7 +253,7 @@ impl<'a> Pod<'a> {
             })
     }
 
-    /// Another scheduler, for a pod that says something to us or requests whole GPUs.
+    /// Finds another scheduler, or none, on a pod that has a word for this one or requests whole GPUs.
     fn scheduler_name(&self, speaks: bool) -> Option<Finding> {
         let wanted = &self.cluster.scheduler;
         let whole = self
@@ -261,7 +261,7 @@ impl<'a> Pod<'a> {
             .find(|(_, container)| !container["resources"]["limits"][resource::GPU].is_null());
         let (problem, gpu) = match (self.scheduler(), whole) {
             (Some(name), _) if name == wanted || !speaks => return None,
-            // KAI may run next to a scheduler of ours that has another name.
+            // KAI may run beside this scheduler, which then has another name.
             (Some(kai::SCHEDULER_NAME), _) => return None,
             (Some(name), _) => (
                 format!("is {}, so that Aliquot does not see the pod", shown(name)),
@@ -297,7 +297,8 @@ impl<'a> Pod<'a> {
         class(self.field("spec.priorityClassName"), named, self.cluster)
     }
 
-    /// Containers next to the first, which alone gets the share unless an annotation names another.
+    /// Finds containers that get no GPU. The first container alone gets the share, unless an annotation
+    /// names another.
     fn other_containers(&self) -> Option<Finding> {
         let annotations = self.map("annotations");
         let by_pod = [request::MEMORY, request::FRACTION];
@@ -336,7 +337,7 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// An annotation or a label that is a number or a truth value in YAML.
+/// Finds an annotation or a label that is a number or a truth value in YAML.
 fn not_text(field: &str, value: &Value) -> Option<Finding> {
     let kind = match value {
         Value::Number(_) => "a number",

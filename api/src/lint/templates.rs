@@ -1,11 +1,11 @@
-//! An object → the pods that it makes. The template is looked for by its shape, so that those
-//! of Deployments, of Kubeflow, of Ray and of kinds that do not exist yet are all read.
+//! The pods that an object makes. A template is found by its shape, so that the templates of
+//! Deployments, of Kubeflow, of Ray and of kinds that do not exist yet are all read.
 
 use serde_json::Value;
 
-/// Depth of the fields that are looked at. The deepest known template is that of a `RayJob`, at 6.
+/// The largest depth of a field that is read. The deepest known template is that of a `RayJob`, at 6.
 const DEEPEST: usize = 12;
-/// Templates of one object. A `JobSet` or `RayCluster` has a few.
+/// The most templates of one object that are read. A `JobSet` or `RayCluster` has a few.
 const MOST: usize = 64;
 
 /// The pod, or the template of pods, of an object.
@@ -13,7 +13,7 @@ const MOST: usize = 64;
 pub struct Template<'a> {
     /// The path of the template, with a dot at its end: `spec.template.`. Empty for a pod.
     pub path: String,
-    /// Metadata and spec of the pod.
+    /// The pod, with its metadata and spec.
     pub pod: &'a Value,
 }
 

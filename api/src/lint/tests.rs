@@ -133,6 +133,23 @@ fn a_misspelt_annotation_is_told_with_what_was_meant() {
 }
 
 #[test]
+fn a_run_time_counts_on_pods_alone() {
+    for (key, fix) in [
+        ("aliquot.dev/expected-run-time", "move it to spec.template."),
+        (
+            "aliquot.dev/expected-runtime",
+            "annotations as aliquot.dev/expected-run-time",
+        ),
+    ] {
+        let object = json!({
+            "kind": "Job", "metadata": {"name": "j", "annotations": {key: "2h"}},
+            "spec": {"template": pod(json!({}), json!({}))},
+        });
+        only(&object, &format!("metadata.annotations[{key}]"), fix, false);
+    }
+}
+
+#[test]
 fn labels_and_annotations_that_were_taken_for_each_other_are_told() {
     let label = |key: &str, value: &str| pod(json!({"labels": {key: value}}), json!({}));
     only(
