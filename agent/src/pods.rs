@@ -17,8 +17,8 @@ use std::time::Duration;
 /// Number of UIDs of deleted pods that are remembered, to distinguish "deleted" from "not seen
 /// yet".
 const REMEMBERED: usize = 1024;
-/// Longest grace period that is told from longer ones, in seconds: a year. Sums with points in time
-/// stay within their range.
+/// The longest grace period that counts, in seconds: a year. Longer ones are cut to it, so that sums
+/// with points in time stay within their range.
 const LONGEST_GRACE: u64 = 366 * 24 * 3600;
 
 /// One pod.
@@ -37,7 +37,7 @@ pub struct PodView {
     pub finished: bool,
     /// It has a deletion timestamp.
     pub deleting: bool,
-    /// How long after its deletion was read the kubelet kills what is left of its containers.
+    /// The time between the moment at which the deletion was read and the kubelet's kill.
     pub grace: Duration,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<String>,
@@ -142,8 +142,9 @@ impl PodView {
     }
 
     /// Reads a pod that was listed and not seen to change: part of its grace period may have passed
-    /// by `now`, the time of this machine. Of a pod that was seen to change the period is counted
-    /// from then, so that a clock that differs from the API server's costs no program its time.
+    /// by `now`, the time of this machine. For a pod that was seen to change, the period begins when
+    /// the change is read, so that a clock that differs from the API server's costs no program its
+    /// time.
     pub fn listed(pod: &Pod, now: Timestamp) -> Option<Self> {
         let mut view = Self::of(pod)?;
         if let Some(killed) = &pod.metadata.deletion_timestamp {
@@ -168,10 +169,10 @@ impl PodView {
     }
 }
 
-/// Kubernetes' grace period for a pod that names none.
+/// Kubernetes' grace period for a pod that names none, in seconds.
 const DEFAULT_GRACE: i64 = 30;
 
-/// The grace period that the kubelet gives a pod.
+/// Returns the grace period that the kubelet gives a pod.
 fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref();
     let own = own.and_then(|spec| spec.termination_grace_period_seconds);

@@ -19,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 /// kill any further.
 const BREAK_OFF: Duration = Duration::from_millis(500);
 
-/// The same before a kill of the kubelet's.
+/// The time that the MPS server has to break off work before the kubelet's kill.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What the core wants done.
+/// An order of the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Kill processes.
+    /// Processes are to be killed.
     End(Termination),
-    /// Break off the work of processes that the kubelet is about to kill.
+    /// The work of processes that the kubelet is about to kill is to be broken off.
     Drain(Drain),
 }
 
@@ -38,7 +38,7 @@ pub struct Drain {
     pub pod: PodIdentity,
     /// The server's name.
     pub server: String,
-    /// They, by their pids on the host.
+    /// The pids of the clients on the host.
     pub pids: Vec<u32>,
 }
 

@@ -42,7 +42,7 @@ pub fn visible(text: &str) -> String {
 }
 
 /// Returns a text as one line of at most so many bytes, with a blank for each invisible character.
-/// Messages that quote a tenant's object are made of it: its names may be as long as the object.
+/// A message that quotes a tenant's object may be as long as the object.
 pub fn line(text: &str, bytes: usize) -> String {
     text.chars()
         .map(|c| if is_visible(c) { c } else { ' ' })

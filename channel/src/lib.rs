@@ -56,7 +56,7 @@ pub fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
     Lengths::default().unbounded("")
 }
 
-/// The end of a channel that never waits.
+/// The sending end of a channel. It never waits.
 #[derive(Debug)]
 pub struct Sender<T> {
     items: mpsc::UnboundedSender<T>,
@@ -99,7 +99,7 @@ impl<T> Sender<T> {
     }
 }
 
-/// The end of a channel that takes the items, in the order in which they were sent.
+/// The receiving end of a channel, which returns the items in the order in which they were sent.
 #[derive(Debug)]
 pub struct Receiver<T> {
     items: mpsc::UnboundedReceiver<T>,
@@ -117,7 +117,7 @@ impl<T> Receiver<T> {
     /// Returns the next item, if one is there.
     ///
     /// # Errors
-    /// None is there, or all senders are gone.
+    /// No item is there, or all senders are gone.
     pub fn try_recv(&mut self) -> Result<T, TryRecvError> {
         let item = self.items.try_recv()?;
         self.length.dec();
@@ -139,7 +139,7 @@ impl<T> Receiver<T> {
 
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
-        // What was sent and is not received any more waits no more.
+        // Items that nobody will receive no longer wait.
         self.items.close();
         while self.try_recv().is_ok() {}
     }

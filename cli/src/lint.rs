@@ -1,7 +1,7 @@
-//! `aliquot lint -f FILE`: mistakes in manifests, without a cluster.
+//! `aliquot lint -f FILE` finds mistakes in manifests, without a cluster.
 //!
-//! In: manifests. Out: what admission would say of each object that has pods, by file, object, field
-//! and fix; the rules are [`scheduler::admission::lint`]'s. The exit code is 1 if anything was found,
+//! In: manifests. Out: the mistakes of each object that has pods, by file, object, field and fix. The
+//! rules are those of [`scheduler::admission::lint`]. The exit code is 1 if anything was found,
 //! so that a pipeline stops, and if no object has pods, because then nothing was looked at.
 
 use crate::failure::{Failure, NO, Outcome};
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// times; `-` is standard input.
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// As the scheduler's own flag.
+    /// The scheduler's name, as for the scheduler's own flag.
     #[arg(long, value_name = "NAME", default_value = proto::names::kai::SCHEDULER_NAME)]
     scheduler_name: String,
     #[command(flatten)]
@@ -35,19 +35,19 @@ const COLUMNS: &[Column] = &[
     Column::text("problem", "PROBLEM"),
     Column::text("fix", "FIX"),
 ];
-/// A name has 253 characters at most; what is longer is none.
+/// The most characters of a name that are printed. A name in Kubernetes has 253 at most.
 const LONGEST_NAME: usize = 253;
 
-/// An object that has pods, and what is wrong with it.
+/// An object that has pods, with its mistakes.
 #[derive(Debug)]
 struct Linted {
     file: String,
-    /// `Deployment team-a/web`.
+    /// The kind and the name, such as `Deployment team-a/web`.
     object: String,
     findings: Vec<Finding>,
 }
 
-/// Runs it.
+/// Runs the verb.
 pub(crate) fn run(args: &Args) -> Outcome {
     let objects = manifest::of_files(&args.files)?;
     let all = linted(&objects, &args.scheduler_name);
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::from(if found { NO } else { 0 }))
 }
 
-/// The objects that have pods, in the order of the files.
+/// Returns the objects that have pods, in the order of the files.
 fn linted(objects: &[(String, Value)], scheduler: &str) -> Vec<Linted> {
     let mut cluster = Cluster::of_scheduler(scheduler);
     for (_, object) in objects {
@@ -94,7 +94,7 @@ fn name(object: &Value) -> String {
     }
 }
 
-/// Paragraphs for people, rows for programs.
+/// Returns the answer: paragraphs for people, rows for programs.
 fn report(all: &[Linted], format: Format) -> Report {
     if format != Format::Table {
         let mut table = Table::new(COLUMNS, "no mistakes");
@@ -225,7 +225,7 @@ app.yaml: Pod train
         assert_eq!(rows.as_array().map(Vec::len), Some(5));
         assert_eq!(rows[0]["object"], "Deployment team-a/web");
         assert_eq!(rows[2]["field"], "spec.schedulerName");
-        // The class is made by the same files.
+        // The same files create the class.
         let class = "---\napiVersion: scheduling.k8s.io/v1\nkind: PriorityClass\nmetadata: {name: trian}\nvalue: 1\n";
         let text = printed(&format!("{WRONG}{class}"), Format::Table);
         assert!(

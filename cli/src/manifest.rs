@@ -38,8 +38,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(documents)
 }
 
-/// The objects of these files with the file's name, in their order. A folder stands for the
-/// manifests in it, as for `kubectl`; `-` is standard input.
+/// Returns the objects of these files in order, each with the file's name. A folder stands for the
+/// manifests in it, as for `kubectl`, and `-` for standard input.
 pub(crate) fn of_files(files: &[PathBuf]) -> Result<Vec<(String, Value)>, Failure> {
     let mut objects = Vec::new();
     for file in files {
@@ -61,7 +61,7 @@ pub(crate) fn of_files(files: &[PathBuf]) -> Result<Vec<(String, Value)>, Failur
     Ok(objects)
 }
 
-/// A file itself, or the manifests of a folder in order of name.
+/// Returns the file itself, or the manifests of a folder in order of name.
 fn manifests_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);

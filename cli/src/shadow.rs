@@ -443,7 +443,7 @@ impl Shadow {
         self.core.snapshot()
     }
 
-    /// What is known of the cluster that manifests are checked against.
+    /// Returns the facts about the cluster that manifests are checked against.
     pub(crate) fn known(&self) -> api::lint::Cluster {
         let classes = self.world.priority_classes().map(str::to_owned);
         api::lint::Cluster {
@@ -502,7 +502,7 @@ impl Shadow {
 
 /// Returns the mistakes that cost a pod its GPU, with its namespace and name.
 fn mistakes(pod: &Pod, known: &api::lint::Cluster) -> Option<((String, String), Vec<Finding>)> {
-    // Most pods have no word about GPUs, and a pod with a grant has its GPU.
+    // A pod with a grant has its GPU, and most other pods do not mention GPUs.
     let annotations = pod.metadata.annotations.iter().flatten();
     let keys = annotations.chain(pod.metadata.labels.iter().flatten());
     let (mut speaks, mut granted) = (false, false);

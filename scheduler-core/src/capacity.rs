@@ -119,7 +119,7 @@ pub(crate) fn over(
     over_beside(state, charged, wanted, check, &Beside::default())
 }
 
-/// The same for any job of that queue, whose pods may exceed its quota or not.
+/// Checks the same for any job of that queue. `may_exceed_quota` says whether the job's next pods may.
 pub(crate) fn over_in(
     state: &State,
     queue: QueueKey,

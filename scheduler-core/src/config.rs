@@ -32,8 +32,8 @@ pub struct Config {
     pub card_placement: Option<Placement>,
     /// What of KAI's plugins is switched off.
     pub without: BTreeSet<Plugin>,
-    /// `mode` of KAI's plugin `gpujoborder`: which of two jobs of a queue goes first that are alike in
-    /// priority and minimum. `None`: the plugin is off, and the older one goes first.
+    /// The `mode` of KAI's plugin `gpujoborder`, which orders two jobs of a queue that are equal in
+    /// priority and minimum. `None`: the plugin is off, and the older job goes first.
     pub gpu_job_order: Option<GpuJobOrder>,
     /// `restrict-node-scheduling`; `None`: a pod may go to any node.
     pub workers: Option<Workers>,
@@ -137,13 +137,13 @@ impl Step {
     }
 }
 
-/// Which jobs go first, by the GPUs that all of their pods request. Victims are taken in the other
-/// direction.
+/// The order of jobs by the GPUs that all of their pods request. Victims are taken in the reverse
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuJobOrder {
-    /// Jobs with more GPUs.
+    /// Jobs with more GPUs go first.
     PreferLarger,
-    /// Jobs with fewer GPUs.
+    /// Jobs with fewer GPUs go first.
     PreferSmaller,
 }
 

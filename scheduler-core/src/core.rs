@@ -132,7 +132,8 @@ impl Core {
         explain::explain(&self.state, &self.config, pod)
     }
 
-    /// The kind of the reason why a pod waits, as a decision told it last. `None`: none was told.
+    /// Returns the kind of the reason why a pod waits, as the last decision gave it. `None`: no decision
+    /// gave one.
     pub fn told_kind(&self, pod: &PodUid) -> Option<ReasonKind> {
         let task = self.state.task_of(pod)?;
         Some(self.state.said.get(&task)?.kind)

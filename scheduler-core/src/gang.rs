@@ -331,9 +331,9 @@ impl Gang {
         self.is_met(&|set| set.allocated() >= set.min)
     }
 
-    /// The core of a semi-preemptible job (KAI's core pods): of each group in the tree as many
-    /// members as it needs, those first that have their own minimum, then by name; of each set the
-    /// first placed pods up to its minimum.
+    /// Returns the core of a semi-preemptible job (KAI's core pods). Each group in the tree contributes
+    /// as many members as it needs: members that have their own minimum come first, then the order is
+    /// by name. Each set contributes its first placed pods, up to its minimum.
     pub(crate) fn core_pods(&self) -> Vec<TaskKey> {
         let mut core = Vec::new();
         match &self.tree {
@@ -355,8 +355,8 @@ impl Gang {
         }
     }
 
-    /// The pods that leave first of a semi-preemptible job, together, last first; and whether more
-    /// would follow. Its core never leaves. Pods of a member that is neither in the core nor has its
+    /// Returns the pods of a semi-preemptible job that leave first, together, the last one first, and
+    /// whether more would follow. The core never leaves. Pods of a member that is neither in the core nor has its
     /// own minimum go before the surplus: they do nothing for the job.
     pub(crate) fn leave_beyond_core(&self) -> (Vec<TaskKey>, bool) {
         let mut leaving = match &self.tree {
@@ -377,7 +377,7 @@ impl Gang {
         (leaving, more)
     }
 
-    /// The pods of the first member outside the core that lacks its own minimum. While the group
+    /// Returns the pods of the first member outside the core that lacks its own minimum. While the group
     /// itself lacks its minimum, they may be the next to fill it.
     fn idle_beside_core(&self, branch: Branch) -> Vec<TaskKey> {
         if self.satisfied(branch) < branch.needed() {
@@ -495,7 +495,7 @@ fn all_of_set(set: &Set) -> Vec<TaskKey> {
         .collect()
 }
 
-/// The first pods of a set that are placed or have a promise, up to its minimum.
+/// Returns the first pods of a set that are placed or have a promise, up to the set's minimum.
 fn core_of_set(set: &Set) -> impl Iterator<Item = TaskKey> + '_ {
     let placed = set.tasks.iter().filter(|(_, status)| status.is_allocated());
     placed.take(set.min as usize).map(|(task, _)| *task)
@@ -562,8 +562,8 @@ impl JobRow {
         state.tasks.get(*first)
     }
 
-    /// While the group of a semi-preemptible pod is not there, its minimum is not known, and each of
-    /// its pods may be needed.
+    /// Returns the preemptibility of the job. While the group of a semi-preemptible pod is not there, the
+    /// minimum is not known, and each pod may be needed.
     pub(crate) fn preemptibility(&self, state: &State) -> Preemptibility {
         match &self.group {
             Some(group) => group.spec.preemptibility,
@@ -571,14 +571,14 @@ impl JobRow {
         }
     }
 
-    /// All of its pods may be evicted.
+    /// Returns true if all pods of the job may be evicted.
     pub(crate) fn is_preemptible(&self, state: &State) -> bool {
         self.preemptibility(state) == Preemptibility::Preemptible
     }
 }
 
 impl TaskRow {
-    /// The preemptibility of the pod without a group.
+    /// Returns the preemptibility of the pod without a group.
     pub(crate) fn alone(&self) -> Preemptibility {
         match self.facts.preemptibility {
             Preemptibility::SemiPreemptible => Preemptibility::NonPreemptible,
@@ -588,7 +588,7 @@ impl TaskRow {
 }
 
 impl State {
-    /// The core of a job, or nothing for a job that is not semi-preemptible.
+    /// Returns the core of a job. A job that is not semi-preemptible has none.
     pub(crate) fn core_of(&self, job: JobKey) -> Vec<TaskKey> {
         let row = self.jobs.get(job);
         if row.is_none_or(|row| row.preemptibility(self) != Preemptibility::SemiPreemptible) {

@@ -26,7 +26,7 @@ pub struct GroupView {
     /// The requests of its pods that have not ended, placed ones included; for GPU memory the
     /// allocation.
     pub requested: [u128; 3],
-    /// The names of the pods in the core of a semi-preemptible group, sorted; none of another group.
+    /// The names of the pods in the core of a semi-preemptible group, sorted. Another group has none.
     pub core: Box<[Arc<str>]>,
     /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,

@@ -74,7 +74,7 @@ pub struct CycleInputs {
     pub(crate) scale_up: Option<scale_up::Line>,
     /// The task that chooses MIG layouts. `None`: none.
     pub(crate) layouts: Option<mig_layout::Line>,
-    /// The task that estimates start times. `None`: none.
+    /// The channels to the task that estimates start times. `None`: no such task runs.
     pub(crate) forecasts: Option<ForecastLine>,
     /// The time.
     pub wall: Wall,

@@ -174,7 +174,7 @@ impl Core {
             Event::Observed(observation) => self.builder.observe(&observation, now),
             Event::Sampled(sample) => {
                 if !self.judge(sample, now, &mut effects) {
-                    // Nine times of ten nothing follows from it. A drain is due within a second.
+                    // Nine samples of ten change nothing but this: a drain may be due.
                     self.drain(now, &mut effects);
                     return effects;
                 }

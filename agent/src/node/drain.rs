@@ -1,48 +1,49 @@
-//! When clients of MPS servers are drained: just before the kubelet kills their containers. Pure.
+//! Decides when clients of MPS servers are drained: just before the kubelet kills their containers.
+//! Pure.
 //!
 //! In: how each pod with a share leaves, time as a value. Out: whether its clients are due. A client
 //! that is killed with work in flight leaves that work behind, and before driver r625 it can hang
-//! every other client of the card. Not earlier: a program that handles SIGTERM needs the GPU to
-//! finish. [`super::guard`] names the clients.
+//! every other client of the card. A client is not drained earlier, because a program that handles
+//! SIGTERM needs the GPU to finish. [`super::guard`] names the clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long before the kill the MPS server is asked, which is the time that it has to break off the
+/// The time between the request to the MPS server and the kill, in which the server breaks off the
 /// work. The agent sees a deletion some milliseconds after the kubelet does.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
 
-/// How a pod leaves, by the API server's word.
+/// What the API server says about the end of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
-    /// It does not.
+    /// The pod stays.
     Stays,
-    /// A static pod: the deletion of its mirror ends no container.
+    /// The pod is static: the deletion of its mirror ends no container.
     Static,
-    /// It is being deleted, and what is left of its containers is killed after this time.
+    /// The pod is being deleted, and the kubelet kills its remaining containers after this time.
     Deleted(Duration),
-    /// Its object is gone: the kubelet gives its containers a second.
+    /// The object is gone, and the kubelet gives the pod's containers a second.
     Gone,
 }
 
-/// The pods that leave, by UID.
+/// The pods that are ending, by UID, and the static ones.
 #[derive(Debug, Default)]
 pub(super) struct Drains {
     leaving: BTreeMap<String, Leaving>,
     statics: BTreeSet<String>,
 }
 
-/// A pod that leaves.
+/// A pod that is ending.
 #[derive(Debug)]
 struct Leaving {
-    /// When its clients are to be drained.
+    /// The time at which the pod's clients are drained.
     due: Instant,
-    /// Processes that were drained.
+    /// The processes whose drain was requested.
     drained: BTreeSet<u32>,
 }
 
-/// When the clients of a pod are drained that is killed after this grace period: a second before the
-/// kill, or after half of a shorter period, so that a program has some of it in any case.
+/// Returns the time at which the clients of a pod with this grace period are drained: a second before
+/// the kill, or after half of a period below two seconds, so that a program has half of it in any case.
 fn due(grace: Duration, now: Instant) -> Instant {
     now + grace.saturating_sub(BEFORE_KILL.min(grace / 2))
 }
@@ -54,7 +55,7 @@ impl Drains {
         self.statics.retain(|uid| has_share(uid));
     }
 
-    /// Returns whether the clients of a pod are to be drained by now.
+    /// Returns true if the clients of a pod are due by now.
     pub(super) fn is_due(&mut self, uid: &str, leave: Leave, now: Instant) -> bool {
         let grace = match leave {
             Leave::Stays => return false,
@@ -78,7 +79,7 @@ impl Drains {
         now >= leaving.due
     }
 
-    /// Takes a process of a pod that is due; false: it was taken before.
+    /// Notes that the drain of a process is requested. Returns false if it was before.
     pub(super) fn take(&mut self, uid: &str, pid: u32) -> bool {
         let leaving = self.leaving.get_mut(uid);
         leaving.is_some_and(|leaving| leaving.drained.insert(pid))

@@ -97,7 +97,7 @@ pub enum Effect {
     Tell(Note),
     /// End processes of a container.
     End(Termination),
-    /// Break off the GPU work of clients that are about to be killed.
+    /// The MPS server is to break off the work of clients that are about to be killed.
     Drain(Drain),
     /// Destroy a card's MIG instances and create others.
     MakeLayout(LayoutOrder),

@@ -461,7 +461,7 @@ impl Core {
         left.filter(|(_, pids)| !pids.is_empty()).collect()
     }
 
-    /// Asks for the clients to be drained that the kubelet is about to kill, each once.
+    /// Requests the drain of each client that the kubelet is about to kill, once.
     pub(super) fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let (ledger, pods) = (&self.ledger, &self.pods);
         let has_share = |uid: &str| ledger.all().any(|share| share.pod.uid == uid);
@@ -641,7 +641,7 @@ impl Core {
             if let Some((uuid, missing)) = lost.filter(|_| limited.mib.is_some()) {
                 return Some(Complaint {
                     text: format!(
-                        "card {uuid} lost the driver's memory limits, the container's own is as it was set: {missing}"
+                        "card {uuid} lost the driver's memory limits; the container's own limit stays as it was set: {missing}"
                     ),
                     evict: false,
                 });

@@ -239,9 +239,9 @@ pub enum Note {
         /// As it is now.
         health: Health,
     },
-    /// A card had the driver's memory limits, and probes find that it has them no more.
+    /// A card had the driver's memory limits, and probes find that it no longer has them.
     LimitsLost {
-        /// Which.
+        /// The card.
         gpu: GpuUuid,
         /// The part that is missing.
         missing: String,

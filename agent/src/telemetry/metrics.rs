@@ -130,7 +130,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Everything at zero, registered, with the lengths of the agent's channels.
+    /// Makes all metrics at zero and registers them, with the lengths of the agent's channels.
     pub fn new(registry: &mut Registry, lengths: &channel::Lengths) -> Self {
         let help = "Items queued inside the agent, by channel";
         lengths.register(registry, "aliquot_queued", help);

@@ -1,6 +1,6 @@
-//! A sentence as lines that fit a screen.
+//! Cuts a sentence into lines that fit a screen.
 
-/// Columns of the narrowest terminal that people use.
+/// The columns of the narrowest terminal that people use.
 const WIDTH: usize = 80;
 
 /// Returns the text as lines of at most 80 columns, each with so many blanks in front. A word that is

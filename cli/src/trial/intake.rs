@@ -25,8 +25,8 @@ pub(super) struct Intake {
     pub(super) pods: Vec<(PodUid, String)>,
     /// What a person should know of the rest.
     pub(super) notes: Vec<String>,
-    /// Those of the pods whose manifest has a mistake by which they get no GPU. Some get one
-    /// nevertheless, by another annotation.
+    /// The pods whose manifest has a mistake that costs them their GPU. Some get one nevertheless, by
+    /// another annotation.
     pub(super) without: BTreeSet<PodUid>,
     /// True if nothing is decided about pods of the manifests.
     pub(super) undecided: bool,
@@ -43,7 +43,7 @@ impl Intake {
         let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
         let shown = format!("{kind} {}", name.unwrap_or_default());
         self.findings = api::lint::of(object, &shadow.known());
-        // Of the scheduler's name there is more to say, pod by pod.
+        // The scheduler's name is judged pod by pod.
         let of_scheduler = |finding: &&Finding| finding.field.ends_with("spec.schedulerName");
         let others = self.findings.iter().filter(|one| !of_scheduler(one));
         self.notes

@@ -199,7 +199,7 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
         );
     }
 
-    /// Each is a pod that Kubernetes accepts and that runs without the GPU that its author meant.
+    /// Kubernetes accepts each of these pods, and they run without the GPU that their authors meant.
     #[test]
     fn a_pod_that_loses_its_gpu_by_a_mistake_is_no_success() {
         let wrong = pod("p", "rich", "gpu-memroy: \"2000\"", "");
@@ -221,7 +221,7 @@ pod guest ns=team queue=poor created=1 gpus.main=1 phase=running on=n1
             text.contains("Deployment web: metadata.annotations[gpu-memory] is on the Deployment"),
             "{text}"
         );
-        // Of another scheduler, and of none.
+        // One pod names another scheduler, and one names none.
         for name in ["", "schedulerName: aliquot, "] {
             let wrong = right.replace("schedulerName: kai-scheduler, ", name);
             let (text, all) = simulate(&format!("{wrong}{right}")).unwrap();

@@ -142,7 +142,7 @@ impl Cycle<'_> {
 
     /// Others may be moved for this job.
     pub(super) fn may_move_others(&mut self, job: JobKey) -> bool {
-        // As in KAI, for a semi-preemptible job too, its core included.
+        // As in KAI, a semi-preemptible job may be moved too, with its core.
         let row = self.state.jobs.get(job);
         let preemptibility = row.map(|row| row.preemptibility(self.state));
         let may = preemptibility.is_some_and(|one| one != Preemptibility::NonPreemptible);

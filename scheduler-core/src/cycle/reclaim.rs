@@ -37,8 +37,8 @@ struct Reclaim {
     queue: QueueKey,
     /// What the whole job still asks for.
     wanted: QueueAmounts,
-    /// It is judged by the quotas of its queues too, by what they hold of non-preemptible pods. As in
-    /// KAI, so is the surplus of a semi-preemptible job, which goes above quotas into free room only.
+    /// True if the non-preemptible pods of its queues must stay within their quotas. As in KAI, this
+    /// holds for the surplus of a semi-preemptible job too, which exceeds quotas in free room only.
     within_quota: bool,
     /// What queues held before any simulation. Empty until the search begins.
     before: OnceCell<SecondaryMap<QueueKey, QueueUse>>,

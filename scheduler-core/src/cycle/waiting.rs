@@ -482,8 +482,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// Where KAI's plugin `gpujoborder` puts a job: by the GPUs of its pods that wait or have a place,
-    /// without GPU memory. 0 if it is off.
+    /// Returns the rank of a job by KAI's plugin `gpujoborder`: the GPUs of its pods that wait or have a
+    /// place, without GPU memory. 0: the plugin is off.
     fn size(&self, gang: &Gang) -> i64 {
         let Some(order) = self.config.gpu_job_order else {
             return 0;

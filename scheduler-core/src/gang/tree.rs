@@ -177,8 +177,8 @@ impl Gang {
         members.into_iter().map(|(_, member)| member).collect()
     }
 
-    /// The members of a group that are in the core of its job, and the others: first those that have
-    /// their own minimum, then by name. KAI's order of sub-groups would give the places in the core
+    /// Returns the members of a group that are in the core of its job, and the others. Members that have
+    /// their own minimum come first, then the order is by name. KAI's order of sub-groups would give the places in the core
     /// to members that lack pods.
     pub(super) fn core_members<'a>(
         &'a self,

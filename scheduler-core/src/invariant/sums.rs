@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A pod of a core counts as non-preemptible, whatever is remembered of cores.
+/// Returns true if the pod counts as non-preemptible. Cores are computed again for this.
 fn is_fixed(state: &State, key: TaskKey, row: &TaskRow) -> bool {
     match state.preemptibility(row) {
         Preemptibility::Preemptible => false,

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct JobRank {
     pub priority: Reverse<i32>,
     pub availability_tier: AvailabilityTier,
-    /// The order by GPUs, or 0 for every job.
+    /// The rank by GPUs. It is 0 for every job if no such order is set.
     pub size: i64,
     pub created: Time,
     pub uid: Uid,

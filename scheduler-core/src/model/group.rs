@@ -45,14 +45,14 @@ pub struct PodGroup {
     pub never_preempts: bool,
 }
 
-/// Which pods of a workload may be evicted for others, and which count against quotas.
+/// The rule by which pods of a workload may be evicted for others, and count against quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preemptibility {
     /// All of its pods may be evicted, and none counts against a quota.
     #[default]
     Preemptible,
-    /// The pods that the group's minimum needs, its core, are as those of a non-preemptible group,
-    /// and the pods beyond it as those of a preemptible one.
+    /// The pods that the group's minimum needs, its core, count as those of a non-preemptible group, and
+    /// the pods beyond it as those of a preemptible one.
     SemiPreemptible,
     /// None of its pods may be evicted, and all count against quotas.
     NonPreemptible,

@@ -51,7 +51,7 @@ pub struct Pod {
     /// Of its priority class. Used where the pod is a group of its own.
     pub priority: i32,
     /// Used where the pod is a group of its own. One pod is all that such a group needs, so that a
-    /// semi-preemptible one is as a non-preemptible one.
+    /// semi-preemptible pod counts as a non-preemptible one.
     pub preemptibility: Preemptibility,
     /// It may be evicted so that an autoscaler removes its node: a controller makes it again, and
     /// it does not say otherwise.

@@ -179,7 +179,7 @@ pub(crate) enum Cell {
     Extra(NodeKey, ResourceName, ExtraUse),
     Card(CardKey, CardUse),
     Queue(QueueKey, QueueUse),
-    /// Of a semi-preemptible job.
+    /// The core of a semi-preemptible job.
     Core(JobKey, CorePods),
     /// Of the queue's product at that place.
     Product(QueueKey, usize, ProductUse),
@@ -453,7 +453,7 @@ impl State {
         let Some((row, job)) = self.tasks.get(key).and_then(|row| Some((row, row.job?))) else {
             return;
         };
-        // Of a semi-preemptible job all pods count: its core does not leave, and is never looked for.
+        // All pods of a semi-preemptible job count: its core does not leave, and no search takes it.
         if self.preemptibility(row) == Preemptibility::NonPreemptible {
             return;
         }

@@ -1,5 +1,5 @@
-//! What the core of a semi-preemptible job is charged for: the part of its pods that counts as
-//! non-preemptible in its queues.
+//! The charge of the core of a semi-preemptible job, which counts as non-preemptible in the job's
+//! queues.
 
 use super::keys::{NodeKey, TaskKey};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) struct CorePod {
     pub task: TaskKey,
     pub node: NodeKey,
-    /// GPU (nano), CPU (milli), memory (bytes).
+    /// The charge: GPUs (nano), CPU (milli), memory (bytes).
     pub charge: [u128; 3],
 }
 

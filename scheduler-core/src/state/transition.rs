@@ -47,13 +47,14 @@ impl Way<'_> {
     }
 }
 
-/// Which sums of its queues the charge of a pod is part of.
+/// The sums of its queues that the charge of a pod is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Charged {
-    /// What they hold in all.
+    /// The sum of all pods.
     Allocated,
-    /// What they hold of non-preemptible pods.
+    /// The sum of non-preemptible pods.
     Fixed,
+    /// Both sums.
     AllocatedAndFixed,
 }
 
@@ -167,7 +168,7 @@ impl State {
         self.move_core(key);
     }
 
-    /// A pod has moved: another pod of its job may be in the core now.
+    /// Brings the core of a pod's job up to date after the pod has moved.
     fn move_core(&mut self, task: TaskKey) {
         let Some(row) = self.tasks.get(task) else {
             return;
@@ -179,8 +180,8 @@ impl State {
         }
     }
 
-    /// Brings the core of a job up to date, and what its queues hold of non-preemptible pods. It
-    /// depends on where the job's pods are, and on how many of them have succeeded.
+    /// Brings the core of a job up to date, and with it the sums of non-preemptible pods of its queues.
+    /// The core depends on where the job's pods are, and on how many of them have succeeded.
     pub(crate) fn refresh_core(&mut self, job: JobKey) {
         let core: Vec<CorePod> = self
             .core_of(job)

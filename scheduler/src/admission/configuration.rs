@@ -35,19 +35,20 @@ const SHARE: &str = "'gpu-memory' in object.metadata.?annotations.orValue({}) \
     || 'gpu-fraction' in object.metadata.?annotations.orValue({}) \
     || '%s'.format([object.metadata.?annotations.orValue({})]).contains('\"nvidia.com/container.')";
 
-/// CEL: whether the annotations or labels of an object, or of its pods, have a word about GPUs or
-/// about us. Each map is read as one text.
+/// A CEL expression that is true if the annotations or labels of an object, or of its pods, mention
+/// GPUs or Aliquot. Each map is read as one text.
 const SPEAKS: &str = "[object.metadata.?annotations.orValue({}), object.metadata.?labels.orValue({}), \
     object.spec.?template.?metadata.?annotations.orValue({}), object.spec.?template.?metadata.?labels.orValue({}), \
     object.spec.?jobTemplate.?spec.?template.?metadata.?annotations.orValue({}), \
     object.spec.?jobTemplate.?spec.?template.?metadata.?labels.orValue({})]\
     .exists(m, '%s'.format([m]).contains('gpu') || '%s'.format([m]).contains('kai.scheduler') \
     || '%s'.format([m]).contains('aliquot.dev'))";
-/// CEL: whether people wrote the object, or programs on their behalf. Kubernetes' own controllers
-/// have accounts in kube-system, or this name.
+/// A CEL expression that is true if people wrote the object, or programs on their behalf. Kubernetes'
+/// own controllers have accounts in kube-system, or this name.
 const BY_PEOPLE: &str = "!(request.userInfo.username == 'system:kube-controller-manager' \
     || request.userInfo.username.startsWith('system:serviceaccount:kube-system:'))";
-/// The API server's timeout for a warning, seconds: a manifest must not wait for advice.
+/// The API server's timeout for a warning, in seconds. It is short, because advice must not delay a
+/// manifest.
 const WARNING_TIMEOUT_S: i32 = 1;
 
 /// How the API server comes to the webhook.
@@ -325,7 +326,7 @@ pub(super) const PODS: &str = "/mutate-pods";
 /// Where the other kinds are sent.
 pub(super) const OBJECTS: &str = "/validate";
 
-/// Where manifests are sent that are only warned of.
+/// The path of the webhook that only warns of manifests.
 pub(super) const MANIFESTS: &str = "/lint";
 
 /// Where resizes of pods are sent.

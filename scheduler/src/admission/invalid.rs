@@ -44,7 +44,7 @@ pub(super) enum Invalid {
     )]
     RaisedMinimum {
         field: &'static str,
-        /// Empty, or `subgroup "name" of `.
+        /// The sub-group, as `subgroup "name" of `. It is empty for the group itself.
         of: String,
         old: i64,
         new: i64,

@@ -1,4 +1,4 @@
-//! Everything that admission would say of a manifest, before it is applied. Pure.
+//! Finds everything that admission would say about a manifest, before it is applied. Pure.
 //!
 //! In: an object of any kind that has pods. Out: the silent mistakes ([`api::lint`]), and what the
 //! webhook of pods would refuse or not follow in each of its pods. The author of a Deployment never
@@ -8,7 +8,7 @@ use super::amend::amended;
 use api::lint::{Cluster, Finding, Template, templates};
 use serde_json::{Value, json};
 
-/// Returns what there is to say of an object; nothing, if it has no pods.
+/// Returns the mistakes of an object. An object without pods has none.
 pub fn of(object: &Value, cluster: &Cluster) -> Vec<Finding> {
     let mut findings = api::lint::of(object, cluster);
     for template in templates(object) {
@@ -17,7 +17,7 @@ pub fn of(object: &Value, cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// What the webhook would answer to a pod.
+/// Returns what the webhook would answer to a pod.
 fn answered(template: &Template<'_>) -> Vec<Finding> {
     let whole = template.path.trim_end_matches('.');
     match amended(&readable(template.pod)) {
@@ -48,8 +48,8 @@ fn answered(template: &Template<'_>) -> Vec<Finding> {
     }
 }
 
-/// The pod with a text for each number in its metadata, which has a finding of its own and would
-/// hide what else is wrong.
+/// Returns the pod with a text for each number in its metadata. A number has a finding of its own, and
+/// would hide the other mistakes.
 fn readable(template: &Value) -> Value {
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod"});
     for part in ["metadata", "spec"] {

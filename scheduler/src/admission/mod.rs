@@ -3,7 +3,7 @@
 //! - `amend`: pure: a pod → the same with its token and amount, or one sentence.
 //! - `bodies`: requests, bounded before they are parsed.
 //! - [`review`]: an `AdmissionReview` → its answer.
-//! - [`lint`]: pure: a manifest → everything that would be said of it.
+//! - [`lint`]: finds everything that admission would say about a manifest. Pure.
 //! - `validate`: pure: invalid or too large queues, pod groups and topologies.
 //! - `queues`: the queues that are there.
 //! - `resize`: whether a pod may be resized.
@@ -114,7 +114,7 @@ pub async fn run(
         .route(
             MANIFESTS,
             post(async move |Json(sent)| {
-                // What cannot be read is no reason to refuse it: an error is ignored, by the policy.
+                // An object that cannot be read is not refused: the API server ignores the error.
                 review::manifests(sent, &scheduler)
                     .map(Json)
                     .ok_or(StatusCode::UNPROCESSABLE_ENTITY)

@@ -103,7 +103,7 @@ fn judge(request: &AdmissionRequest<DynamicObject>, bursts: Bursts) -> Admission
         Ok(mut amended) => {
             let cut = bursts.warnings(&amended.request);
             amended.warnings.extend(cut);
-            // Only pods of this scheduler are sent here, so that its name is the pod's own.
+            // Only pods of this scheduler are sent here, so that the pod has its name.
             let scheduler = pod["spec"]["schedulerName"].as_str().unwrap_or_default();
             let cluster = Cluster::of_scheduler(scheduler);
             let mistakes = api::lint::of_pod(&pod, &cluster);

@@ -66,7 +66,7 @@ pub(super) fn queue(
 /// Admitted with a warning, as in KAI.
 pub(super) type Warnings = Vec<String>;
 
-/// `old`: the group as it exists.
+/// `old` is the group as it exists.
 pub(super) fn pod_group(
     group: &PodGroup,
     old: Option<&PodGroup>,

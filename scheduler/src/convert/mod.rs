@@ -158,7 +158,7 @@ pub struct World {
     unread: BTreeSet<Arc<str>>,
     /// What became of a pod's resize that is not over, by pod.
     resizes: BTreeMap<String, String>,
-    /// How long pods run, of those that say so.
+    /// The run times of the pods that say how long they run.
     run_times: BTreeMap<PodUid, RunTime>,
     /// Running pods that are being deleted, while their end is counted on.
     leaving: BTreeMap<String, Leaving>,

@@ -1,4 +1,4 @@
-//! How long a pod runs, as far as it says so.
+//! The run time of a pod, if the pod says how long it runs.
 //!
 //! In: the annotation [`RUN_TIME`] and `activeDeadlineSeconds`. Out: the run time for estimates of
 //! start times, or a warning if the annotation counts for nothing. No decision rests on it.
@@ -9,11 +9,11 @@ use kube::ResourceExt as _;
 use proto::names::request::RUN_TIME;
 use scheduler_core::units::{Duration, Time};
 
-/// A longer run time counts as unknown. Kubernetes has no default for `activeDeadlineSeconds`, and
+/// The longest run time that counts. A longer one counts as unknown. Kubernetes has no default for `activeDeadlineSeconds`, and
 /// some charts write the largest number instead of none.
 const MAX: Duration = Duration::seconds(366 * 24 * 3600);
 
-/// How long a pod runs, and since when.
+/// The run time of a pod, and its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunTime {
     /// The time from the pod's start to its end.

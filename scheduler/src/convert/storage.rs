@@ -20,14 +20,14 @@ struct User {
     pod: StoredPod,
     /// Namespace and name of each of its claims.
     claims: Vec<String>,
-    /// What its volumes said when it was looked at last.
+    /// The terms of its volumes when the pod was looked at last.
     say: VolumeTerms,
 }
 
 /// Pods that are looked at again when what their volumes say may have changed.
 #[derive(Debug, Default)]
 struct Users {
-    /// By UID.
+    /// The pods, by UID.
     pods: BTreeMap<String, User>,
     /// UIDs by the namespace and name of a claim.
     by_claim: BTreeMap<String, BTreeSet<String>>,

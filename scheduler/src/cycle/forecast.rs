@@ -1,4 +1,4 @@
-//! Forks of the core for estimates of start times, and what is told of these.
+//! The forks of the core from which start times are estimated, and the use of the estimates.
 
 use super::Cycle;
 use crate::forecast::{AGAIN, Fork, PACE};
@@ -29,7 +29,7 @@ impl Cycle {
         let Some(line) = &self.forecasts else {
             return;
         };
-        // The last one is not done yet.
+        // The last forecast is not done yet.
         let Ok(turn) = line.forks.try_reserve() else {
             return;
         };

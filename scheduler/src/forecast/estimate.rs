@@ -1,4 +1,4 @@
-//! Estimates of start times, and their words.
+//! Estimates of start times, and the sentences that tell them.
 
 use jiff::Timestamp;
 use proto::names::request::RUN_TIME;
@@ -13,15 +13,16 @@ use std::sync::Arc;
 pub struct EndedPod {
     /// `namespace/name`.
     pub name: Arc<str>,
-    /// How long it runs, and true if Kubernetes ends it after that time. `None`: it is being deleted
-    /// already.
+    /// The run time, and true if Kubernetes ends the pod after that time. `None`: the pod is being
+    /// deleted already.
     pub runs: Option<(Duration, bool)>,
 }
 
-/// When a waiting pod starts.
+/// The estimate of the time at which a waiting pod starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Estimate {
-    /// It starts at about this time if what runs takes as long as it said, and no other pod comes.
+    /// The pod starts at about this time if running pods take as long as they say, and no other pod
+    /// comes.
     About {
         /// The time.
         time: Time,
@@ -39,7 +40,7 @@ pub enum Estimate {
         /// certain to be the first.
         time: Time,
     },
-    /// It does not start at any time that is known.
+    /// No known time lets the pod start.
     Unknown {
         /// The pods in its way whose run time is not known. 0: no known end makes room for it.
         unknown: usize,
@@ -49,7 +50,7 @@ pub enum Estimate {
 /// Estimates of all pods that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forecast {
-    /// The time at which it was made.
+    /// The time at which the forecast was made.
     pub made: Time,
     /// The estimate of each waiting pod.
     pub pods: BTreeMap<PodUid, Estimate>,

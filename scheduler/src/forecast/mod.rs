@@ -1,4 +1,4 @@
-//! When a waiting pod starts, as far as that can be told.
+//! Estimates when a waiting pod starts.
 //!
 //! - [`forecast`]: plays the ends of running pods forward on a fork of the core, with the same rules
 //!   that decide, and notes when each waiting pod starts. Pure.

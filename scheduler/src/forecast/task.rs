@@ -1,4 +1,4 @@
-//! Forecasts, made apart from decisions.
+//! The task that makes forecasts, apart from decisions.
 //!
 //! In: a fork of a cycle's core. Out: estimates, which the cycle reads when it is asked. The work runs
 //! on a thread of its own, in place in a simulated world.

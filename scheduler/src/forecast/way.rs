@@ -26,7 +26,7 @@ pub(super) struct Holder {
     pub(super) end: Option<Time>,
 }
 
-/// Which holders are in a pod's way.
+/// The holders that are in a pod's way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// The holders on these nodes are in the way; with `true` only those with cards.

@@ -201,7 +201,7 @@ fn as_users_have_it(phase: &str) -> Pod {
     let metadata = json!({
         "name": "train-0", "namespace": "team-a", "uid": "u1",
         "labels": {"kai.scheduler/queue": "team-a", "app": "train"},
-        "annotations": {"gpu-memory": "2000", "pod-group-name": "train"},
+        "annotations": {"gpu-memory": "2000", "pod-group-name": "train", "aliquot.dev/expected-run-time": "2h"},
         "creationTimestamp": "2026-01-01T00:00:00Z",
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "o1", "controller": true}]
     });
@@ -219,7 +219,7 @@ fn as_users_have_it(phase: &str) -> Pod {
     let spec = json!({
         "schedulerName": "kai-scheduler", "nodeName": (phase == "Running").then_some("node-a"),
         "serviceAccountName": "default", "serviceAccount": "default", "dnsPolicy": "ClusterFirst",
-        "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 30,
+        "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 30, "activeDeadlineSeconds": 3600,
         "securityContext": {"fsGroup": 1000}, "imagePullSecrets": [{"name": "registry"}],
         "priority": 50, "priorityClassName": "train", "preemptionPolicy": "PreemptLowerPriority",
         "enableServiceLinks": true, "hostname": "train-0", "subdomain": "train",
@@ -266,7 +266,7 @@ fn what_is_kept_of_a_pod_decides_as_the_whole_pod_does() {
             events.extend(world.take(Fact::ConfigMap(Seen::Listing)));
             events.extend(world.take(Fact::ConfigMap(Seen::Listed)));
             events.extend(world.elapse(scheduler_core::units::Time(0)));
-            format!("{events:#?}")
+            format!("{events:#?} {:?}", world.run_times())
         };
         let (of_whole, of_kept) = (events(&whole), events(&kept));
         assert_eq!(of_whole, of_kept);
@@ -276,7 +276,15 @@ fn what_is_kept_of_a_pod_decides_as_the_whole_pod_does() {
                 assert!(of_kept.contains(name), "{name} is missing: {of_kept}");
             }
         }
+        assert!(
+            of_kept.contains("started: Some(Time(1767225601000))"),
+            "{of_kept}"
+        );
         assert_eq!(crate::crash::of(&whole), crate::crash::of(&kept));
+        // The page and the grouper read these.
+        let status = |pod: &Pod| pod.status.clone().unwrap();
+        assert_eq!(status(&whole).conditions, status(&kept).conditions);
+        assert_eq!(whole.metadata, kept.metadata);
         // A token for the API server, a program's arguments and a probe place no pod.
         let text = serde_json::to_string(&kept).unwrap();
         for unread in [

@@ -63,9 +63,9 @@ struct Say {
 #[derive(Debug)]
 struct User {
     pod: StoredPod,
-    /// It has claims of its own.
+    /// True if the pod has claims of its own.
     has_claims: bool,
-    /// The namespaces and names of the claims for which it is looked at again.
+    /// Namespace and name of each claim for which the pod is looked at again.
     claims: Vec<String>,
     /// It waits, and is ours.
     waits: bool,

@@ -348,18 +348,7 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
             &mut core,
             Event::Mps(mps::Plan::default(), mps::Observation::default()),
         );
-        for one in [
-            Step::Bind(1, false, 0, 300),
-            Step::Allocate(1),
-            Step::PreStart(1),
-            Step::Prove(1),
-        ] {
-            step(&mut world, &mut core, &one);
-        }
-        for proof in world.proofs.values_mut().flatten() {
-            proof.limited.clone_from(&limited);
-        }
-        step(&mut world, &mut core, &Step::Look);
+        limited_share(&mut world, &mut core, limited.clone());
         let mut look = observation(&BTreeMap::new());
         look.devices[0].reading.as_mut().unwrap().compute_mode = ComputeMode::ExclusiveProcess;
         world.tell(&mut core, Event::Observed(Arc::new(look)));
@@ -377,6 +366,22 @@ fn a_drivers_limit_is_a_fence_when_the_hook_has_read_it_back_and_a_complaint_whe
     }
 }
 
+/// Starts a share of 300 MiB whose hook has set this limit.
+fn limited_share(world: &mut World, core: &mut Core, limited: Option<Limited>) {
+    for one in [
+        Step::Bind(1, false, 0, 300),
+        Step::Allocate(1),
+        Step::PreStart(1),
+        Step::Prove(1),
+    ] {
+        step(world, core, &one);
+    }
+    for proof in world.proofs.values_mut().flatten() {
+        proof.limited.clone_from(&limited);
+    }
+    step(world, core, &Step::Look);
+}
+
 #[test]
 fn a_card_that_loses_its_drivers_limits_is_told_once_and_its_shares_are_told_why() {
     let mut world = World::new();
@@ -386,22 +391,12 @@ fn a_card_that_loses_its_drivers_limits_is_told_once_and_its_shares_are_told_why
         version: "615.1".into(),
     };
     world.tell(&mut core, Event::Observed(Arc::new(look)));
-    for one in [
-        Step::Bind(1, false, 0, 300),
-        Step::Allocate(1),
-        Step::PreStart(1),
-        Step::Prove(1),
-    ] {
-        step(&mut world, &mut core, &one);
-    }
-    for proof in world.proofs.values_mut().flatten() {
-        proof.limited = Some(Limited {
-            mib: Some(300),
-            backend: Some(Backend::Dmem),
-            error: String::new(),
-        });
-    }
-    step(&mut world, &mut core, &Step::Look);
+    let limited = Limited {
+        mib: Some(300),
+        backend: Some(Backend::Dmem),
+        error: String::new(),
+    };
+    limited_share(&mut world, &mut core, Some(limited));
     let probed = |step, backend: &str, missing: &str| {
         let mut seen = observed(1, step, 0);
         seen.limits = vec![mps::LimitProbed {
