@@ -430,7 +430,7 @@ fn a_card_that_loses_its_drivers_limits_is_told_once_and_its_shares_are_told_why
             .map(|one| one.text.as_str())
             .collect();
         let expected = if backend.is_empty() {
-            "card GPU-0 lost the driver's memory limits, the container's own is as it was set: no dmem"
+            "card GPU-0 lost the driver's memory limits; the container's own limit stays as it was set: no dmem"
         } else {
             ""
         };
