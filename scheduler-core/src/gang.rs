@@ -6,6 +6,7 @@
 //! then the least member of a group that has more than it needs; else the whole gang
 //! goes.
 
+mod order;
 mod tree;
 
 use crate::ids::SetName;

@@ -9,108 +9,11 @@
 //! The caller takes a [`Shortage`] between two decisions ([`crate::Core::shortage`]; its cost is
 //! bounded by `most` and by the number of pods that wait) and plans elsewhere, at leisure.
 
+mod groups;
 mod plan;
 mod shortage;
 
+pub use groups::{Groups, NodeTemplate, Shortage};
 pub(crate) use plan::{DECISIONS, trial};
 pub use plan::{NewNode, Plan, Unknown, plan};
 pub(crate) use shortage::{Scope, shortage};
-
-use crate::event::Event;
-use crate::ids::{NodeName, ResourceName};
-use crate::model::{Card, Labels, Mode, Node, Phase, Pod};
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// What a node of a group has when it comes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeTemplate {
-    /// The group's name, for messages.
-    pub name: Arc<str>,
-    /// The node. Its name and UID mean nothing.
-    pub node: Node,
-    /// Its cards, as its agent will show them. Their UUIDs mean nothing.
-    pub cards: Vec<Card>,
-    /// The default mode of cards.
-    pub default_mode: Mode,
-    /// Most nodes that the group may have, those that are there included.
-    pub most: u32,
-    /// A node with these labels, and without cards yet, is one of the group that is starting.
-    pub known_by: Labels,
-}
-
-/// What identifies a group of nodes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Groups {
-    /// Keys of labels whose values name a group: nodes of it are alike.
-    pub keys: Vec<Arc<str>>,
-    /// Labels of the nodes of groups that a person has described.
-    pub described: Vec<Labels>,
-}
-
-impl Groups {
-    /// The node is in one of them.
-    pub fn have(&self, node: &Node) -> bool {
-        self.described(node).is_some() || self.name(node).is_some()
-    }
-
-    /// The first group that a person has described whose labels the node has.
-    fn described(&self, node: &Node) -> Option<&Labels> {
-        let mut described = self.described.iter();
-        described.find(|labels| has(node, labels))
-    }
-
-    /// The first of the keys that the node has, and its value.
-    fn name(&self, node: &Node) -> Option<(Arc<str>, Arc<str>)> {
-        let mut keys = self.keys.iter();
-        keys.find_map(|key| {
-            let value = node.labels.get(key)?;
-            Some((Arc::clone(key), Arc::clone(value)))
-        })
-    }
-}
-
-/// Whether the node has all of these labels, and there are some.
-fn has(node: &Node, labels: &Labels) -> bool {
-    let has = |(key, value)| node.labels.get(key) == Some(value);
-    !labels.is_empty() && labels.iter().all(has)
-}
-
-/// Pods that wait for a node, and what the cluster has left, as events for a core of its own.
-/// All pods are in one queue without limits, the larger ones first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shortage {
-    /// Of pods, groups, nodes and cards.
-    pub events: Vec<Event>,
-    /// How many pods wait.
-    pub pods: usize,
-    /// Nodes of groups that offer no GPU: they may be starting.
-    pub without_cards: Vec<Node>,
-    /// The last node, by name, of each group without a template, as an idle node.
-    pub seen: Vec<NodeTemplate>,
-    /// How many nodes each described group has, by its key.
-    pub there: BTreeMap<Labels, u32>,
-}
-
-impl Shortage {
-    /// The pods that wait.
-    pub fn waiting(&self) -> impl Iterator<Item = &Pod> {
-        self.events.iter().filter_map(|event| match event {
-            Event::Pod(pod) if pod.phase == Phase::Pending => Some(&**pod),
-            _ => None,
-        })
-    }
-
-    /// More of each extended resource than its pods ask for together.
-    fn extended(&self) -> BTreeMap<ResourceName, u64> {
-        let names = self.waiting().flat_map(|pod| pod.extended.keys());
-        names.map(|name| (name.clone(), u64::MAX / 4)).collect()
-    }
-
-    /// The same without these nodes: their agents do not come.
-    #[must_use]
-    pub fn without(mut self, nodes: &dyn Fn(&NodeName) -> bool) -> Self {
-        self.without_cards.retain(|node| !nodes(&node.name));
-        self
-    }
-}

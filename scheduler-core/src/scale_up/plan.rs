@@ -1,6 +1,6 @@
 //! How many nodes of which group a shortage needs.
 
-use super::{NodeTemplate, Shortage};
+use super::groups::{NodeTemplate, Shortage};
 use crate::action::Action;
 use crate::config::{Config, Placement, Step};
 use crate::core::Core;
@@ -301,7 +301,7 @@ impl Site {
     fn begin(&mut self, node: &Node, templates: &[NodeTemplate]) {
         let mut templates = templates.iter().enumerate();
         let Some((at, template)) =
-            templates.find(|(_, template)| super::has(node, &template.known_by))
+            templates.find(|(_, template)| super::groups::has(node, &template.known_by))
         else {
             return;
         };

@@ -1,6 +1,6 @@
 //! Which pods a new node may help, as a cluster of their own.
 
-use super::{Groups, NodeTemplate, Shortage};
+use super::groups::{Groups, NodeTemplate, Shortage};
 use crate::action::ReasonKind;
 use crate::cycle;
 use crate::event::Event;

@@ -1,7 +1,7 @@
 //! The MPS stand-ins: `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`.
 //!
 //! - [`cli`]: the control program without options: commands in, answers out;
-//! - `daemon`: the control program with `-d` or `-f`;
+//! - `serve`: the control program with `-d` or `-f`; `daemon`: its state;
 //! - `commands`: what the daemon understands;
 //! - `limits`: the limits of clients;
 //! - `pipe`, `server`: the daemon's and the server's end of a server;
@@ -17,6 +17,7 @@ mod daemon;
 mod limits;
 mod log;
 mod pipe;
+mod serve;
 mod server;
 
 use std::io::Write;
@@ -81,7 +82,7 @@ fn foreground(multiuser: bool) -> ExitCode {
         Some(path) if !path.is_empty() => PathBuf::from(path),
         _ => PathBuf::from("/var/log/nvidia-mps"),
     };
-    daemon::run(&cli::pipe_directory(), &folder, multiuser, !detached)
+    serve::run(&cli::pipe_directory(), &folder, multiuser, !detached)
 }
 
 /// `-d`: a detached daemon; returns once it can be reached.
