@@ -5,13 +5,15 @@
 //! the autoscaler does not oscillate: no machine is requested soon after an equal one was removed,
 //! unless a pod has been created since.
 
+use crate::event::{Turn, WorldEvent};
+use crate::machines::Autoscaler;
 use crate::node::Node;
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use proto::names::{resource, scale_up};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Time between two checks.
 const LOOK: Ms = 10_000;
@@ -35,42 +37,6 @@ const GROUP: (&str, &str) = ("sim.dev/group", "l4");
 const TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 /// MiB of the one card of a machine.
 const CARD: u64 = 16_384;
-
-/// What it does next with a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// Its object is created.
-    Come,
-    /// Its agent reports.
-    Speak,
-    /// Pods that are on it now were bound before the taint.
-    Heard,
-    /// It ends.
-    End,
-}
-
-/// Its state.
-#[derive(Debug, Default)]
-pub struct Autoscaler {
-    /// Requested machines that do not exist yet, by number.
-    coming: BTreeSet<usize>,
-    /// Since when machines have been empty.
-    empty: BTreeMap<usize, Ms>,
-    /// Machines to be removed, and their pods when every scheduler had seen it.
-    leaving: BTreeMap<usize, BTreeSet<String>>,
-    /// When a machine was removed last.
-    removed: Option<Ms>,
-    /// Machines that were asked for.
-    pub asked: usize,
-    /// Machines that were removed.
-    pub gone: usize,
-    /// Most machines at a time, those that are coming included.
-    pub most: usize,
-    /// Machines times milliseconds.
-    pub worked: u64,
-    /// Cards that pods asked for, times milliseconds, in thousandths.
-    pub wanted: u64,
-}
 
 /// The file that the schedulers are given.
 pub fn templates() -> std::path::PathBuf {

@@ -1,10 +1,11 @@
 //! What goes wrong, step by step, and how it all ends well.
 
+use crate::event::WorldEvent;
 use crate::node::FalseReport;
 use crate::replica::Ran;
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use proto::telemetry::Share;
 use serde_json::Value;
 

@@ -1,10 +1,11 @@
 //! Runs in which an autoscaler makes all machines: a storm of shares, and an hour of arrivals and
 //! departures. There are no other faults.
 
+use crate::event::WorldEvent;
 use crate::run::{panics, watch_panics};
 use crate::store::Key;
 use crate::time::Ms;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use proto::names::{kai, resource};
 use scheduler::Config;
 use scheduler_core::ids::ResourceName;

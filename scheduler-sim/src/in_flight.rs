@@ -1,16 +1,18 @@
 //! The network between replicas and API server: what becomes of a request, of its answer and
 //! of a watch.
 
-use crate::replica::{Line, Reply, Sent};
+use crate::event::WorldEvent;
+use crate::replica::{Reply, Sent};
+use crate::request::{Eviction, InFlight, RequestFault, Watch};
 use crate::server::{self, Answer, Asked};
 use crate::store::Refusal;
 use crate::time::Ms;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use api::grant::Grant;
 use axum::body::Bytes;
 use serde_json::{Value, json};
 use std::io;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// A silent connection breaks after this time.
 const DEAD: Ms = 30_000;
@@ -18,68 +20,6 @@ const DEAD: Ms = 30_000;
 const WATCH: Ms = 280_000;
 /// The API server's bookmarks.
 const BOOKMARK: Ms = 20_000;
-
-/// A request under way.
-#[derive(Debug)]
-pub struct InFlight {
-    /// Of which replica.
-    replica: usize,
-    /// Of which of its processes.
-    start: u64,
-    /// The request.
-    asked: Asked,
-    /// Where the answer goes.
-    reply: Option<oneshot::Sender<Reply>>,
-    /// What becomes of it.
-    fault: RequestFault,
-    /// The server's answer.
-    answer: Option<Answer>,
-}
-
-/// What becomes of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RequestFault {
-    /// All is well.
-    Fine,
-    /// It is done, and the answer is lost.
-    Silent,
-    /// It is done, and the connection breaks.
-    Broken,
-    /// It is done, and the server says 500.
-    Failed,
-    /// The server says this and does nothing.
-    Refused(u16),
-}
-
-/// An eviction, as its scheduler says it.
-#[derive(Clone, Debug)]
-pub struct Eviction {
-    /// When.
-    pub at: Ms,
-    /// Which pod.
-    pub of: String,
-    /// The cause, and the beneficiary.
-    pub note: String,
-}
-
-/// A watch that is open.
-#[derive(Debug)]
-pub struct Watch {
-    /// Whose.
-    pub replica: usize,
-    asked: Asked,
-    /// The last version that was sent on it.
-    version: u64,
-    to: mpsc::UnboundedSender<Line>,
-    /// It says nothing until then.
-    pub stalled: Ms,
-    /// When it was opened.
-    since: Ms,
-    /// When it had its last bookmark.
-    marked: Ms,
-    /// A `Feed` is on the agenda.
-    due: bool,
-}
 
 impl World {
     /// Whether this fault happens now.

@@ -1,9 +1,10 @@
 //! What happens in the cluster by itself: kubelets start and end pods, agents report on their
 //! machines, Jobs recreate pods, volumes are bound, orphans are collected.
 
+use crate::event::{Task, WorldEvent};
 use crate::node::{Link, Node};
 use crate::store::{Key, set_condition};
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use proto::telemetry::agent_message::Body;
 use proto::telemetry::{AgentMessage, Heartbeat};
 use serde_json::{Value, json};
@@ -15,19 +16,6 @@ const HEARTBEAT: u64 = 5000;
 const RETRY: u64 = 3000;
 /// States that an agent may come back with.
 const REMEMBERED: usize = 8;
-
-/// What a kubelet does next with a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// Asks the agent for the pod's grant.
-    Admit,
-    /// It runs.
-    Start,
-    /// It is done.
-    Finish,
-    /// It was deleted and has ended.
-    Stop,
-}
 
 impl World {
     fn node_at(&self, name: &str) -> Option<usize> {

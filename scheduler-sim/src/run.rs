@@ -1,8 +1,9 @@
 //! One seed, from beginning to end.
 
+use crate::event::WorldEvent;
 use crate::node::Node;
 use crate::time::Ms;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use scheduler::Config;
 use scheduler::config::Strategy;
 use std::cell::RefCell;

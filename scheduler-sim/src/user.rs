@@ -1,8 +1,9 @@
 //! What people do: pods, gangs, Jobs, queues, budgets and volumes come and go.
 
+use crate::event::WorldEvent;
 use crate::kubelet::volume;
 use crate::store::Key;
-use crate::world::{World, WorldEvent};
+use crate::world::World;
 use kube::CustomResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
 use proto::names::{kai, object};

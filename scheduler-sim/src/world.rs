@@ -1,11 +1,11 @@
 //! Everything of one run: the API server's store, the network, machines, replicas, and the
 //! one queue of what happens next. Nothing here reads a clock or chance but the seed's.
 
-use crate::autoscaler::{Autoscaler, Turn};
-use crate::in_flight::{Eviction, InFlight, Watch};
-use crate::kubelet::Task;
+use crate::event::WorldEvent;
+use crate::machines::Autoscaler;
 use crate::node::Node;
 use crate::replica::{Process, Ran};
+use crate::request::{Eviction, InFlight, Watch};
 use crate::server::Asked;
 use crate::store::{Key, Store};
 use crate::time::{Ms, Stamp};
@@ -18,41 +18,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Interval at which replicas run if nothing happens.
 const LOOK: Ms = 100;
-
-/// One thing that happens.
-#[derive(Debug)]
-pub enum WorldEvent {
-    /// A request comes to the API server.
-    Arrive(u64),
-    /// The answer to a request comes to its replica.
-    Answer(u64),
-    /// A connection breaks.
-    Break(u64),
-    /// A watch has something to say.
-    Feed(u64),
-    /// A kubelet continues with a pod.
-    Kubelet(usize, Key, String, Task),
-    /// An agent updates its report.
-    Agent(usize),
-    /// An agent has something new to say, on all streams.
-    Tell(usize),
-    /// An agent opens streams to replicas that have none.
-    Connect(usize),
-    /// A replica's process begins.
-    Start(usize),
-    /// A replica's kubelet kills a process whose grace period is over.
-    Kill(usize, u64),
-    /// A Job makes its pods.
-    Job(Key),
-    /// Controllers of volumes run.
-    Volumes,
-    /// Pods of removed machines are collected.
-    Collect,
-    /// The autoscaler runs.
-    Autoscale,
-    /// Its decision about a machine is carried out.
-    Machine(usize, Turn),
-}
 
 /// One replica of the scheduler.
 #[derive(Debug)]
