@@ -2,7 +2,7 @@
 
 use super::draft::{Draft, TOPOLOGY, TRAIN, constraint_of, part, preemptibility, raise, total};
 use super::object::{Object, at, number};
-use super::rules::{LookupResult, RuleContext, RuleError};
+use super::rule::{LookupResult, RuleContext, RuleError};
 use api::kai::{SubGroup, TopologyConstraint};
 use proto::names::kai;
 use serde_json::Value;

@@ -7,7 +7,7 @@
 use super::draft::{Draft, constraint_of, part, template_annotation};
 use super::draft::{PREFERRED, REQUIRED, TOPOLOGY};
 use super::object::{Object, at, number};
-use super::rules::{BATCH_MIN_MEMBER, RuleError, count};
+use super::rule::{BATCH_MIN_MEMBER, RuleError, count};
 use api::kai::SubGroup;
 use serde_json::Value;
 

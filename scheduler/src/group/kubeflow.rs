@@ -4,7 +4,7 @@ use super::draft::{
     Draft, PREFERRED, REQUIRED, TOPOLOGY, constraint_of, part, raise, template_annotation,
 };
 use super::object::{Object, number};
-use super::rules::{Lookup, LookupResult, RuleError};
+use super::rule::{Lookup, LookupResult, RuleError};
 use serde_json::Value;
 
 const ROLE: &str = proto::names::kai::JOB_ROLE_LABEL;

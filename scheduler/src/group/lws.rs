@@ -3,7 +3,7 @@
 use super::draft::{Draft, part, raise};
 use super::kubeflow::{MOST_SEGMENTS, SEGMENT, index, segment_constraint, segment_size};
 use super::object::Object;
-use super::rules::RuleError;
+use super::rule::RuleError;
 use api::kai::SubGroup;
 use serde_json::Value;
 

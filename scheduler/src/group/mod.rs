@@ -15,7 +15,7 @@
 //!   group get their turn. `missing`: groups that do not exist although pods are in them.
 //!   `backoff`: the pause after a failure.
 //! - `owners`: reads the owners of a pod, up to the top.
-//! - `rules`: which rule applies to which kind of owner. `draft`: what all groups have in common.
+//! - `rules`: which rule applies to which kind of owner. `rule`: what all rules are given and answer. `draft`: what all groups have in common.
 //!   `kubeflow`, `ray`, `lws`, `jobset`, `gang`: the rules of a family of kinds each. `native`: pods
 //!   in a `PodGroup` of Kubernetes. `types`: defaults of types of workloads. `known`: what the watch says of groups.
 //! - `write`: the group as an object, and what has to change in it. `groups`: creates and updates
@@ -50,6 +50,7 @@ mod owners;
 mod quiet_period;
 mod ray;
 mod relay;
+mod rule;
 mod rules;
 mod shared;
 mod steps;

@@ -7,7 +7,7 @@
 
 use super::draft::{Classes, Draft, constraint_of, group_name};
 use super::object::Object;
-use super::rules::RuleError;
+use super::rule::RuleError;
 use proto::names::kai;
 
 /// The API group of the object.

@@ -5,7 +5,7 @@
 
 use super::native;
 use super::object::{Object, Reference};
-use super::rules::{Lookup, LookupResult};
+use super::rule::{Lookup, LookupResult};
 use crate::act::answer::{self, Answer};
 use crate::lock::locked;
 use k8s_openapi::api::core::v1::Pod;

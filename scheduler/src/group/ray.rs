@@ -3,7 +3,7 @@
 use super::draft::{Draft, part, total};
 use super::kubeflow::template_constraint;
 use super::object::{Object, number};
-use super::rules::{RuleContext, RuleError};
+use super::rule::{RuleContext, RuleError};
 use serde_json::Value;
 
 /// Label of a pod: its group in the cluster.

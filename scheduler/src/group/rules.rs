@@ -3,74 +3,16 @@
 //! Follows KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
 //! nearest to the top, and what else a rule needs. Out: a [`Draft`], or an error.
 
-use super::draft::{BUILD, Classes, Draft, INFERENCE, TRAIN, group_name};
+use super::draft::{BUILD, Draft, INFERENCE, TRAIN, group_name};
 use super::object::{Object, Reference};
+use super::rule::{BATCH_MIN_MEMBER, Lookup, LookupResult, RuleContext, RuleError, min_member};
 use super::{gang, jobset, kubeflow, lws, native, ray};
 
-/// Annotation on a Job or a `JobSet`: how many pods must fit at once.
-pub(super) const BATCH_MIN_MEMBER: &str = proto::names::kai::BATCH_MIN_MEMBER;
-/// The same on a `StatefulSet`.
+/// Annotation on a `StatefulSet`: the number of its pods that must fit at once.
 const MIN_MEMBER: &str = proto::names::kai::MIN_MEMBER;
 /// Labels of a pod of Spark; the second names the application.
 pub(super) const SPARK: [&str; 2] = ["spark-app-name", "spark-app-selector"];
 const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
-
-/// Why a pod has no group yet.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RuleError {
-    /// The object lacks what the rule needs. A person or its operator has to correct it.
-    #[error("{owner}: {what}")]
-    Says {
-        /// Who.
-        owner: Reference,
-        /// The error.
-        what: String,
-    },
-}
-
-impl RuleError {
-    pub(super) fn of(object: &Object, what: impl Into<String>) -> Self {
-        Self::Says {
-            owner: object.reference(),
-            what: what.into(),
-        }
-    }
-}
-
-/// What a rule works on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RuleContext<'a> {
-    pub(super) pod: &'a Object,
-    /// The owners from the nearest to the top; empty for a pod without an owner.
-    pub(super) chain: &'a [Object],
-    pub(super) extra: Option<&'a LookupResult>,
-    pub(super) classes: &'a Classes,
-}
-
-/// What a rule needs beside the owners.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Lookup {
-    /// Another object of the pod's namespace.
-    Object {
-        api_version: &'static str,
-        kind: &'static str,
-        name: String,
-    },
-    /// The `PodGroup` of Kubernetes of that name, in whatever version it is served.
-    Native { name: String },
-    /// Whether a pod with these labels exists and is not being deleted.
-    Pod { labels: String },
-    /// Whether the object with that UID has a group without sub-groups.
-    Flat { owner: String },
-}
-
-/// The objects found.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum LookupResult {
-    Object(Box<Object>),
-    Pod(bool),
-    Flat(bool),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
@@ -340,21 +282,4 @@ fn knative(context: RuleContext<'_>, top: &Object) -> Result<Draft, RuleError> {
         .and_then(|text| text.parse().ok())
         .unwrap_or(1);
     Ok(draft)
-}
-
-/// The annotation's number, at least 1.
-fn min_member(owner: &Object, key: &str) -> Result<Option<i64>, RuleError> {
-    let text = owner.annotation(key);
-    text.map(|text| count(owner, key, text)).transpose()
-}
-
-/// The number that an annotation says, at least 1.
-pub(super) fn count(owner: &Object, key: &str, text: &str) -> Result<i64, RuleError> {
-    match text.parse::<i32>() {
-        Ok(min) if min >= 1 => Ok(i64::from(min)),
-        _ => Err(RuleError::of(
-            owner,
-            format!("annotation {key} is {text:?}, which is no whole number from 1 on"),
-        )),
-    }
 }

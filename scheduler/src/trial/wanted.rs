@@ -1,6 +1,8 @@
 //! "Who would give way if I asked for that?"
 
-use super::{ClaimTemplates, QUIET, TrialResult, UID, is_placed, settle, take_pod};
+use super::claims::ClaimTemplates;
+use super::pod::{UID, take_pod};
+use super::settle::{QUIET, TrialResult, is_placed, settle};
 use crate::convert::World;
 use proto::names::{kai, request, resource};
 use scheduler_core::ids::{PodUid, QueueName};

@@ -1,7 +1,7 @@
 //! One group for a `JobSet`, and what was made by the rule before.
 
 use super::super::object::Object;
-use super::super::rules::LookupResult;
+use super::super::rule::LookupResult;
 use super::super::write;
 use super::{between, draft, draft_with, owner, parts, pod};
 use serde_json::{Value, json};

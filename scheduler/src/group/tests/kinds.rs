@@ -1,6 +1,7 @@
 //! One row per kind of owner.
 
-use super::super::rules::{self, Lookup, LookupResult, RuleContext};
+use super::super::rule::{Lookup, LookupResult, RuleContext};
+use super::super::rules;
 use super::{Object, between, classes, draft, draft_with, owner, pod};
 use serde_json::{Value, json};
 

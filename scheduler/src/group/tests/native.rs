@@ -1,6 +1,7 @@
 //! Pods in a `PodGroup` of Kubernetes itself.
 
-use super::super::rules::{self, Lookup, LookupResult, RuleContext};
+use super::super::rule::{Lookup, LookupResult, RuleContext};
+use super::super::rules;
 use super::site::{Site, until};
 use super::{Object, between, classes, draft_with, owner, pod};
 use crate::group::draft::Draft;

@@ -1,6 +1,7 @@
 //! Gangs that have parts.
 
-use super::super::rules::{self, Lookup, LookupResult, RuleContext};
+use super::super::rule::{Lookup, LookupResult, RuleContext};
+use super::super::rules;
 use super::{Object, between, classes, draft, draft_with, owner, parts, pod};
 use serde_json::{Value, json};
 
