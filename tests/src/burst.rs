@@ -33,6 +33,9 @@ const AT_ONCE: usize = 32;
 const TRIES: usize = 300;
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// The claim that [`as_users_have`] names.
+pub const DATA: &str = "data";
+
 /// A pod that requests this many whole cards. It does not run.
 pub fn whole(namespace: &str, name: &str, cards: u32) -> Value {
     let mut pod = plain(namespace, name);
@@ -60,6 +63,66 @@ pub fn plain(namespace: &str, name: &str) -> Value {
             "terminationGracePeriodSeconds": 0,
             "containers": [{ "name": "main", "image": "none" }],
         },
+    })
+}
+
+/// The same pod as users have them: the token that admission mounts, a scratch folder, an environment,
+/// three tolerations, and a claim for every second one by `at`.
+pub fn as_users_have(mut pod: Value, at: usize) -> Value {
+    pod["metadata"]["labels"]["app.kubernetes.io/name"] = json!("trainer");
+    let spec = &mut pod["spec"];
+    spec["automountServiceAccountToken"] = json!(true);
+    let mut volumes = vec![json!({ "name": "scratch", "emptyDir": {} })];
+    let mut mounts = vec![json!({ "name": "scratch", "mountPath": "/scratch" })];
+    if at.is_multiple_of(2) {
+        let claim = json!({ "claimName": DATA });
+        volumes.push(json!({ "name": "data", "persistentVolumeClaim": claim }));
+        mounts.push(json!({ "name": "data", "mountPath": "/data" }));
+    }
+    spec["volumes"] = json!(volumes);
+    spec["tolerations"] = json!([
+        { "key": resource::GPU, "operator": "Exists", "effect": "NoSchedule" },
+        { "key": "team", "operator": "Equal", "value": "research", "effect": "NoSchedule" },
+        { "key": "spot", "operator": "Exists" },
+    ]);
+    let main = &mut spec["containers"][0];
+    main["volumeMounts"] = json!(mounts);
+    main["command"] = json!(["python3", "-m", "trainer", "--steps", "100000"]);
+    main["env"] = json!([
+        { "name": "POD_IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
+        { "name": "WORLD_SIZE", "value": "1" },
+        { "name": "DATA", "value": "/data/train" },
+    ]);
+    pod
+}
+
+/// The status that a kubelet writes of a pod with one container, `main`, that runs.
+pub fn running() -> Value {
+    let since = "2026-01-01T00:00:00Z";
+    let condition =
+        |kind: &str| json!({ "type": kind, "status": "True", "lastTransitionTime": since });
+    let conditions = [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+    ]
+    .map(condition);
+    let digest = format!("sha256:{}", "4f53".repeat(16));
+    json!({
+        "phase": "Running",
+        "conditions": conditions,
+        "hostIP": "192.0.2.17", "hostIPs": [{ "ip": "192.0.2.17" }],
+        "podIP": "198.51.100.23", "podIPs": [{ "ip": "198.51.100.23" }],
+        "qosClass": "Burstable", "startTime": since,
+        "containerStatuses": [{
+            "name": "main", "image": "registry.example/trainer:1.4",
+            "imageID": format!("registry.example/trainer@{digest}"),
+            "containerID": format!("containerd://{}", "9c1e".repeat(16)),
+            "ready": true, "started": true, "restartCount": 0,
+            "state": { "running": { "startedAt": since } },
+        }],
     })
 }
 

@@ -25,23 +25,11 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("agent", "src", 48),
     ("agent", "src/nvml", 3),
     ("aliquot-tests", "src", 19),
-    ("aliquot-tests", "src/bin/bench-core", 3),
-    ("aliquot-tests", "src/bin/cluster", 3),
-    ("aliquot-tests", "src/bin/cluster", 16),
-    ("aliquot-tests", "src/bin/differential", 4),
-    ("aliquot-tests", "src/bin/vectors", 6),
-    ("aliquot-tests", "src/bin/vm", 6),
     ("scheduler", "src/convert", 16),
-    ("scheduler", "src/group", 7),
     ("scheduler", "src/page", 8),
     ("scheduler", "src/page/http", 3),
-    ("scheduler", "src/trial", 2),
-    ("scheduler-core", "src", 4),
     ("scheduler-core", "src", 34),
     ("scheduler-core", "src/cycle", 21),
-    ("scheduler-core", "src", 2),
-    ("scheduler-sim", "src", 4),
-    ("sim-gpu", "src/mps", 2),
 ];
 
 /// The names of a path: as the source writes it, or of a module from the root of its crate.

@@ -1,7 +1,7 @@
 //! A cluster full of shares, with as many again that fit nowhere: what it costs to know that
 //! no search finds room for them, when it is new and when a little has changed.
 
-use crate::{carried_out, line, say};
+use crate::row::{carried_out, line, say};
 use aliquot_tests::workloads::{NOW, full};
 use scheduler_core::{Config, Core};
 use std::time::{Duration, Instant};

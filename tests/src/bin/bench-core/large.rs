@@ -3,7 +3,7 @@
 //! reasons it gives, and the memory.
 
 use crate::meter::{live, resident};
-use crate::{carried_out, line, say};
+use crate::row::{carried_out, line, say};
 use aliquot_tests::workloads::{Large, NOW};
 use scheduler_core::model::Phase;
 use scheduler_core::{Config, Core, Event};

@@ -10,12 +10,14 @@
 mod full;
 mod large;
 mod meter;
+mod row;
 
 use aliquot_tests::workloads::by_claim::Asks;
 use aliquot_tests::workloads::{self, NOW};
 use clap::Parser;
 use meter::{Counting, exponent, spread, total};
-use scheduler_core::{Action, Config, Core, Decision, Event, Outcome, OutcomeResult, Step};
+use row::{line, say};
+use scheduler_core::{Config, Core, Event, Step};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -95,19 +97,6 @@ fn built(events: Vec<Event>, actions: Vec<Step>) -> Core {
 
 /// A cluster with this many nodes and pods.
 type World = fn(usize, usize) -> Vec<Event>;
-
-/// Reports to the core that all of it was carried out.
-pub(crate) fn carried_out(core: &mut Core, decision: &Decision) {
-    for action in &decision.actions {
-        core.apply(Event::Outcome(Outcome {
-            decision: action.decision(),
-            result: OutcomeResult::Confirmed,
-        }));
-        if let Action::Evict(evict) = action {
-            core.apply(Event::PodGone(evict.pod.clone()));
-        }
-    }
-}
 
 fn rows() -> Vec<Row> {
     let ms = |count| Some(Duration::from_millis(count));
@@ -355,40 +344,4 @@ fn main() -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
-}
-
-/// One row of the table; 1 where it misses its target.
-fn line(
-    name: &str,
-    times: &[Duration],
-    target: Option<Duration>,
-    kai: &str,
-    more: Option<(usize, usize)>,
-) -> u32 {
-    let (middle, least, most) = spread(times);
-    let missed = target.is_some_and(|target| middle > target);
-    let judged = match target {
-        None => "",
-        Some(_) if missed => "MISS",
-        Some(_) => "ok",
-    };
-    let target = target.map_or_else(|| "-".to_owned(), |target| format!("{target:?}"));
-    let (allocated, acted) = more.map_or_else(Default::default, |(bytes, acted)| {
-        let allocated = if bytes == 0 {
-            String::new()
-        } else {
-            format!("{} KiB", bytes / 1024)
-        };
-        (allocated, acted.to_string())
-    });
-    say(&format!(
-        "| {name} | {middle:.3?} ({least:.3?} to {most:.3?}) | {target} | {judged} | {kai} | {allocated} | {acted} |"
-    ));
-    u32::from(missed)
-}
-
-/// A line for people.
-#[allow(clippy::print_stdout)]
-fn say(line: &str) {
-    println!("{line}");
 }

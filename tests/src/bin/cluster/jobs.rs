@@ -20,7 +20,7 @@ use proto::names::kai;
 use serde_json::{Value, json};
 
 use crate::meter::{self, Meter};
-use crate::scale::{LIMIT, LOAD, Sizes, start, stop};
+use crate::scale_setup::{LIMIT, LOAD, Sizes, start, stop};
 
 /// Requests under way at once.
 const AT_ONCE: usize = 32;

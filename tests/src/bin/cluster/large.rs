@@ -3,19 +3,22 @@
 //! scheduler's process holds of it, and how long it decides after a hundred changes.
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use aliquot_tests::burst::{Bound, make, plain, whole};
+use aliquot_tests::burst::{Bound, DATA, as_users_have, make, plain, running, whole};
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::http;
 use aliquot_tests::simulated_agents::make_node;
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::meter::{self, Meter};
-use crate::scale::{CARDS, LIMIT, LOAD, Sizes, admit, names, start, stop};
+use crate::scale_setup::{CARDS, LIMIT, LOAD, Sizes, admit, names, start, start_with, stop};
 
 /// The ratio of nodes to nodes with cards.
 pub(crate) const WITH_CARDS: usize = 10;
@@ -51,18 +54,19 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
         bare.len(),
         seconds(begin)
     );
+    make_data(cluster).await?;
     let begin = Instant::now();
-    let running = sizes.pods.saturating_sub(cards);
+    let count = sizes.pods.saturating_sub(cards);
     let foreign = |at: usize| running_pod(at, &bare, "default-scheduler");
     let own = |at: usize| running_pod(at, &bare, "kai-scheduler");
-    let others = (0..running).filter(|at| at % 2 == 1).map(foreign);
+    let others = (0..count).filter(|at| at % 2 == 1).map(foreign);
     make(&cluster.client, others).await?;
-    let mut ours: Vec<Value> = (0..running).filter(|at| at % 2 == 0).map(own).collect();
-    ours.extend(names("holds", cards, |name| whole(LOAD, name, 1)));
+    let mut ours: Vec<Value> = (0..count).filter(|at| at % 2 == 0).map(own).collect();
+    ours.extend(whole_cards("holds", cards));
     admit(cluster, &ours).await?;
-    run_them(cluster, running).await?;
+    run_them(cluster, 0..count, "runs").await?;
     println!(
-        "{running} pods that run and {cards} that want a card, made in {:.1} s",
+        "{count} pods that run and {cards} that want a card, made in {:.1} s",
         seconds(begin)
     );
     let begin = Instant::now();
@@ -70,10 +74,10 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     scheduler.ready().await?;
     println!("  ready after {:.1} s", seconds(begin));
     let mut bound = Bound::follow(cluster.client.clone(), LOAD);
-    bound.reach(running + cards, LIMIT).await?;
+    bound.reach(count + cards, LIMIT).await?;
     println!("  every card taken after {:.1} s", seconds(begin));
-    let waiting = names("waits", sizes.pending, |name| whole(LOAD, name, 1));
-    make(&cluster.client, waiting).await?;
+    run_them(cluster, 0..cards, "holds").await?;
+    make(&cluster.client, whole_cards("waits", sizes.pending)).await?;
     let settled = meter::settled(cluster, &scheduler.daemon).await?;
     println!(
         "  {} wait, and all is said, after {:.1} s; {}",
@@ -119,27 +123,79 @@ pub(crate) async fn large(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     drop(bound);
     stop(cluster, scheduler).await?;
     // With all groups there, as a process finds a cluster that has had a scheduler before.
-    let mut again = start(cluster, "scheduler").await?;
-    again.ready().await?;
-    let settled = meter::settled(cluster, &again.daemon).await?;
-    println!("  after its restart {}", settled.memory());
-    stop(cluster, again).await
+    for args in [vec![], vec!["--node-pool=".to_owned()]] {
+        let with = if args.is_empty() {
+            ""
+        } else {
+            " with a node pool"
+        };
+        let mut again = start_with(cluster, "scheduler", args).await?;
+        again.ready().await?;
+        let settled = meter::settled(cluster, &again.daemon).await?;
+        println!("  after its restart{with} {}", settled.memory());
+        stop(cluster, again).await?;
+    }
+    Ok(())
+}
+
+/// Makes the claim that half of the pods name: bound, so that nobody waits for it.
+async fn make_data(cluster: &Cluster) -> Result<()> {
+    let size = json!({ "storage": "1Ti" });
+    for manifest in [
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": DATA },
+            "spec": {
+                "capacity": size, "accessModes": ["ReadWriteMany"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": { "namespace": LOAD, "name": DATA },
+                "nfs": { "server": "storage.example", "path": "/data" },
+            },
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "namespace": LOAD, "name": DATA,
+                "annotations": { "pv.kubernetes.io/bind-completed": "yes" },
+            },
+            "spec": {
+                "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": DATA,
+                "resources": { "requests": size },
+            },
+        }),
+    ] {
+        cluster.apply_one(&manifest).await?;
+    }
+    // The controllers, which would bind them, are stopped.
+    let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+    let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), LOAD);
+    claims
+        .patch_status(DATA, &PatchParams::default(), &bound)
+        .await?;
+    Ok(())
+}
+
+fn whole_cards(prefix: &str, count: usize) -> Vec<Value> {
+    let pods = names(prefix, count, |name| whole(LOAD, name, 1));
+    pods.into_iter()
+        .enumerate()
+        .map(|(at, pod)| as_users_have(pod, at))
+        .collect()
 }
 
 fn seconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64()
 }
 
-/// Reports this many of the first as running, as their kubelets would.
-async fn run_them(cluster: &Cluster, count: usize) -> Result<()> {
+/// Reports these as running, as their kubelets would.
+async fn run_them(cluster: &Cluster, which: Range<usize>, prefix: &str) -> Result<()> {
     let pods = cluster.pods(LOAD);
-    let status = Patch::Merge(json!({ "status": { "phase": "Running" } }));
-    stream::iter(0..count)
+    let status = Patch::Merge(json!({ "status": running() }));
+    stream::iter(which)
         .map(|at| {
             let (pods, status) = (pods.clone(), status.clone());
             async move {
                 let params = PatchParams::default();
-                let name = format!("runs-{at:06}");
+                let name = format!("{prefix}-{at:05}");
                 pods.patch_status(&name, &params, &status).await.map(drop)
             }
         })
@@ -155,7 +211,7 @@ async fn changes(cluster: &Cluster, turn: usize) -> Result<()> {
     let now = DeleteParams::default().grace_period(0);
     let first = turn * EACH;
     let gone = (first..first + EACH)
-        .flat_map(|at| [format!("holds-{at:05}"), format!("runs-{:06}", 2 * at)]);
+        .flat_map(|at| [format!("holds-{at:05}"), format!("runs-{:05}", 2 * at)]);
     stream::iter(gone)
         .map(|name| {
             let (pods, now) = (pods.clone(), now.clone());
@@ -181,7 +237,7 @@ fn without_cards(name: &str, scheduler: &str) -> Value {
 }
 
 fn running_pod(at: usize, nodes: &[String], scheduler: &str) -> Value {
-    let mut pod = without_cards(&format!("runs-{at:06}"), scheduler);
+    let mut pod = without_cards(&format!("runs-{at:05}"), scheduler);
     pod["spec"]["nodeName"] = json!(nodes[at % nodes.len()]);
-    pod
+    as_users_have(pod, at / 2)
 }

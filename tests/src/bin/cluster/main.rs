@@ -51,6 +51,7 @@ mod rollout;
 mod runtime;
 mod scale;
 mod scale_down;
+mod scale_setup;
 mod scale_up;
 mod seed;
 mod seed_000;
@@ -161,7 +162,7 @@ enum Action {
 #[derive(Debug, Subcommand)]
 enum Measured {
     /// The scheduler, on simulated nodes.
-    Scheduler(scale::Sizes),
+    Scheduler(scale_setup::Sizes),
 }
 
 #[expect(

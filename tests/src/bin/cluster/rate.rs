@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::jobs::{clear_jobs, employ, job, make_jobs};
 use crate::meter::{self, Meter};
-use crate::scale::{CARDS, LIMIT, LOAD, Sizes, gang, member, names, start, stop};
+use crate::scale_setup::{CARDS, LIMIT, LOAD, Sizes, gang, member, names, start, stop};
 
 /// Time for the rest after the last pod was created.
 const REST: Duration = Duration::from_mins(2);

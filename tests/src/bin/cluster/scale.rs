@@ -6,7 +6,7 @@
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,55 +16,24 @@ use aliquot_tests::namespace::Work;
 use aliquot_tests::scheduler::{Replica, Scheduler};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
-use proto::names::{NAMESPACE, kai, object};
+use proto::names::kai;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::meter::{self, Meter};
+use crate::scale_setup::{
+    CARDS, LIMIT, LOAD, Sizes, admit, free_lease, gang, member, names, start, stop,
+};
 use crate::{jobs, large, rate};
 
-pub(crate) const LOAD: &str = "load";
-pub(crate) const CARDS: u32 = 8;
 /// As the scheduler's default.
 const WRITES_AT_ONCE: usize = 64;
-pub(crate) const LIMIT: Duration = Duration::from_mins(8);
 /// Of a profile.
 const PROFILED_S: u32 = 10;
-
-/// How large.
-#[derive(Debug, Args)]
-pub(crate) struct Sizes {
-    /// Simulated nodes, of eight cards each.
-    #[arg(long, default_value_t = 500)]
-    pub(crate) nodes: usize,
-    /// Pods with one whole card each.
-    #[arg(long, default_value_t = 4000)]
-    pub(crate) pods: usize,
-    /// Pods with a tenth of a card each.
-    #[arg(long, default_value_t = 20_000)]
-    shares: usize,
-    /// Pods that wait for what there is not, while others come.
-    #[arg(long, default_value_t = 10_000)]
-    pub(crate) pending: usize,
-    /// Pairs of the scheduler and the bare writes, or kube-scheduler; repetitions of gangs and
-    /// fail-overs.
-    #[arg(long, default_value_t = 3)]
-    pub(crate) rounds: usize,
-    /// Only this part: whole, shares, jobs, gangs, rate, owned, agents, failover; or large, which
-    /// is never one of all: `--only large --nodes 4000 --pods 130000` takes a quarter of an hour.
-    #[arg(long)]
-    only: Option<String>,
-    /// Leaves profiles of the API server's processor time here, of the first seconds of each
-    /// burst of the scheduler's and of the bare one.
-    #[arg(long)]
-    profiles: Option<PathBuf>,
-}
 
 pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> Result<ExitCode> {
     let mut cluster = Cluster::start(programs, work).await?;
@@ -125,53 +94,6 @@ pub(crate) async fn scheduler(programs: Programs, work: Work, sizes: Sizes) -> R
         failover(&cluster, sizes.rounds).await?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) fn names(prefix: &str, count: usize, pod: impl Fn(&str) -> Value) -> Vec<Value> {
-    (0..count)
-        .map(|at| pod(&format!("{prefix}-{at:05}")))
-        .collect()
-}
-
-fn replica(name: &str) -> Replica {
-    Replica {
-        name: name.to_owned(),
-        args: Vec::new(),
-        ..Replica::only()
-    }
-}
-
-fn leases(cluster: &Cluster) -> Api<Lease> {
-    Api::namespaced(cluster.client.clone(), NAMESPACE)
-}
-
-/// Makes pods as users do, through admission, while no scheduler runs.
-pub(crate) async fn admit(cluster: &Cluster, pods: &[Value]) -> Result<()> {
-    make(&cluster.client, pods.to_vec()).await?;
-    free_lease(cluster).await
-}
-
-async fn free_lease(cluster: &Cluster) -> Result<()> {
-    let now = DeleteParams::default();
-    match leases(cluster).delete(object::LEASE, &now).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => other.map(drop).map_err(Into::into),
-    }
-}
-
-/// Starts it, with every agent looking for it.
-pub(crate) async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
-    let scheduler = cluster.start_scheduler(replica(name)).await?;
-    cluster
-        .simulated_agents()?
-        .speak_to(&[scheduler.replica.telemetry()]);
-    Ok(scheduler)
-}
-
-/// Ends it; no agent connects to it any more.
-pub(crate) async fn stop(cluster: &Cluster, mut scheduler: Scheduler) -> Result<()> {
-    cluster.simulated_agents()?.speak_to(&[]);
-    scheduler.daemon.stop().await
 }
 
 /// What the API server's processor time goes to for some seconds from now, as its own
@@ -376,20 +298,6 @@ async fn gangs(cluster: &Cluster, size: usize, rounds: usize) -> Result<()> {
     meter::row("  last pod made to last pod bound", &mut all);
     meter::row("  first binding to last binding", &mut spread);
     stop(cluster, scheduler).await
-}
-
-pub(crate) fn gang(name: &str, size: usize) -> Value {
-    json!({
-        "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-        "metadata": { "name": name, "namespace": LOAD },
-        "spec": { "minMember": size, "queue": kai::DEFAULT_QUEUE },
-    })
-}
-
-pub(crate) fn member(name: &str, group: &str) -> Value {
-    let mut pod = whole(LOAD, name, 1);
-    pod["metadata"]["annotations"] = json!({ kai::POD_GROUP: group });
-    pod
 }
 
 /// What the scheduler holds of nodes and agents alone.

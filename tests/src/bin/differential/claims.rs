@@ -7,7 +7,7 @@
 //! the same rules, without a search.
 
 use super::program::Program;
-use super::{Seeds, objects};
+use super::seeds::{Seeds, objects};
 use aliquot_tests::random_devices;
 use anyhow::{Context as _, Result, ensure};
 use scheduler::convert::World;

@@ -7,7 +7,7 @@
 //! `tests/cluster/tools/kubernetes/filters`, which asks the plugins of the pinned Kubernetes.
 
 use super::program::Program;
-use super::{Seeds, objects};
+use super::seeds::{Seeds, objects};
 use aliquot_tests::random_cluster;
 use anyhow::{Context as _, Result};
 use scheduler::convert::World;

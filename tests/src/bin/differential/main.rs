@@ -8,12 +8,12 @@
 mod claims;
 mod filters;
 mod program;
+mod seeds;
 mod selectors;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use seeds::Seeds;
 use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
@@ -35,23 +35,6 @@ enum Question {
     Selectors,
 }
 
-/// Each seed is a case.
-#[derive(Clone, Copy, Debug, clap::Args)]
-struct Seeds {
-    /// How many.
-    #[arg(long, default_value_t = 2000)]
-    seeds: u64,
-    /// The first.
-    #[arg(long, default_value_t = 1)]
-    base: u64,
-}
-
-impl Seeds {
-    fn all(&self) -> std::ops::Range<u64> {
-        self.base..self.base.saturating_add(self.seeds)
-    }
-}
-
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let alike = match args.question {
@@ -60,10 +43,4 @@ fn main() -> Result<ExitCode> {
         Question::Selectors => selectors::compare(&args.seeds),
     }?;
     Ok(ExitCode::from(u8::from(!alike)))
-}
-
-fn objects<K: DeserializeOwned>(list: &Value) -> Result<Vec<Box<K>>> {
-    let list = list.as_array().into_iter().flatten();
-    list.map(|object| Ok(Box::new(serde_json::from_value(object.clone())?)))
-        .collect()
 }

@@ -5,8 +5,8 @@
 //! `k8s.io/dynamic-resource-allocation`, Apache 2.0), whose facts are read from the pinned module;
 //! then random expressions.
 
-use super::Seeds;
 use super::program::{self, Program};
+use super::seeds::Seeds;
 use aliquot_tests::random_selectors;
 use anyhow::{Context as _, Result, ensure};
 use scheduler::selector::{Attribute, Selector, Subject, deep};

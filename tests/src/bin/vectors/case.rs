@@ -1,5 +1,6 @@
 //! A case of the vectors → events for the core.
 
+use crate::recorded::{Case, Expected, NOW, Task, card_name};
 use crate::{dra, rules};
 use anyhow::{Context as _, bail};
 use scheduler_core::ids::{
@@ -15,48 +16,6 @@ use scheduler_core::{Config, Event, GpuJobOrder, Placement, Resolve, Step};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The time at which every round takes place.
-pub(crate) const NOW: u64 = 1_000_000_000;
-
-/// One case.
-pub(crate) struct Case {
-    pub(crate) config: Config,
-    /// Nodes, cards, queues, topologies, groups.
-    pub(crate) facts: Vec<Event>,
-    pub(crate) tasks: Vec<Task>,
-    pub(crate) rounds: usize,
-    pub(crate) accepted: Vec<BTreeMap<String, Expected>>,
-    /// Cards per node, in order.
-    pub(crate) cards: BTreeMap<String, usize>,
-    pub(crate) claims: dra::Claims,
-}
-
-/// One task as the case gives it.
-#[derive(Clone)]
-pub(crate) struct Task {
-    pub(crate) pod: Pod,
-    pub(crate) status: String,
-    pub(crate) node: Option<String>,
-    pub(crate) groups: Vec<String>,
-    /// This number of whole GPUs.
-    pub(crate) whole: usize,
-    /// A share of each of this many GPUs.
-    pub(crate) shares: usize,
-    pub(crate) delete_on_evict: bool,
-    /// Names of its device claims.
-    pub(crate) claims: Vec<String>,
-}
-
-/// One task as the case wants it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
-    pub(crate) status: String,
-    pub(crate) node: Option<String>,
-    pub(crate) groups: Option<Vec<String>>,
-    /// Whether it is in the core of its job; `None` for a pod of a job that is not semi-preemptible.
-    pub(crate) core: Option<bool>,
-}
 
 pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
     let mut facts = vec![Event::Tick(Time(NOW))];
@@ -137,10 +96,6 @@ pub(crate) fn read(value: &Value) -> anyhow::Result<Case> {
         cards,
         claims,
     })
-}
-
-pub(crate) fn card_name(node: &str, index: usize) -> String {
-    format!("GPU-{node}-{index}")
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -4,7 +4,8 @@
 //! devices if a placed pod has it, or a pod that is not of the case: those of its status, else the
 //! first of its node.
 
-use crate::world::TaskState;
+use crate::recorded::{Claim, Claims, Has};
+use crate::task_state::TaskState;
 use anyhow::Context as _;
 use scheduler_core::Event;
 use scheduler_core::ids::{ClaimUid, FilterName, NodeName, PoolName};
@@ -24,27 +25,6 @@ fn is_gpu(class: &str) -> bool {
 /// The request of each claim.
 const REQUEST: &str = "request";
 const LABEL: &str = "kai.scheduler/queue";
-
-/// A claim of the case.
-#[derive(Clone, Debug)]
-pub(crate) struct Claim {
-    uid: ClaimUid,
-    queue: Option<String>,
-    class: String,
-    wants: Arc<DeviceWants>,
-    /// At the end.
-    recorded: Vec<(String, String)>,
-    /// The number of pods for which it is reserved and that the case does not have as tasks. These
-    /// use it all the time. The case's own pods use it from the time that they have a place: the
-    /// status of the end says nothing about the start.
-    other_users: usize,
-}
-
-/// By name.
-pub(crate) type Claims = BTreeMap<String, Claim>;
-
-/// Devices, and the nodes that can use them.
-pub(crate) type Has = (Arc<[AllocatedDevice]>, Option<Arc<[NodeTerm]>>);
 
 /// What claims have, by name.
 pub(crate) type Held = BTreeMap<String, Has>;

@@ -5,8 +5,8 @@
 //! for later pods, and the same card here: so a leaving and an arriving pod count as sharing only
 //! if another pod stays.
 
-use crate::case::{Case, Expected, Task};
-use crate::world::State;
+use crate::recorded::{Case, Expected, Task};
+use crate::task_state::State;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -7,12 +7,16 @@
 
 mod case;
 mod dra;
+mod end;
 mod judge;
+mod recorded;
 mod rules;
 mod share;
+mod task_state;
 mod world;
 
 use clap::Parser;
+use end::{End, say};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,13 +41,6 @@ struct Args {
     /// vectors.
     #[arg(long)]
     exceptions: Option<PathBuf>,
-}
-
-/// How a case ended.
-enum End {
-    Passed,
-    /// What was expected and what came.
-    Failed(String),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -190,12 +187,6 @@ fn exceptions(named: Option<&Path>, files: &[PathBuf]) -> anyhow::Result<BTreeMa
         .collect())
 }
 
-/// A line for people.
-#[allow(clippy::print_stdout)]
-fn say(line: &str) {
-    println!("{line}");
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -294,7 +285,7 @@ mod tests {
     }
 
     /// The cases that are judged, with how they end.
-    fn judged() -> impl Iterator<Item = (case::Case, BTreeMap<String, world::State>)> {
+    fn judged() -> impl Iterator<Item = (recorded::Case, BTreeMap<String, task_state::State>)> {
         let lines = recorded().into_iter().flat_map(|file| {
             let text = std::fs::read_to_string(file).unwrap();
             text.lines().map(str::to_owned).collect::<Vec<_>>()
@@ -359,7 +350,7 @@ mod tests {
     }
 
     /// The names of the shared GPUs on the first node that has any.
-    fn groups(case: &mut case::Case) -> impl Iterator<Item = &mut String> {
+    fn groups(case: &mut recorded::Case) -> impl Iterator<Item = &mut String> {
         let shares: Vec<String> = case
             .tasks
             .iter()

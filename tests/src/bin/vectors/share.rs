@@ -1,6 +1,6 @@
 //! Fair share cases: one level of queues, one division per resource.
 
-use crate::End;
+use crate::end::End;
 use scheduler_core::fair_share::{Claim, divide};
 use scheduler_core::units::Time;
 use serde_json::Value;

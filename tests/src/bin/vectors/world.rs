@@ -1,7 +1,9 @@
 //! The world around the core in a case: pods on their nodes, and the events between rounds.
 
-use crate::case::{Case, NOW, Task, card_name};
 use crate::dra::{self, Held};
+use crate::end::say;
+use crate::recorded::{Case, NOW, card_name};
+use crate::task_state::{State, TaskState};
 use scheduler_core::ids::{ContainerName, GpuUuid};
 use scheduler_core::model::{Amount, Ask, ContainerGrant, Mode, Phase, Placement, PodGroup};
 use scheduler_core::units::{Mib, NanoGpu, Percent, Time};
@@ -24,35 +26,6 @@ pub(crate) enum CoreLifecycle {
     /// The same, but that in each round it is a new core from the snapshot of the last one, as
     /// text.
     Restored,
-}
-
-/// One task after a round, before anything is fed back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct State {
-    pub(crate) status: String,
-    pub(crate) node: Option<String>,
-    /// The cards that it holds or is promised.
-    pub(crate) cards: Vec<String>,
-    /// It is in the core of a semi-preemptible job.
-    pub(crate) core: bool,
-}
-
-/// A pod in the world.
-#[derive(Clone)]
-pub(crate) struct TaskState {
-    pub(crate) task: Task,
-    status: String,
-    pub(crate) node: Option<String>,
-    cards: Vec<String>,
-    memory: u64,
-}
-
-impl TaskState {
-    /// It has a place, and what it asked for.
-    pub(crate) fn holds(&self) -> bool {
-        let standing = ["Running", "Releasing", "StuckInReleasing", "Bound"];
-        standing.contains(&self.status.as_str())
-    }
 }
 
 /// Messages while a case is played.
@@ -83,7 +56,7 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
         let decision = core.decide(Time(now));
         now += ROUND;
         if tell.time {
-            crate::say(&format!(
+            say(&format!(
                 "{way:?} round {round}: {:?}, {} steps, {} actions",
                 start.elapsed(),
                 decision.steps,
@@ -91,7 +64,7 @@ pub(crate) fn play(case: &Case, way: CoreLifecycle, tell: Verbosity) -> BTreeMap
             ));
         }
         if tell.trace {
-            crate::say(&format!(
+            say(&format!(
                 "-- {way:?} round {round}\n{}",
                 text::decision(&decision)
             ));

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::MachineCluster;
+use crate::cluster::MachineCluster;
 
 /// A process of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use proto::names::NAMESPACE;
 use proto::names::condition::ISOLATION_VERIFIED;
 use serde_json::{Value, json};
 
-use crate::MachineCluster;
+use crate::cluster::MachineCluster;
 
 /// The image as `deploy/` names it. The tests' registry serves it.
 const IMAGE: &str = "aliquot:0.1.0";

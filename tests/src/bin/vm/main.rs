@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "its output is its purpose")]
 
 mod cgroups;
+mod cluster;
 mod installed;
 mod node;
 mod power;
@@ -23,12 +24,11 @@ use aliquot_tests::namespace::{self, Work};
 use aliquot_tests::virtual_machine::{Disk, Runtime, VirtualMachine};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
+use cluster::MachineCluster;
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 
 /// A cluster whose node is a machine of its own.
-type MachineCluster = Cluster<VirtualMachine>;
-
 /// The longest time for one claim. A claim takes 4 to 6 minutes on an emulated machine.
 const LIMIT: Duration = Duration::from_mins(20);
 /// The number of lines of each log that are printed when a claim has failed.

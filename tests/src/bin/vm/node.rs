@@ -4,7 +4,8 @@ use aliquot_tests::share::{grant_of, lines};
 use anyhow::{Context, Result, ensure};
 use proto::names::container;
 
-use crate::{MachineCluster, cgroups, installed};
+use crate::cluster::MachineCluster;
+use crate::{cgroups, installed};
 
 pub(crate) async fn a_share_has_its_limit_on_a_node_with_systemd_and_cgroup_v2(
     cluster: &mut MachineCluster,

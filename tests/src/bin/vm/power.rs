@@ -9,7 +9,8 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::{MachineCluster, installed};
+use crate::cluster::MachineCluster;
+use crate::installed;
 
 /// The size of the share that runs when the power goes, in MiB.
 const MIB: u64 = 2000;

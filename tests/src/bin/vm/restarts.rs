@@ -8,7 +8,8 @@ use api::gpu_node::GrantStatus;
 use api::units::Fence;
 use serde_json::json;
 
-use crate::{MachineCluster, installed};
+use crate::cluster::MachineCluster;
+use crate::installed;
 
 /// Patterns with which `pgrep -f` finds the agent, the supervisor and an MPS server.
 const AGENT: &str = "^aliquot-agent run";

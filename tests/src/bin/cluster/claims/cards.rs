@@ -4,7 +4,7 @@ use aliquot_tests::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{manifest, refused, template, with_driver};
+use super::setup::{manifest, refused, template, with_driver};
 use crate::modes::policy;
 
 pub(crate) async fn two_cards_of_one_claim_are_each_held_at_its_mib(

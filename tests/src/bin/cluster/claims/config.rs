@@ -8,8 +8,8 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
+use super::setup::{LIMIT, claim_spec, ledger_is, manifest, refused, template, with_driver};
 use super::status::isolation_of;
-use super::{LIMIT, claim_spec, ledger_is, manifest, refused, template, with_driver};
 use crate::hostile::ended;
 
 /// A template with this configuration of aliquot.dev.

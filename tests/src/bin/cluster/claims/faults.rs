@@ -15,7 +15,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{
+use super::setup::{
     LIMIT, claim_pod, files, gpus, ledger_is, manifest, naming, object, says, template, with_driver,
 };
 use crate::kubelet::lose_what_a_reboot_loses;

@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{LIMIT, ledger_is, manifest, template, unbound, with_driver};
+use super::setup::{LIMIT, ledger_is, manifest, template, unbound, with_driver};
 
 /// The example driver's name; its class has the same.
 const DRIVER: &str = "gpu.example.com";

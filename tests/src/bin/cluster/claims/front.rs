@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use proto::names::dra;
 use serde_json::{Value, json};
 
-use super::{claim_pod, device_until, ledger_is, tainted, unbound, waits, with_driver};
+use super::setup::{claim_pod, device_until, ledger_is, tainted, unbound, waits, with_driver};
 use crate::modes::policy;
 
 fn annotated(ns: &str, name: &str) -> Value {

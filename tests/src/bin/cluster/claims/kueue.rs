@@ -12,7 +12,7 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{ledger_is, manifest, template, with_driver};
+use super::setup::{ledger_is, manifest, template, with_driver};
 
 /// Kueue's pauses between two tries of what its webhook's certificate holds up.
 const LIMIT: Duration = Duration::from_mins(2);

@@ -4,7 +4,7 @@ use aliquot_tests::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{claim_pod, grantable, ledger_is, manifest, template, with_driver};
+use super::setup::{claim_pod, grantable, ledger_is, manifest, template, with_driver};
 
 pub(crate) async fn a_monitoring_pod_sees_a_card_that_is_full_and_counts_nothing(
     cluster: &mut Cluster,

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::modes::policy;
 
-use super::{
+use super::setup::{
     LIMIT, grantable, ledger_is, manifest, naming, object, template, unbound, with_driver,
 };
 

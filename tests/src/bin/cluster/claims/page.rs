@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use proto::names::dra;
 use serde_json::{Value, json};
 
-use super::{
+use super::setup::{
     claim_pod, container_of, device_until, gpus, ledger_is, manifest, tainted, template, waits,
     with_driver, with_driver_on,
 };
@@ -214,7 +214,7 @@ pub(crate) async fn from_annotations_to_claims_and_back_nothing_that_runs_is_tou
         let before = container_of(cluster, ns, "claimed").await?;
         done(cluster, ns, std::slice::from_ref(back)).await?;
         cluster.apply_one(&granted("again")).await?;
-        super::unbound(cluster, ns, "again").await?;
+        super::setup::unbound(cluster, ns, "again").await?;
         ensure!(
             before == container_of(cluster, ns, "claimed").await?,
             "it was touched"

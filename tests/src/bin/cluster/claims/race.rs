@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
+use super::setup::{LIMIT, ledger_is, manifest, template, with_driver};
 use super::whole::{CLASS, allocatable, with_gpus};
-use super::{LIMIT, ledger_is, manifest, template, with_driver};
 
 /// In this many rounds, both fronts must win some; otherwise it is no race.
 const ROUNDS: usize = 6;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{LIMIT, gpus, ledger_is, manifest, template, with_driver};
+use super::setup::{LIMIT, gpus, ledger_is, manifest, template, with_driver};
 
 /// In the log and on the health page of an agent that waits for the previous one.
 const WAITS: &str = "waits until the node's other agent has ended";

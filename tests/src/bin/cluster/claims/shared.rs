@@ -9,8 +9,10 @@ use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::setup::{
+    LIMIT, beside, files, gpus, manifest, naming, object, says, template, with_driver,
+};
 use super::status::isolation_of;
-use super::{LIMIT, beside, files, gpus, manifest, naming, object, says, template, with_driver};
 
 /// The rows that the agent reports: pod and container, with the MiB of each.
 async fn rows_are(cluster: &Cluster, ns: &str, wanted: &[(&str, &str)], mib: u64) -> Result<()> {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use proto::names::{dra, object};
 use serde_json::json;
 
-use super::{LIMIT, claim_pod, device_until, gpus, tainted, with_driver};
+use super::setup::{LIMIT, claim_pod, device_until, gpus, tainted, with_driver};
 use crate::accounts::{OTHER, account, rights_are, with_other_node};
 use crate::guard::Table;
 use crate::modes::policy;

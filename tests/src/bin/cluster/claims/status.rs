@@ -12,7 +12,7 @@ use proto::names::condition::ISOLATION_VERIFIED;
 use proto::names::{dra, object};
 use serde_json::json;
 
-use super::{LIMIT, claim_pod, gpus, with_driver};
+use super::setup::{LIMIT, claim_pod, device_conditions, gpus, ready, with_driver};
 use crate::accounts::{OTHER, account, with_other_node};
 
 pub(crate) async fn a_claims_device_status_says_what_its_pods_condition_says(
@@ -119,51 +119,6 @@ async fn as_the_pod(cluster: &Cluster, ns: &str, name: &str, words: &str) -> Res
         Ok(Seen::when(
             ends && of_pod == of_claim,
             format!("pod {of_pod:?}, claim {of_claim:?}"),
-        ))
-    })
-    .await
-}
-
-/// The claim that was made for a pod, and what it says of its one device of ours.
-async fn device_conditions(
-    cluster: &Cluster,
-    ns: &str,
-    pod: &str,
-) -> Result<Option<(ResourceClaim, Vec<Condition>)>> {
-    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), ns);
-    let claims = claims.list(&ListParams::default()).await?.items;
-    let of_pod = |claim: &ResourceClaim| {
-        let owners = claim.metadata.owner_references.iter().flatten();
-        owners.into_iter().any(|owner| owner.name == pod)
-    };
-    let claim = claims.into_iter().find(of_pod);
-    Ok(claim.map(|claim| {
-        let status = claim.status.as_ref();
-        let devices = status.and_then(|status| status.devices.as_deref());
-        let mut devices = devices.unwrap_or_default().iter();
-        let ours = devices.find(|device| device.driver == dra::DRIVER);
-        let conditions = ours.and_then(|device| device.conditions.clone());
-        (claim.clone(), conditions.unwrap_or_default())
-    }))
-}
-
-/// Waits until a pod's claim has the given condition `Ready`.
-pub(super) async fn ready(
-    cluster: &Cluster,
-    ns: &str,
-    pod: &str,
-    wanted: impl Fn(&Condition) -> bool,
-) -> Result<(ResourceClaim, Condition)> {
-    until(&format!("the claim of {pod}"), LIMIT, || async {
-        let found = device_conditions(cluster, ns, pod).await?;
-        let said = format!("{:?}", found.as_ref().map(|(_, conditions)| conditions));
-        let found = found.and_then(|(claim, conditions)| {
-            let mut conditions = conditions.into_iter();
-            Some((claim, conditions.find(|one| one.type_ == "Ready")?))
-        });
-        Ok(Seen::from_option(
-            found.filter(|(_, ready)| wanted(ready)),
-            said,
         ))
     })
     .await

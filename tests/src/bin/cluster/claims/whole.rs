@@ -14,7 +14,9 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use super::{LIMIT, claim_pod, gpus, ledger_is, manifest, template, unbound, waits, with_driver};
+use super::setup::{
+    LIMIT, claim_pod, gpus, ledger_is, manifest, template, unbound, waits, with_driver,
+};
 use crate::modes::policy;
 
 pub(super) const CLASS: &str = "gpu.aliquot.dev";
@@ -51,7 +53,7 @@ pub(crate) async fn a_whole_card_by_claim_is_one_pods_alone(cluster: &mut Cluste
         cluster
             .apply_one(&manifest(ns, "part", "part", "report hold"))
             .await?;
-        super::refused(cluster, ns, "part", "asks for card").await?;
+        super::setup::refused(cluster, ns, "part", "asks for card").await?;
         cluster.delete_pod(ns, "part").await?;
         // A card that is for whole use alone takes no share, and is claimed whole.
         let cards: Vec<Value> = status
