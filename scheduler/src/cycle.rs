@@ -28,7 +28,7 @@ use crate::scale_up;
 use crate::status::{Meters, Status};
 use crate::telemetry::{AgentEvent, AgentEventReceiver};
 use crate::usage::{UsageClient, UsageResult};
-use crate::watch::{Fact, Seen};
+use crate::watch::{Fact, Key as _, Seen};
 use granted::Granted;
 use group_feed::GroupFeed;
 use scheduler_core::ids::QueueName;
@@ -293,8 +293,8 @@ impl Cycle {
             observer.hear(&fact, self.clock.now());
         }
         match &fact {
-            Fact::Claim(Seen::There(claim) | Seen::Gone(claim)) => self.outputs.awaited.tell(claim),
-            Fact::Claim(Seen::Listed) => self.outputs.awaited.tell_all(),
+            Fact::Claim(Seen::There(claim)) => self.outputs.awaited.tell(&claim.key()),
+            Fact::Claim(Seen::Gone(name)) => self.outputs.awaited.tell(name),
             _ => {}
         }
         self.world.tell_time(self.clock.now());

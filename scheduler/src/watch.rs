@@ -1,9 +1,12 @@
 //! The API server's objects, as facts in the order in which they came.
 //!
 //! One endless watch per kind, with backoff. A kind whose CRD is not installed counts as empty
-//! until it is. Out: [`Fact`]s, and [`Unreadable`] objects; nothing is kept here.
+//! until it is. Out: [`Fact`]s, and [`Unreadable`] objects. Kept here are the keys of what is there, so
+//! that readers are told once that an object is gone, whether the watch or a listing showed it.
 
 mod kept;
+mod key;
+mod seen;
 
 use crate::act::event::{self, Annotations, KubeEvent};
 use api::GpuNode;
@@ -17,6 +20,8 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+pub use key::Key;
+use key::Known;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::Reporter;
@@ -25,25 +30,12 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use proto::names::resource;
 use scheduler_core::ids::ResourceName;
 use scheduler_core::model::Attachment;
+pub use seen::Seen;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-
-/// One event of a watch.
-#[derive(Clone, Debug)]
-pub enum Seen<K> {
-    /// Everything of this kind follows, as [`Seen::There`].
-    Listing,
-    /// It is there, as it is now.
-    There(Box<K>),
-    /// It was deleted.
-    Gone(Box<K>),
-    /// The list of this kind is complete: objects that were not named since [`Seen::Listing`] are
-    /// deleted.
-    Listed,
-}
 
 /// One event of the API server.
 #[derive(Clone, Debug)]
@@ -244,8 +236,9 @@ async fn follow_again<K, const N: usize>(
     mut known: [watch::Receiver<u64>; N],
     mut relist: watch::Receiver<u64>,
 ) where
-    K: Resource,
+    K: Key,
 {
+    let mut there = Known::default();
     for one in &mut known {
         if one.changed().await.is_err() {
             return;
@@ -258,7 +251,7 @@ async fn follow_again<K, const N: usize>(
         let news = futures::future::select_all(news.chain([never]));
         tokio::select! {
             biased;
-            () = follow(events(), facts, of) => return,
+            () = follow_with(events(), &mut there, facts, |seen| (of(seen), false), || {}) => return,
             (changed, ..) = news => {
                 if changed.is_err() {
                     return;
@@ -281,6 +274,7 @@ async fn follow_classes(client: Client, facts: &Facts, told: watch::Sender<u64>)
     let mut listing = true;
     follow_with(
         all(client),
+        &mut Known::default(),
         facts,
         |seen| {
             match &seen {
@@ -302,6 +296,7 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
     let (mut limited, mut listed) = (BTreeSet::new(), false);
     follow_with(
         all(client),
+        &mut Known::default(),
         facts,
         |seen| {
             let mut news = false;
@@ -328,6 +323,7 @@ async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sende
     let mut had_one = false;
     follow_with(
         all(client),
+        &mut Known::default(),
         facts,
         |seen: Seen<DeviceClass>| {
             let news = match &seen {
@@ -336,8 +332,12 @@ async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sende
                     serving.insert(class.name_any());
                     is_first && listed
                 }
-                Seen::There(class) | Seen::Gone(class) => {
+                Seen::There(class) => {
                     serving.remove(&class.name_any());
+                    false
+                }
+                Seen::Gone(name) => {
+                    serving.remove(name);
                     false
                 }
                 Seen::Listing => {
@@ -358,28 +358,46 @@ async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sende
 }
 
 /// One kind; ends when the receiver is gone.
-async fn follow<K: Resource>(events: Events<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact) {
-    follow_with(events, facts, |seen| (of(seen), false), || {}).await;
+async fn follow<K: Key>(events: Events<K>, facts: &Facts, of: impl Fn(Seen<K>) -> Fact) {
+    let of = |seen| (of(seen), false);
+    follow_with(events, &mut Known::default(), facts, of, || {}).await;
 }
 
 /// One kind; `of` also says whether `then` is to run once the fact is sent.
-async fn follow_with<K: Resource>(
+async fn follow_with<K: Key>(
     mut events: Events<K>,
+    known: &mut Known,
     facts: &Facts,
     mut of: impl FnMut(Seen<K>) -> (Fact, bool),
     then: impl Fn(),
 ) {
     while let Some(event) = events.next().await {
         let seen = match event {
-            Some(Event::Init) => vec![Seen::Listing],
+            Some(Event::Init) => {
+                known.begin();
+                vec![Seen::Listing]
+            }
             Some(Event::InitApply(mut object) | Event::Apply(mut object)) => {
                 trim(object.meta_mut());
+                known.there(&object.key());
                 vec![Seen::There(Box::new(object))]
             }
-            Some(Event::InitDone) => vec![Seen::Listed],
-            Some(Event::Delete(object)) => vec![Seen::Gone(Box::new(object))],
+            Some(Event::InitDone) => known.end().chain([Seen::Listed]).collect(),
+            Some(Event::Delete(object)) => {
+                let key = object.key();
+                let was_there = known.gone(&key);
+                was_there.then_some(Seen::Gone(key)).into_iter().collect()
+            }
             // Not installed: there is none of it.
-            None => vec![Seen::Listing, Seen::Listed],
+            None => {
+                known.begin();
+                let gone = known.end();
+                [Seen::Listing]
+                    .into_iter()
+                    .chain(gone)
+                    .chain([Seen::Listed])
+                    .collect()
+            }
         };
         for seen in seen {
             let (fact, news) = of(seen);

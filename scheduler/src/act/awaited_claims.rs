@@ -3,8 +3,6 @@
 //! thousand bindings that wait cost no watch of their own.
 
 use crate::lock::locked;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::ResourceExt as _;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
@@ -25,26 +23,9 @@ pub(super) struct AwaitedClaim {
 }
 
 impl AwaitedClaims {
-    /// Tells the bindings that wait for the claim that it came, changed or went.
-    pub fn tell(&self, claim: &PersistentVolumeClaim) {
-        let awaited = locked(&self.0);
-        if awaited.is_empty() {
-            return;
-        }
-        let name = format!(
-            "{}/{}",
-            claim.namespace().unwrap_or_default(),
-            claim.name_any()
-        );
-        if let Some(changes) = awaited.get(&name) {
-            changes.send_modify(|count| *count += 1);
-        }
-    }
-
-    /// Tells all bindings that wait, after the claims were listed again: a list does not name the
-    /// claims that went while there was no watch.
-    pub fn tell_all(&self) {
-        for changes in locked(&self.0).values() {
+    /// Tells the bindings that wait for the claim, by namespace and name, that it came, changed or went.
+    pub fn tell(&self, name: &str) {
+        if let Some(changes) = locked(&self.0).get(name) {
             changes.send_modify(|count| *count += 1);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::invalid::Invalid;
 use super::over_subscription::OverSubscription;
-use crate::watch::Seen;
+use crate::watch::{Key as _, Seen};
 use api::Queue;
 use kube::ResourceExt as _;
 use proto::names::queue::QUOTA_BY_PRODUCT;
@@ -20,8 +20,6 @@ pub struct QueueTree {
     parents: BTreeMap<String, Option<String>>,
     children: BTreeMap<String, BTreeSet<String>>,
     quotas: BTreeMap<String, Quotas>,
-    /// Not named yet by the listing that is under way.
-    unnamed: Option<BTreeSet<String>>,
 }
 
 /// The parent that a queue names; an empty name is none.
@@ -82,12 +80,8 @@ impl QueueTree {
     /// As a watch says it.
     pub fn note(&mut self, seen: &Seen<Queue>) {
         match seen {
-            Seen::Listing => self.unnamed = Some(self.parents.keys().cloned().collect()),
             Seen::There(queue) => {
-                let name = queue.name_any();
-                if let Some(unnamed) = &mut self.unnamed {
-                    unnamed.remove(&name);
-                }
+                let name = queue.key();
                 self.forget(&name);
                 let parent = parent(queue).map(str::to_owned);
                 if let Some(parent) = &parent {
@@ -97,12 +91,8 @@ impl QueueTree {
                 self.quotas.insert(name.clone(), quotas(queue));
                 self.parents.insert(name, parent);
             }
-            Seen::Gone(queue) => self.forget(&queue.name_any()),
-            Seen::Listed => {
-                for name in self.unnamed.take().into_iter().flatten() {
-                    self.forget(&name);
-                }
-            }
+            Seen::Gone(name) => self.forget(name),
+            Seen::Listing | Seen::Listed => {}
         }
     }
 
@@ -270,21 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_gone_moved_or_not_listed_again_is_forgotten() {
+    fn a_queue_that_is_gone_or_moved_is_forgotten() {
         let mut tree = QueueTree::default();
-        tree.note(&Seen::Listing);
         for (name, parent) in [("a", ""), ("b", "a"), ("c", "b"), ("d", "c")] {
             tree.note(&Seen::There(queue(name, parent)));
         }
-        tree.note(&Seen::Listed);
         assert_eq!((tree.len(), tree.depth("a", None, 16)), (4, 4));
         tree.note(&Seen::There(queue("c", "a")));
         assert_eq!(tree.depth("a", None, 16), 3);
-        tree.note(&Seen::Gone(queue("d", "c")));
+        tree.note(&Seen::Gone("d".into()));
         assert_eq!((tree.len(), tree.depth("a", None, 16)), (3, 2));
-        tree.note(&Seen::Listing);
-        tree.note(&Seen::There(queue("a", "")));
-        tree.note(&Seen::Listed);
+        for name in ["b", "c"] {
+            tree.note(&Seen::Gone(name.into()));
+        }
         assert_eq!((tree.len(), tree.depth("a", None, 16)), (1, 1));
         assert!(tree.children.is_empty());
     }

@@ -1,11 +1,10 @@
 //! The admin's objects that say how to schedule.
 
-use super::World;
+use super::world::World;
 use crate::shard::Report;
 use crate::usage;
 use crate::watch::Seen;
-use api::kai::{Config as KaiConfig, SchedulingShard};
-use kube::ResourceExt as _;
+use api::kai::SchedulingShard;
 use scheduler_core::model::Queue;
 use scheduler_core::units::Time;
 use scheduler_core::{Config, Event};
@@ -13,26 +12,11 @@ use std::sync::Arc;
 
 impl World {
     pub(super) fn shard(&mut self, seen: Seen<SchedulingShard>) -> Vec<Event> {
-        let changed: Vec<Config> = match seen {
-            Seen::Listing => {
-                self.shards.begin();
-                return Vec::new();
-            }
-            Seen::There(object) => {
-                self.shards.there(&object.name_any());
-                let live = self.live.as_mut();
-                live.and_then(|live| live.shard(*object))
-                    .into_iter()
-                    .collect()
-            }
-            Seen::Gone(object) => {
-                self.shards.names.remove(&object.name_any());
-                self.shards_gone(&[object.name_any()])
-            }
-            Seen::Listed => {
-                let gone = self.shards.end();
-                self.shards_gone(&gone)
-            }
+        let live = self.live.as_mut();
+        let changed: Option<Config> = match seen {
+            Seen::There(object) => live.and_then(|live| live.shard(*object)),
+            Seen::Gone(name) => live.and_then(|live| live.shard_gone(&name)),
+            Seen::Listing | Seen::Listed => None,
         };
         let event = |settings| Event::Config(Box::new(settings));
         let mut events: Vec<Event> = changed.into_iter().map(event).collect();
@@ -65,40 +49,6 @@ impl World {
             live.say(&self.usage.state());
         }
         queues.into_iter().map(Event::Queue).collect()
-    }
-
-    fn shards_gone(&mut self, names: &[String]) -> Vec<Config> {
-        let Some(live) = &mut self.live else {
-            return Vec::new();
-        };
-        let names = names.iter();
-        names.filter_map(|name| live.shard_gone(name)).collect()
-    }
-
-    pub(super) fn config(&mut self, seen: Seen<KaiConfig>) {
-        let gone = match seen {
-            Seen::Listing => {
-                self.configs.begin();
-                return;
-            }
-            Seen::There(object) => {
-                self.configs.there(&object.name_any());
-                if let Some(live) = &mut self.live {
-                    live.config(*object);
-                }
-                return;
-            }
-            Seen::Gone(object) => {
-                self.configs.names.remove(&object.name_any());
-                vec![object.name_any()]
-            }
-            Seen::Listed => self.configs.end(),
-        };
-        if let Some(live) = &mut self.live {
-            for name in gone {
-                live.config_gone(&name);
-            }
-        }
     }
 
     /// When a status of an admin's object is to be written; `None`: not before another fact.

@@ -1,33 +1,15 @@
-//! What agents say → events: their nodes' cards, pods whose cards the kubelet chose, pods
-//! that they refuse or want gone.
+//! What agents say → events: their nodes' cards, pods whose cards the kubelet chose, pods that they
+//! refuse or want gone.
 
-use super::{World, cards};
-use crate::stored_pod::StoredPod;
+use super::cards;
+use super::whole::{cards_of, held};
+use super::world::World;
 use crate::telemetry::AgentEvent;
 use proto::telemetry::{NodeState, Share as HeldShare};
-use scheduler_core::ids::{ContainerName, DecisionId, GpuUuid, NodeName, PodUid};
-use scheduler_core::model::{ContainerGrant, Mode, Phase, Placement};
-use scheduler_core::units::{Mib, Percent};
-use scheduler_core::{Event, EvictRequest, Refusal};
+use scheduler_core::ids::{DecisionId, NodeName, PodUid};
+use scheduler_core::model::{ContainerGrant, Mode};
+use scheduler_core::{Event, Refusal};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// A pod that holds whole cards.
-#[derive(Debug)]
-pub(super) struct WholePod {
-    /// The cards that the core knows of, sorted. Agents name the pod's cards in each of their messages,
-    /// and the pod is converted again only if these differ. `None` if the pod has no place.
-    pub(super) cards: Option<Vec<GpuUuid>>,
-    pub(super) pod: StoredPod,
-}
-
-/// A pod that an agent wants gone.
-#[derive(Debug)]
-pub(super) struct AgentEviction {
-    reason: Arc<str>,
-    /// The core knows.
-    told: bool,
-}
 
 impl World {
     /// What an agent said.
@@ -36,7 +18,9 @@ impl World {
             AgentEvent::State { node, state } => {
                 self.read_isolation(&state);
                 let mut events = self.adopt(&state);
-                events.extend(self.wishes(&node, &state));
+                for uid in self.wishes.take(&node, &state) {
+                    events.extend(self.wishes_for(&uid));
+                }
                 self.states.insert(node.clone(), state);
                 self.disconnected.remove(&node);
                 events.extend(self.judge_managed(&node));
@@ -63,8 +47,7 @@ impl World {
                 self.disconnected.remove(&node);
                 self.told.remove(&node);
                 self.strangers.remove(&node);
-                self.wishes
-                    .retain(|(_, by), wish| wish.told || by.as_str() != node);
+                self.wishes.agent_lost(&node);
                 let known = self.states.remove(&node).is_some();
                 let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
                 let mut events = self.judge_managed(&node);
@@ -75,66 +58,12 @@ impl World {
         }
     }
 
-    /// Pods that an agent wants gone: a share that breaks its fence or whose card is
-    /// broken, one that holds devices without a grant, and any pod that uses a card without
-    /// one, where the admin wants that. The core evicts only pods that it has on that node.
-    fn wishes(&mut self, node: &str, state: &NodeState) -> Vec<Event> {
-        let shares = state.shares.iter().filter(|share| share.evict);
-        let shares = shares.map(|share| (&share.pod_uid, share.complaint.clone()));
-        let ungranted = state.ungranted.iter().map(|one| {
-            let why = format!(
-                "container {} holds {} of {} and has no grant",
-                one.container, one.devices, one.resource
-            );
-            (&one.pod_uid, why)
-        });
-        let strangers = state.strangers.iter().filter(|stranger| stranger.evict);
-        let strangers = strangers.map(|stranger| {
-            let why = format!(
-                "process {} ({}) uses card {} without a grant",
-                stranger.pid, stranger.command, stranger.gpu_uuid
-            );
-            (&stranger.pod_uid, why)
-        });
-        let now: BTreeMap<&String, String> = strangers.chain(ungranted).chain(shares).collect();
-        // What was not passed on yet, and is not wanted any more, never happened.
-        let node = NodeName::new(node);
-        self.wishes
-            .retain(|(uid, by), wish| wish.told || *by != node || now.contains_key(uid));
-        for (uid, reason) in &now {
-            let wish = (*uid).clone();
-            self.wishes
-                .entry((wish, node.clone()))
-                .or_insert_with(|| AgentEviction {
-                    reason: reason.as_str().into(),
-                    told: false,
-                });
-        }
-        now.into_keys()
-            .flat_map(|uid| self.wishes_for(uid))
-            .collect()
-    }
-
-    /// What agents want of a pod, once the pod is known. The core hears only that of the node
-    /// on which the pod stands; another's must not be in its way.
+    /// What agents want of a pod, once the pod is known.
     pub(super) fn wishes_for(&mut self, uid: &str) -> Vec<Event> {
-        if !self.pods.names.contains_key(uid) {
+        if !self.there.contains(uid) {
             return Vec::new();
         }
-        let first = (uid.to_owned(), NodeName::new(""));
-        self.wishes
-            .range_mut(first..)
-            .take_while(|((pod, _), _)| pod == uid)
-            .filter(|(_, wish)| !wish.told)
-            .map(|((_, node), wish)| {
-                wish.told = true;
-                Event::EvictRequest(EvictRequest {
-                    pod: PodUid::new(uid),
-                    node: node.clone(),
-                    reason: Arc::clone(&wish.reason),
-                })
-            })
-            .collect()
+        self.wishes.tell(uid)
     }
 
     /// Whether the pod stands on that node. Of any other its agent has nothing to say.
@@ -142,6 +71,39 @@ impl World {
         self.placed_on
             .get(uid)
             .is_some_and(|of_pod| **of_pod == *node)
+    }
+
+    fn slices_changed(&mut self, name: &str) -> Option<Event> {
+        let node = self.known_nodes.get_mut(name)?;
+        let is_changed = self.mig.follow(node, self.states.get(name));
+        is_changed.then(|| Event::Node(node.clone()))
+    }
+
+    /// Takes in the refusal of an agent. It is ignored for pods on other nodes, and if the agent keeps
+    /// trying.
+    fn read_refusal(&mut self, node: &str, refusal: &proto::telemetry::Refusal) {
+        if refusal.r#final && self.is_on(&refusal.pod_uid, node) {
+            self.isolation.refuse(refusal);
+        }
+    }
+
+    fn read_isolation(&mut self, state: &NodeState) {
+        let placed_on = &self.placed_on;
+        let is_here = |uid: &str| {
+            let node = placed_on.get(uid);
+            node.is_some_and(|node| **node == *state.node)
+        };
+        self.isolation.read(state, is_here);
+    }
+
+    /// Reads what agents said of pods that were seen only afterwards.
+    pub fn read_isolation_again(&mut self) {
+        for node in std::mem::take(&mut self.unread) {
+            if let Some(state) = self.states.remove(&*node) {
+                self.read_isolation(&state);
+                self.states.insert(node.to_string(), state);
+            }
+        }
     }
 
     /// The cards of a node, where they changed.
@@ -192,45 +154,9 @@ impl World {
             if let Some(whole) = self.whole.get_mut(uid) {
                 whole.cards = Some(cards);
             }
-            self.claim_devices(&pod, &mut corrected);
+            self.devices.of_pod(&pod, &mut corrected, self.now);
             events.push(Event::Pod(Box::new(corrected)));
         }
         events
-    }
-}
-
-pub(super) fn placement(pod: &scheduler_core::model::Pod) -> Option<&Placement> {
-    match &pod.phase {
-        Phase::Bound(placement) | Phase::Running(placement) | Phase::Releasing(Some(placement)) => {
-            Some(placement)
-        }
-        _ => None,
-    }
-}
-
-/// Returns the cards that grants name, sorted and each once.
-pub(super) fn cards_of(grants: &[ContainerGrant]) -> Vec<GpuUuid> {
-    let mut cards: Vec<_> = grants
-        .iter()
-        .flat_map(|grant| grant.cards.clone())
-        .collect();
-    cards.sort();
-    cards.dedup();
-    cards
-}
-
-fn held(share: &HeldShare) -> ContainerGrant {
-    ContainerGrant {
-        container: ContainerName::new(&share.container),
-        cards: share.gpu_uuids.iter().map(GpuUuid::new).collect(),
-        memory: Mib(share.memory_mib),
-        burst: None,
-        compute: u8::try_from(share.compute_percent)
-            .ok()
-            .and_then(Percent::new)
-            .unwrap_or(Percent::FULL),
-        mode: Mode::Exclusive,
-        note: None,
-        asked: None,
     }
 }

@@ -1,9 +1,7 @@
 //! Priority classes → the values of pods and groups that name them.
 
-use super::World;
-use crate::watch::Seen;
+use crate::watch::{Key as _, Seen};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::ResourceExt as _;
 use std::collections::BTreeMap;
 
 /// Value of a workload's priority where no class says one: KAI's `train`.
@@ -45,48 +43,30 @@ impl Classes {
                 never_preempts: false,
             })
     }
-}
 
-impl World {
-    /// The watch lists pods and groups again when a class changes.
-    pub(super) fn class(&mut self, seen: Seen<PriorityClass>) {
+    /// Takes in a class. The watch lists pods and groups again when a class changes.
+    pub(super) fn take(&mut self, seen: Seen<PriorityClass>) {
         match seen {
-            Seen::Listing => self.class_names.begin(),
             Seen::There(class) => {
-                let name = class.name_any();
-                self.class_names.there(&name);
+                let name = class.key();
                 let says = Class {
                     value: class.value.unwrap_or_default(),
                     never_preempts: class.preemption_policy.as_deref() == Some(NEVER),
                 };
-                self.classes.by_name.insert(name.clone(), says);
+                self.by_name.insert(name.clone(), says);
                 if class.global_default == Some(true) {
-                    self.classes.default = Some(name);
-                } else if self.classes.default.as_ref() == Some(&name) {
-                    self.classes.default = None;
+                    self.default = Some(name);
+                } else if self.default.as_ref() == Some(&name) {
+                    self.default = None;
                 }
             }
-            Seen::Gone(class) => {
-                self.class_names.names.remove(&class.name_any());
-                self.forget_class(&class.name_any());
-            }
-            Seen::Listed => {
-                for name in self.class_names.end() {
-                    self.forget_class(&name);
+            Seen::Gone(name) => {
+                self.by_name.remove(&name);
+                if self.default.as_ref() == Some(&name) {
+                    self.default = None;
                 }
             }
-        }
-    }
-
-    /// Returns the names of the priority classes that are known.
-    pub fn priority_classes(&self) -> impl Iterator<Item = &str> {
-        self.classes.by_name.keys().map(String::as_str)
-    }
-
-    fn forget_class(&mut self, name: &str) {
-        self.classes.by_name.remove(name);
-        if self.classes.default.as_deref() == Some(name) {
-            self.classes.default = None;
+            Seen::Listing | Seen::Listed => {}
         }
     }
 }

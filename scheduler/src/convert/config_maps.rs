@@ -4,21 +4,22 @@
 //! Only metadata is asked for. Secrets are not looked at: who may list them may read them.
 
 use super::hindrance::Hindrance;
-use super::{ListedObjects, World};
+use super::listing::Listing;
+use super::recheck::Due;
 use crate::stored_pod::StoredPod;
-use crate::watch::Seen;
+use crate::watch::{Key as _, Seen};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod as KubePod};
 use kube::ResourceExt as _;
 use kube::core::PartialObjectMeta;
-use scheduler_core::Event;
 use scheduler_core::model::{Phase, Pod};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is remembered.
 #[derive(Debug, Default)]
 pub(super) struct ConfigMapUsers {
+    pub(super) listing: Listing,
     /// By namespace and name.
-    pub there: ListedObjects,
+    there: BTreeSet<String>,
     /// True if config maps are not listed, so that each one that a pod names counts as present.
     pub unread: bool,
     /// Pods of ours that wait and need some, by UID.
@@ -75,7 +76,7 @@ fn key(namespace: &str, name: &str) -> String {
 
 impl ConfigMapUsers {
     fn missing(&self, needs: &[String]) -> Vec<String> {
-        let is_missing = |name: &&String| !self.unread && !self.there.names.contains_key(*name);
+        let is_missing = |name: &&String| !self.unread && !self.there.contains(*name);
         needs.iter().filter(is_missing).cloned().collect()
     }
 
@@ -107,14 +108,11 @@ impl ConfigMapUsers {
             }
         }
     }
-}
 
-impl World {
     /// What is missing for a pod that waits.
     pub(super) fn look_up(&mut self, pod: &KubePod, converted: &mut Pod) {
         let uid = converted.uid.as_str();
-        let known = &mut self.config_maps;
-        known.forget(uid);
+        self.forget(uid);
         if !converted.ours || converted.phase != Phase::Pending {
             return;
         }
@@ -124,7 +122,7 @@ impl World {
         }
         let namespace = pod.namespace().unwrap_or_default();
         let needs: Vec<String> = names.iter().map(|name| key(&namespace, name)).collect();
-        let missing = known.missing(&needs);
+        let missing = self.missing(&needs);
         if !missing.is_empty() {
             let name = |key: &String| key.rsplit_once('/').map(|(_, name)| name.to_owned());
             let names: Vec<String> = missing.iter().filter_map(name).collect();
@@ -137,51 +135,39 @@ impl World {
             needs,
             missing,
         };
-        known.wait(uid, waiting);
+        self.wait(uid, waiting);
     }
 
-    /// A config map came or went.
-    pub(super) fn config_map(&mut self, seen: Seen<PartialObjectMeta<ConfigMap>>) -> Vec<Event> {
-        let of = |map: &PartialObjectMeta<ConfigMap>| {
-            key(&map.namespace().unwrap_or_default(), &map.name_any())
-        };
-        let known = &mut self.config_maps;
-        // Until all were named, one is as good as missing.
-        let was_listed = known.there.listed;
-        let is_listing_over = matches!(seen, Seen::Listed);
+    /// Takes in that a config map came or went.
+    pub(super) fn take(&mut self, seen: Seen<PartialObjectMeta<ConfigMap>>) -> Due {
+        // Until all were named, a config map is as good as missing.
+        let was_listed = self.listing.listed;
+        self.listing.note(&seen);
         let moved = match seen {
-            Seen::Listing => {
-                known.there.begin();
-                Vec::new()
-            }
             Seen::There(map) => {
-                let name = of(&map);
-                let is_new = !known.there.names.contains_key(&name);
-                known.there.there(&name);
-                (is_new && was_listed).then_some(name).into_iter().collect()
+                let name = map.key();
+                self.there.insert(name.clone()).then_some(name)
             }
-            Seen::Gone(map) => {
-                let name = of(&map);
-                known.there.names.remove(&name);
-                vec![name]
+            Seen::Gone(name) => {
+                self.there.remove(&name);
+                Some(name)
             }
-            Seen::Listed => known.there.end(),
+            Seen::Listing => None,
+            Seen::Listed => {
+                let waiting = self.waiting.keys();
+                let now = waiting.filter_map(|uid| self.changed(uid)).collect();
+                return Due {
+                    now,
+                    ..Due::default()
+                };
+            }
         };
-        let users = moved.iter().filter_map(|name| known.needed_by.get(name));
-        let users: BTreeSet<String> = users.flatten().cloned().collect();
-        if is_listing_over {
-            let all: Vec<String> = known.waiting.keys().cloned().collect();
-            let due = all.iter().filter_map(|uid| known.changed(uid));
-            let due: Vec<KubePod> = due.collect();
-            return due
-                .into_iter()
-                .flat_map(|pod| self.pod_there(pod))
-                .collect();
+        let moved = moved.filter(|_| was_listed);
+        let users = moved.and_then(|name| self.needed_by.get(&name).cloned());
+        Due {
+            later: users.unwrap_or_default(),
+            ..Due::default()
         }
-        if was_listed {
-            self.again.add(users);
-        }
-        Vec::new()
     }
 }
 
@@ -190,6 +176,7 @@ mod tests {
     use super::super::tests::{gone, pod, settled, there, world};
     use super::*;
     use crate::watch::Fact;
+    use scheduler_core::Event;
     use serde_json::json;
 
     #[test]
@@ -250,12 +237,8 @@ mod tests {
             settled(&mut world, Fact::ConfigMap(there(map("mounted")))),
             []
         );
-        settled(&mut world, Fact::ConfigMap(Seen::Listing));
-        for name in ["all", "part", "init"] {
-            assert_eq!(settled(&mut world, Fact::ConfigMap(there(map(name)))), []);
-        }
         assert_eq!(
-            lacks(settled(&mut world, Fact::ConfigMap(Seen::Listed))),
+            lacks(settled(&mut world, Fact::ConfigMap(gone(map("mounted"))))),
             ["ConfigMap: Missing required configmaps: [mounted]"]
         );
         // Where it has a place, that is the kubelet's matter.

@@ -2,13 +2,10 @@
 //! (`CSINode`), and how much they can still provision there (`CSIStorageCapacity`, where the
 //! `CSIDriver` says that it publishes that).
 
-use super::volume::VolumeTerms;
-use super::{ListedObjects, World};
-use crate::watch::{Seen, limits};
+use super::listing::Listing;
+use crate::watch::{Key as _, Seen, limits};
 use api::quantity;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity};
-use kube::ResourceExt as _;
-use scheduler_core::Event;
 use scheduler_core::ids::ResourceName;
 use scheduler_core::model::{Attachment, Node, NodeTerm, Operator, Requirement};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +14,9 @@ use std::sync::Arc;
 /// What is known of it.
 #[derive(Debug, Default)]
 pub(super) struct Csi {
-    pub nodes: ListedObjects,
-    pub drivers: ListedObjects,
-    pub capacities: ListedObjects,
+    pub nodes: Listing,
+    pub drivers: Listing,
+    pub capacities: Listing,
     /// By node: its limits, as resources of the node.
     limits: BTreeMap<String, BTreeMap<ResourceName, u64>>,
     /// Drivers that had a limit on some node. A driver that registers again has none for a moment.
@@ -94,46 +91,95 @@ impl Csi {
         Some(terms)
     }
 
-    /// A line about what can be provisioned is another, or gone. Whether a claim that wants so
-    /// much may notice.
-    fn room(
+    /// Takes in the drivers of a node. Returns the limits that the node had, by its name, where they are
+    /// others now.
+    pub(super) fn node(
         &mut self,
-        object: &CSIStorageCapacity,
-        is_there: bool,
-    ) -> impl Fn(&VolumeTerms) -> bool + use<> {
-        let class = object.storage_class_name.clone();
-        let of_class = self.rooms.entry(class.clone()).or_default();
-        let key = key(object);
-        let new = is_there.then(|| room(object)).flatten();
-        let old = match new.clone() {
-            Some(new) => of_class.insert(key, new),
-            None => of_class.remove(&key),
+        seen: Seen<CSINode>,
+    ) -> Option<(String, BTreeMap<ResourceName, u64>)> {
+        self.nodes.note(&seen);
+        let (name, limits) = match seen {
+            Seen::There(node) => {
+                let limits = limits(&node);
+                let drivers = node.spec.drivers.iter();
+                let limited =
+                    drivers.filter(|one| limits.contains_key(&Attachment::limit_of(&one.name)));
+                self.limited.extend(limited.map(|one| one.name.clone()));
+                (node.key(), limits)
+            }
+            Seen::Gone(name) => (name, BTreeMap::new()),
+            Seen::Listing | Seen::Listed => return None,
         };
-        if of_class.is_empty() {
-            self.rooms.remove(&class);
+        let before = self.limits.remove(&name).unwrap_or_default();
+        let is_same = before == limits;
+        if !limits.is_empty() {
+            self.limits.insert(name.clone(), limits);
         }
-        move |say| {
-            say.provisions.iter().any(|wants| {
-                let enough = |room: &&StorageCapacity| room.most >= wants.size;
-                let nodes = |room: &Option<StorageCapacity>| {
-                    room.as_ref().filter(enough).map(|one| one.nodes.clone())
+        (!is_same).then_some((name, before))
+    }
+
+    /// Takes in a driver. Returns whether it publishes what it can provision, or no longer does.
+    pub(super) fn driver(&mut self, seen: Seen<CSIDriver>) -> bool {
+        self.drivers.note(&seen);
+        match seen {
+            Seen::There(driver) if driver.spec.storage_capacity == Some(true) => {
+                self.publishing.insert(driver.key())
+            }
+            Seen::There(driver) => self.publishing.remove(&driver.key()),
+            Seen::Gone(name) => self.publishing.remove(&name),
+            Seen::Listing | Seen::Listed => false,
+        }
+    }
+
+    /// Takes in a line about what can be provisioned.
+    pub(super) fn capacity(&mut self, seen: Seen<CSIStorageCapacity>) -> Option<CapacityChange> {
+        self.capacities.note(&seen);
+        match seen {
+            Seen::There(object) => {
+                let class = object.storage_class_name.clone();
+                let (key, new) = (object.key(), capacity(&object));
+                let of_class = self.rooms.entry(class.clone()).or_default();
+                let old = match new.clone() {
+                    Some(new) => of_class.insert(key, new),
+                    None => of_class.remove(&key),
                 };
-                wants.class == class && nodes(&old) != nodes(&new)
-            })
+                self.rooms.retain(|_, of_class| !of_class.is_empty());
+                Some(CapacityChange { class, old, new })
+            }
+            Seen::Gone(key) => {
+                let mut classes = self.rooms.iter_mut();
+                let (class, old) = classes
+                    .find_map(|(class, of_class)| Some((class.clone(), of_class.remove(&key)?)))?;
+                self.rooms.retain(|_, of_class| !of_class.is_empty());
+                let (old, new) = (Some(old), None);
+                Some(CapacityChange { class, old, new })
+            }
+            Seen::Listing | Seen::Listed => None,
         }
     }
 }
 
-fn key(object: &CSIStorageCapacity) -> String {
-    format!(
-        "{}/{}",
-        object.namespace().unwrap_or_default(),
-        object.name_any()
-    )
+/// A line about what can be provisioned of a class, before and after a change.
+#[derive(Debug)]
+pub(super) struct CapacityChange {
+    class: String,
+    old: Option<StorageCapacity>,
+    new: Option<StorageCapacity>,
+}
+
+impl CapacityChange {
+    /// Whether a claim that wants so much may notice.
+    pub(super) fn concerns(&self, wants: &Provision) -> bool {
+        let enough = |room: &&StorageCapacity| room.most >= wants.size;
+        let nodes = |room: &Option<StorageCapacity>| {
+            room.as_ref().filter(enough).map(|one| one.nodes.clone())
+        };
+        wants.class == self.class && nodes(&self.old) != nodes(&self.new)
+    }
 }
 
 /// `None`: nothing can be provisioned. A selector that cannot be read selects no node.
-fn room(object: &CSIStorageCapacity) -> Option<StorageCapacity> {
+fn capacity(object: &CSIStorageCapacity) -> Option<StorageCapacity> {
     let most = object
         .maximum_volume_size
         .as_ref()
@@ -147,119 +193,6 @@ fn room(object: &CSIStorageCapacity) -> Option<StorageCapacity> {
         nodes: (term != NodeTerm::default()).then_some(term),
         most: quantity::down(most)?,
     })
-}
-
-impl World {
-    pub(super) fn csi_node(&mut self, seen: Seen<CSINode>) -> Vec<Event> {
-        let csi = self.storage.csi();
-        match seen {
-            Seen::Listing => {
-                csi.nodes.begin();
-                Vec::new()
-            }
-            Seen::There(node) => {
-                let name = node.name_any();
-                csi.nodes.there(&name);
-                let limits = limits(&node);
-                let drivers = node.spec.drivers.iter();
-                let limited =
-                    drivers.filter(|one| limits.contains_key(&Attachment::limit_of(&one.name)));
-                csi.limited.extend(limited.map(|one| one.name.clone()));
-                self.limits_changed(name, limits)
-            }
-            Seen::Gone(node) => {
-                let name = node.name_any();
-                csi.nodes.names.remove(&name);
-                self.limits_changed(name, BTreeMap::new())
-            }
-            Seen::Listed => {
-                let gone = csi.nodes.end();
-                let gone = gone.into_iter();
-                let events = gone.flat_map(|name| self.limits_changed(name, BTreeMap::new()));
-                let mut events: Vec<Event> = events.collect();
-                events.extend(self.all_users());
-                events
-            }
-        }
-    }
-
-    fn limits_changed(&mut self, name: String, limits: BTreeMap<ResourceName, u64>) -> Vec<Event> {
-        let csi = self.storage.csi();
-        let before = csi.limits.remove(&name).unwrap_or_default();
-        if !limits.is_empty() {
-            csi.limits.insert(name.clone(), limits.clone());
-        }
-        let Some(node) = self.known_nodes.get_mut(&name).filter(|_| before != limits) else {
-            return Vec::new();
-        };
-        node.extended
-            .retain(|resource, _| !before.contains_key(resource));
-        node.extended.extend(limits);
-        vec![Event::Node(node.clone())]
-    }
-
-    pub(super) fn csi_driver(&mut self, seen: Seen<CSIDriver>) -> Vec<Event> {
-        let csi = self.storage.csi();
-        let news = match seen {
-            Seen::Listing => {
-                csi.drivers.begin();
-                false
-            }
-            Seen::There(driver) => {
-                let name = driver.name_any();
-                csi.drivers.there(&name);
-                if driver.spec.storage_capacity == Some(true) {
-                    csi.publishing.insert(name)
-                } else {
-                    csi.publishing.remove(&name)
-                }
-            }
-            Seen::Gone(driver) => {
-                let name = driver.name_any();
-                csi.drivers.names.remove(&name);
-                csi.publishing.remove(&name)
-            }
-            Seen::Listed => {
-                for name in csi.drivers.end() {
-                    csi.publishing.remove(&name);
-                }
-                return self.all_users();
-            }
-        };
-        if news {
-            self.users_if(|_| true);
-        }
-        Vec::new()
-    }
-
-    pub(super) fn csi_capacity(&mut self, seen: Seen<CSIStorageCapacity>) -> Vec<Event> {
-        let csi = self.storage.csi();
-        match seen {
-            Seen::Listing => {
-                csi.capacities.begin();
-                Vec::new()
-            }
-            Seen::There(object) => {
-                csi.capacities.there(&key(&object));
-                let notices = csi.room(&object, true);
-                self.users_if(|say| notices(say));
-                Vec::new()
-            }
-            Seen::Gone(object) => {
-                csi.capacities.names.remove(&key(&object));
-                let notices = csi.room(&object, false);
-                self.users_if(|say| notices(say));
-                Vec::new()
-            }
-            Seen::Listed => {
-                let gone: BTreeSet<String> = csi.capacities.end().into_iter().collect();
-                for of_class in csi.rooms.values_mut() {
-                    of_class.retain(|key, _| !gone.contains(key));
-                }
-                self.all_users()
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -309,8 +242,7 @@ mod tests {
         let events = world.take(csi_node(None));
         assert!(node_of(&events).is_some() && limit(&events).is_none());
         world.take(csi_node(Some(3)));
-        world.take(Fact::CsiNode(Seen::Listing));
-        let events = world.take(Fact::CsiNode(Seen::Listed));
+        let events = world.take(Fact::CsiNode(Seen::Gone("n1".into())));
         assert!(node_of(&events).is_some() && limit(&events).is_none());
     }
 
@@ -449,8 +381,8 @@ mod tests {
         everywhere["maximumVolumeSize"] = json!(null);
         let events = settled(&mut world, Fact::CsiCapacity(there(everywhere)));
         assert_eq!(pod_of(&events).unwrap().nodes.terms, None);
-        settled(&mut world, Fact::CsiCapacity(Seen::Listing));
-        let events = settled(&mut world, Fact::CsiCapacity(Seen::Listed));
+        let gone = Seen::Gone("csi/a".into());
+        let events = settled(&mut world, Fact::CsiCapacity(gone));
         assert!(
             !pod_of(&events).unwrap().unsupported.is_empty(),
             "{events:?}"

@@ -1,9 +1,11 @@
 //! Every field that the types of KAI's objects have is read, refused or remarked upon.
 
 use super::tests::{there, world};
-use super::*;
 use crate::shard::{Live, Shard};
+use crate::watch::Fact;
 use kube::CustomResourceExt as _;
+use scheduler_core::Event;
+use scheduler_core::units::Time;
 use serde_json::{Map, Value, json};
 
 /// Paths of the leaves below a schema; an item of a list is `0`, a value of a map `*`.

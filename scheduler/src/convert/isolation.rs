@@ -1,6 +1,5 @@
 //! What agents read back from the fences → the pod condition `IsolationVerified`.
 
-use super::World;
 use super::shown::Shown;
 use api::isolation::{self, Held};
 use jiff::Timestamp;
@@ -107,7 +106,7 @@ impl IsolationConditions {
     }
 
     /// Takes in that the agent refuses the grant for good.
-    fn refuse(&mut self, refusal: &Refusal) {
+    pub(super) fn refuse(&mut self, refusal: &Refusal) {
         let uid = refusal.pod_uid.clone();
         self.pods.entry(uid).or_default().refused = true;
         self.want(Isolation {
@@ -182,11 +181,11 @@ impl IsolationConditions {
     }
 
     /// When the next one is to be written.
-    fn due(&self) -> Option<Time> {
+    pub(super) fn due(&self) -> Option<Time> {
         self.owed.first().map(|(at, _)| *at)
     }
 
-    fn owed(&mut self, now: Time) -> Vec<OwedIsolation> {
+    pub(super) fn owed(&mut self, now: Time) -> Vec<OwedIsolation> {
         let mut owed = Vec::new();
         while let Some((at, uid)) = self.owed.first().cloned()
             && at <= now
@@ -211,6 +210,33 @@ impl IsolationConditions {
         }
         owed
     }
+
+    /// Takes in what an agent says of pods that stand on its own node, as `is_here` says of a UID. Of a
+    /// share whose fence is not known yet nothing is said that was not said before.
+    pub(super) fn read(&mut self, state: &NodeState, is_here: impl Fn(&str) -> bool) {
+        let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
+        for share in &state.shares {
+            let own = is_here(&share.pod_uid);
+            if own && share.phase == "Running" && share.mode != Mode::Exclusive.as_str() {
+                by_pod.entry(&share.pod_uid).or_default().push(share);
+            }
+        }
+        for shares in by_pod.into_values() {
+            let mut now = isolation_of(&shares);
+            // Its figures change from look to look.
+            let entry = self.pods.get(&now.pod_uid);
+            let before = entry.and_then(|entry| entry.wanted.as_ref());
+            if let Some(first) = before.and_then(|before| before.complaint.clone())
+                && now.complaint.is_some()
+            {
+                now.complaint = Some(first);
+            }
+            let known = shares.iter().all(|share| !share.fence.is_empty());
+            if known || before.is_some() {
+                self.want(now);
+            }
+        }
+    }
 }
 
 /// Returns why the grant of a pod was refused for good, as its condition says. `None`: it does not.
@@ -222,64 +248,6 @@ pub(super) fn refusal_on(pod: &Pod) -> Option<&str> {
     let refused = one.status == "False" && one.reason.as_deref() == Some(isolation::GRANT_REFUSED);
     let message = one.message.as_deref().filter(|_| refused)?;
     Some(message.strip_suffix(ADVICE).unwrap_or(message))
-}
-
-impl World {
-    /// Conditions that are to be written now. Only the replica that leads asks for them: each is
-    /// asked for again, ever later, until the watch shows it.
-    pub fn owed_isolation(&mut self, now: Time) -> Vec<OwedIsolation> {
-        self.isolation.owed(now)
-    }
-
-    /// When there is one to write.
-    pub(crate) fn isolation_due(&self) -> Option<Time> {
-        self.isolation.due()
-    }
-
-    /// Reads what agents said of pods that were seen only afterwards.
-    pub fn read_isolation_again(&mut self) {
-        for node in std::mem::take(&mut self.unread) {
-            if let Some(state) = self.states.remove(&*node) {
-                self.read_isolation(&state);
-                self.states.insert(node.to_string(), state);
-            }
-        }
-    }
-
-    /// Takes in the refusal of an agent. It is ignored for pods on other nodes, and if the agent keeps
-    /// trying.
-    pub(super) fn read_refusal(&mut self, node: &str, refusal: &Refusal) {
-        if refusal.r#final && self.is_on(&refusal.pod_uid, node) {
-            self.isolation.refuse(refusal);
-        }
-    }
-
-    /// Of pods that stand on the agent's own node. Of a share whose fence is not known yet nothing
-    /// is said that was not said before.
-    pub(super) fn read_isolation(&mut self, state: &NodeState) {
-        let mut by_pod: BTreeMap<&str, Vec<&HeldShare>> = BTreeMap::new();
-        for share in &state.shares {
-            let own = self.is_on(&share.pod_uid, &state.node);
-            if own && share.phase == "Running" && share.mode != Mode::Exclusive.as_str() {
-                by_pod.entry(&share.pod_uid).or_default().push(share);
-            }
-        }
-        for shares in by_pod.into_values() {
-            let mut now = isolation_of(&shares);
-            // Its figures change from look to look.
-            let entry = self.isolation.pods.get(&now.pod_uid);
-            let before = entry.and_then(|entry| entry.wanted.as_ref());
-            if let Some(first) = before.and_then(|before| before.complaint.clone())
-                && now.complaint.is_some()
-            {
-                now.complaint = Some(first);
-            }
-            let known = shares.iter().all(|share| !share.fence.is_empty());
-            if known || before.is_some() {
-                self.isolation.want(now);
-            }
-        }
-    }
 }
 
 fn isolation_of(shares: &[&HeldShare]) -> Isolation {

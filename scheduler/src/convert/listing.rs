@@ -1,15 +1,14 @@
-//! Who is there of one kind of objects, between its listings.
+//! The listings of one kind of objects.
 
-use std::collections::BTreeMap;
+use crate::watch::Seen;
 
-/// Who is there of one kind; `true` while a listing has not named it yet.
+/// How far the listings of one kind are.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ListedObjects {
+pub(super) struct Listing {
+    /// A listing has ended: all objects of the kind are known.
     pub listed: bool,
-    /// What is known may be older than what counts, until a listing that begins from now on
-    /// has ended.
+    /// What is known may be older than what counts, until a listing that begins from now on has ended.
     pub behind: ListingState,
-    pub names: BTreeMap<String, bool>,
 }
 
 /// Whether a listing is waited for.
@@ -17,33 +16,26 @@ pub(super) struct ListedObjects {
 pub(super) enum ListingState {
     #[default]
     No,
-    /// It has not begun.
+    /// The listing has not begun.
     Waits,
-    /// It has.
+    /// The listing has begun.
     Lists,
 }
 
-impl ListedObjects {
-    pub(super) fn begin(&mut self) {
-        if self.behind == ListingState::Waits {
-            self.behind = ListingState::Lists;
+impl Listing {
+    /// Takes in that a listing begins or ends.
+    pub(super) fn note<K>(&mut self, seen: &Seen<K>) {
+        match seen {
+            Seen::Listing if self.behind == ListingState::Waits => {
+                self.behind = ListingState::Lists;
+            }
+            Seen::Listed => {
+                self.listed = true;
+                if self.behind == ListingState::Lists {
+                    self.behind = ListingState::No;
+                }
+            }
+            Seen::Listing | Seen::There(_) | Seen::Gone(_) => {}
         }
-        self.names.values_mut().for_each(|unnamed| *unnamed = true);
-    }
-
-    pub(super) fn there(&mut self, name: &str) {
-        self.names.insert(name.to_owned(), false);
-    }
-
-    /// Who was not named.
-    pub(super) fn end(&mut self) -> Vec<String> {
-        self.listed = true;
-        if self.behind == ListingState::Lists {
-            self.behind = ListingState::No;
-        }
-        let gone = |(name, unnamed): (&String, &bool)| unnamed.then(|| name.clone());
-        let gone: Vec<String> = self.names.iter().filter_map(gone).collect();
-        self.names.retain(|_, unnamed| !*unnamed);
-        gone
     }
 }

@@ -3,12 +3,10 @@
 //! Owns what `GpuNode`s say of layouts. In: `GpuNode`s, nodes, agents' states. Out: the amounts of
 //! slices in the core's nodes, and [`MigCard`]s.
 
-use super::World;
 use api::gpu_node::GpuPolicy;
 use proto::names::gpu_node::LAYOUT_CHANGES;
 use proto::names::resource::MIG_PREFIX;
 use proto::telemetry::NodeState;
-use scheduler_core::Event;
 use scheduler_core::ids::{GpuUuid, NodeName, ResourceName};
 use scheduler_core::mig_layout::{MigCard, Slices};
 use scheduler_core::model::Node;
@@ -32,9 +30,9 @@ struct Policy {
     message: String,
 }
 
-impl World {
-    /// What a `GpuNode` says.
-    pub(super) fn mig_policy(&mut self, name: &str, object: &api::GpuNode) {
+impl MigNodes {
+    /// Takes in what a `GpuNode` says.
+    pub(super) fn policy(&mut self, name: &str, object: &api::GpuNode) {
         let rows = object.status.iter().flat_map(|status| &status.gpus);
         let messages: BTreeMap<&str, &str> = rows
             .map(|row| (row.uuid.as_str(), row.mig_layout_message.as_str()))
@@ -52,20 +50,20 @@ impl World {
             })
             .collect();
         if policies.is_empty() {
-            self.mig.cards.remove(name);
+            self.cards.remove(name);
         } else {
-            self.mig.cards.insert(name.to_owned(), policies);
+            self.cards.insert(name.to_owned(), policies);
         }
     }
 
     /// The `GpuNode` is gone.
-    pub(super) fn no_mig_policy(&mut self, name: &str) {
-        self.mig.cards.remove(name);
+    pub(super) fn no_policy(&mut self, name: &str) {
+        self.cards.remove(name);
     }
 
-    /// What the kubelet lists of slices counts as far as the agent has them: it says first which
-    /// are about to go.
-    pub(super) fn limit_slices(&mut self, node: &mut Node) {
+    /// What the kubelet lists of slices counts as far as the agent, which says this `state`, has them: it
+    /// says first which are about to go.
+    pub(super) fn limit(&mut self, node: &mut Node, state: Option<&NodeState>) {
         let listed = node.extended.iter();
         let listed: Slices = listed
             .filter(|(name, _)| name.as_str().starts_with(MIG_PREFIX))
@@ -73,43 +71,39 @@ impl World {
             .collect();
         let name = node.name.as_str();
         if listed.is_empty() {
-            self.mig.listed.remove(name);
+            self.listed.remove(name);
             return;
         }
-        if let Some(state) = self.states.get(name) {
+        if let Some(state) = state {
             node.extended.extend(lowered(&listed, state));
         }
-        self.mig.listed.insert(name.to_owned(), listed);
+        self.listed.insert(name.to_owned(), listed);
     }
 
-    /// The node, where its agent has said something else of its slices.
-    pub(super) fn slices_changed(&mut self, name: &str) -> Option<Event> {
-        let listed = self.mig.listed.get(name)?;
-        let now = match self.states.get(name) {
-            Some(state) => lowered(listed, state),
-            None => listed.clone(),
+    /// Returns whether the agent has said something else of the node's slices; the node has it then.
+    pub(super) fn follow(&self, node: &mut Node, state: Option<&NodeState>) -> bool {
+        let Some(listed) = self.listed.get(node.name.as_str()) else {
+            return false;
         };
-        let node = self.known_nodes.get_mut(name)?;
+        let now = state.map_or_else(|| listed.clone(), |state| lowered(listed, state));
         let is_new =
             |(slice, amount): (&ResourceName, &u64)| node.extended.get(slice) != Some(amount);
-        if !now.iter().any(is_new) {
-            return None;
-        }
+        let is_changed = now.iter().any(is_new);
         node.extended.extend(now);
-        Some(Event::Node(node.clone()))
+        is_changed
     }
 
     /// Whether some card may be given other slices.
-    pub(crate) fn may_change_layouts(&self) -> bool {
-        !self.mig.cards.is_empty()
+    pub(super) fn may_change(&self) -> bool {
+        !self.cards.is_empty()
     }
 
-    /// The cards that may be given other slices, and those that are.
-    pub(crate) fn mig_cards(&self) -> Vec<MigCard> {
+    /// The cards that may be given other slices, and those that are. `heard`: the state of an agent
+    /// that is connected.
+    pub(super) fn cards<'a>(&self, heard: impl Fn(&str) -> Option<&'a NodeState>) -> Vec<MigCard> {
         let mut cards = Vec::new();
-        for (name, policies) in &self.mig.cards {
-            let state = self.states.get(name);
-            let Some(state) = state.filter(|_| !self.disconnected.contains(name)) else {
+        for (name, policies) in &self.cards {
+            let Some(state) = heard(name) else {
                 continue;
             };
             cards.extend(
@@ -223,9 +217,11 @@ pub(crate) fn in_words(slices: &Slices) -> Arc<str> {
 mod tests {
     use super::super::tests::{there, world};
     use super::*;
+    use crate::convert::World;
     use crate::telemetry::AgentEvent;
     use crate::watch::{Fact, Seen};
     use proto::telemetry::{Gpu, Share};
+    use scheduler_core::Event;
     use serde_json::{Value, json};
 
     const SMALL: &str = "nvidia.com/mig-1g.10gb";
@@ -380,9 +376,7 @@ mod tests {
             ..idle
         };
         assert_eq!(world.mig_cards(), [others]);
-        world.take(Fact::GpuNode(Seen::Gone(
-            serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {}})).unwrap(),
-        )));
+        world.take(Fact::GpuNode(Seen::Gone("n1".into())));
         assert!(!world.may_change_layouts());
     }
 

@@ -1,34 +1,20 @@
 //! Labels of namespaces, which selectors of pods may look at. The core compares them with what
 //! it knows.
 
-use super::{World, rules};
-use crate::watch::Seen;
+use super::rules;
+use crate::watch::{Key as _, Seen};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::ResourceExt as _;
 use scheduler_core::Event;
 
-impl World {
-    pub(super) fn namespace(&mut self, seen: Seen<Namespace>) -> Vec<Event> {
-        let gone = |name: String| Event::NamespaceGone(name.into());
-        match seen {
-            Seen::Listing => {
-                self.namespaces.begin();
-                Vec::new()
-            }
-            Seen::There(namespace) => {
-                let name = namespace.name_any();
-                self.namespaces.there(&name);
-                let labels = rules::labels(namespace.metadata.labels.as_ref());
-                let name = name.into();
-                vec![Event::Namespace(scheduler_core::Namespace { name, labels })]
-            }
-            Seen::Gone(namespace) => {
-                let name = namespace.name_any();
-                self.namespaces.names.remove(&name);
-                vec![gone(name)]
-            }
-            Seen::Listed => self.namespaces.end().into_iter().map(gone).collect(),
+pub(super) fn event(seen: Seen<Namespace>) -> Option<Event> {
+    match seen {
+        Seen::There(namespace) => {
+            let labels = rules::labels(namespace.metadata.labels.as_ref());
+            let name = namespace.key().into();
+            Some(Event::Namespace(scheduler_core::Namespace { name, labels }))
         }
+        Seen::Gone(name) => Some(Event::NamespaceGone(name.into())),
+        Seen::Listing | Seen::Listed => None,
     }
 }
 
@@ -49,10 +35,7 @@ mod tests {
             panic!("{events:?}");
         };
         assert_eq!((&*known.name, &*known.labels["kind"]), ("team", "batch"));
-        // A listing that does not name it ends it, once.
-        world.take(Fact::Namespace(Seen::Listing));
-        let gone = [Event::NamespaceGone("team".into())];
-        assert_eq!(world.take(Fact::Namespace(Seen::Listed)), gone);
-        assert!(world.take(Fact::Namespace(Seen::Listed)).is_empty());
+        let gone = world.take(Fact::Namespace(Seen::Gone("team".into())));
+        assert_eq!(gone, [Event::NamespaceGone("team".into())]);
     }
 }

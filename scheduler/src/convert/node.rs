@@ -1,11 +1,11 @@
 //! A node as Kubernetes has it → the core's.
 
 use super::rules::labels;
-use super::{World, scale_down};
-use crate::watch::Seen;
+use super::scale_down;
+use super::world::World;
+use crate::watch::Key as _;
 use api::quantity;
 use k8s_openapi::api::core::v1::{Node as KubeNode, Taint as KubeTaint};
-use kube::ResourceExt as _;
 use proto::names::resource;
 use scheduler_core::Event;
 use scheduler_core::ids::{NodeName, ResourceName};
@@ -116,57 +116,33 @@ fn taint(taint: &KubeTaint) -> Option<Taint> {
 }
 
 impl World {
-    pub(super) fn node(&mut self, seen: Seen<KubeNode>) -> Vec<Event> {
-        match seen {
-            Seen::Listing => {
-                self.nodes.begin();
-                Vec::new()
-            }
-            Seen::There(node) => {
-                let name = node.name_any();
-                self.nodes.there(&name);
-                if lists_ours(&node) {
-                    self.listing.insert(name.clone());
-                } else {
-                    self.listing.remove(&name);
-                }
-                let object = node;
-                let mut node = of(&object, self.is_managed(&name));
-                let mut groups = self.removable.iter();
-                node.removable = groups.any(|all| scale_down::is_removable(all, &node, &object));
-                node.aligns = self.aligning.contains(&name);
-                self.storage.csi().limit(&mut node);
-                self.limit_slices(&mut node);
-                // The kubelet's heartbeat changes nothing here.
-                if self.known_nodes.get(&name) == Some(&node) {
-                    return Vec::new();
-                }
-                let is_new = self
-                    .known_nodes
-                    .insert(name.clone(), node.clone())
-                    .is_none();
-                let mut events = vec![Event::Node(node)];
-                if is_new {
-                    // Its agent may have said all before the node's object was there.
-                    events.extend(self.cards(&name));
-                }
-                events
-            }
-            Seen::Gone(node) => {
-                let name = node.name_any();
-                self.nodes.names.remove(&name);
-                self.node_gone(name)
-            }
-            Seen::Listed => {
-                let gone = self.nodes.end();
-                gone.into_iter()
-                    .flat_map(|name| self.node_gone(name))
-                    .collect()
-            }
+    pub(super) fn node_there(&mut self, object: &KubeNode) -> Vec<Event> {
+        let name = object.key();
+        if lists_ours(object) {
+            self.listing.insert(name.clone());
+        } else {
+            self.listing.remove(&name);
         }
+        let mut node = of(object, self.is_managed(&name));
+        let mut groups = self.removable.iter();
+        node.removable = groups.any(|all| scale_down::is_removable(all, &node, object));
+        node.aligns = self.aligning.contains(&name);
+        self.storage.csi().limit(&mut node);
+        self.mig.limit(&mut node, self.states.get(&name));
+        // The kubelet's heartbeat changes nothing here.
+        if self.known_nodes.get(&name) == Some(&node) {
+            return Vec::new();
+        }
+        let before = self.known_nodes.insert(name.clone(), node.clone());
+        let mut events = vec![Event::Node(node)];
+        if before.is_none() {
+            // Its agent may have said all before the node's object was there.
+            events.extend(self.cards(&name));
+        }
+        events
     }
 
-    fn node_gone(&mut self, name: String) -> Vec<Event> {
+    pub(super) fn node_gone(&mut self, name: String) -> Vec<Event> {
         self.known_nodes.remove(&name);
         self.listing.remove(&name);
         // With the node the core forgets its cards; the agent says the same of it once more

@@ -6,13 +6,23 @@
 //! pod is what it was when it was looked at last, as if the change came that much later.
 //! A listing is another matter: what comes of it is known before anything is decided.
 
-use super::World;
+use k8s_openapi::api::core::v1::Pod as KubePod;
 use scheduler_core::Event;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Pods that one decision looks at again: some milliseconds, with many volumes to choose from.
-const LOOKS: usize = 512;
+pub(super) const LOOKS: usize = 512;
+
+/// What follows from an object that pods name.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    pub(super) events: Vec<Event>,
+    /// UIDs of pods that are looked at again in turn.
+    pub(super) later: BTreeSet<String>,
+    /// Pods that are converted again at once, because a listing has ended.
+    pub(super) now: Vec<KubePod>,
+}
 
 /// UIDs of pods that are due.
 #[derive(Debug, Default)]
@@ -28,7 +38,11 @@ impl RecheckQueue {
         self.uids.extend(uids);
     }
 
-    fn next(&mut self) -> Option<String> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.uids.is_empty()
+    }
+
+    pub(super) fn next(&mut self) -> Option<String> {
         let after = (Bound::Excluded(self.last.as_str()), Bound::Unbounded);
         let next = self.uids.range::<str, _>(after).next();
         let next = next.or_else(|| self.uids.first())?.clone();
@@ -38,32 +52,11 @@ impl RecheckQueue {
     }
 }
 
-impl World {
-    /// Pods are to be looked at again with the next decision, or selectors to be evaluated.
-    pub fn is_due(&self) -> bool {
-        !self.again.uids.is_empty() || self.devices.is_due()
-    }
-
-    /// Those whose turn it is, as far as they are another case now.
-    pub(super) fn look_again(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        for _ in 0..LOOKS {
-            let Some(uid) = self.again.next() else {
-                break;
-            };
-            let pod = self.storage.changed(&uid);
-            let pod = pod.or_else(|| self.config_maps.changed(&uid));
-            let pod = pod.or_else(|| self.devices.changed(&uid));
-            events.extend(pod.into_iter().flat_map(|pod| self.pod_there(pod)));
-        }
-        events
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{gone, pod, there, world};
     use super::*;
+    use crate::convert::World;
     use crate::watch::{Fact, Seen};
     use scheduler_core::units::Time;
     use serde_json::json;

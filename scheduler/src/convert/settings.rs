@@ -1,6 +1,7 @@
 //! What a [`World`] is to be like, said once before its first fact.
 
-use super::{ListedObjects, World};
+use super::listing::Listing;
+use super::world::World;
 use crate::bursts::Bursts;
 use crate::limits::Limits;
 use crate::shard::{Live, Pool};
@@ -89,7 +90,7 @@ impl World {
     #[must_use]
     pub fn with_unread<'a>(mut self, kinds: impl IntoIterator<Item = &'a str>) -> Self {
         for kind in kinds {
-            let is_in = |rolls: &[(&ListedObjects, &str)]| rolls.iter().any(|(_, of)| *of == kind);
+            let is_in = |rolls: &[(&Listing, &str)]| rolls.iter().any(|(_, of)| *of == kind);
             self.config_maps.unread |= kind == "configmaps";
             self.storage.unread |= is_in(&self.storage.rolls());
             self.devices.unread |= is_in(&self.devices.rolls());

@@ -1,13 +1,14 @@
 //! What is remembered of claims, volumes and storage classes, and of the pods that wait
 //! with some.
 
-use super::csi::Csi;
+use super::csi::{CapacityChange, Csi};
+use super::listing::Listing;
+use super::recheck::Due;
 use super::volume::{Storage, VolumeTerms, claims};
-use super::{ListedObjects, World};
 use crate::stored_pod::StoredPod;
-use crate::watch::Seen;
+use crate::watch::{Key as _, Seen};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as KubePod};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
 use kube::ResourceExt as _;
 use scheduler_core::Event;
 use scheduler_core::ids::PodUid;
@@ -71,9 +72,9 @@ fn names(pod: &KubePod) -> impl Iterator<Item = String> {
 #[derive(Debug, Default)]
 pub(super) struct StorageObjects {
     storage: Storage,
-    claims: ListedObjects,
-    volumes: ListedObjects,
-    classes: ListedObjects,
+    claims: Listing,
+    volumes: Listing,
+    classes: Listing,
     /// True if some of these kinds are not listed, so that no pod's volumes keep it from a node.
     pub(super) unread: bool,
     /// Pods of ours that wait, and all pods with a place whose claims are not seen to be bound.
@@ -81,7 +82,7 @@ pub(super) struct StorageObjects {
 }
 
 impl StorageObjects {
-    pub(super) fn rolls(&self) -> [(&ListedObjects, &'static str); 6] {
+    pub(super) fn rolls(&self) -> [(&Listing, &'static str); 6] {
         let csi = &self.storage.csi;
         [
             (&self.claims, "persistentvolumeclaims"),
@@ -148,14 +149,12 @@ impl StorageObjects {
             .filter_map(|volume| self.storage.tell(volume))
             .collect()
     }
-}
 
-impl World {
     /// Where the pod's volumes let it go, if it waits; and its claims, as long as they are not
     /// seen to be bound: until then the core keeps what it has given them.
     pub(super) fn narrow(&mut self, pod: &KubePod, converted: &mut Pod) {
         let uid = converted.uid.as_str();
-        self.storage.users.remove(uid);
+        self.users.remove(uid);
         let waits = converted.phase == Phase::Pending;
         let is_placed = !matches!(
             converted.phase,
@@ -165,7 +164,7 @@ impl World {
         if !(waits || is_placed) || claims(pod).is_empty() {
             return;
         }
-        let mut say = self.storage.say(pod);
+        let mut say = self.say(pod);
         converted.attachments = say.attachments.iter().cloned().collect();
         converted.claims.clone_from(&say.claims);
         if !converted.ours {
@@ -177,169 +176,138 @@ impl World {
             converted.unsupported.extend(say.against.iter().cloned());
         }
         if waits || say.is_open {
-            self.storage.users.insert(uid, pod, say);
+            self.users.insert(uid, pod, say);
         }
     }
 
     /// What its volumes have against every node.
-    pub fn volumes_against(&self, pod: &PodUid) -> Option<String> {
-        let say = &self.storage.users.pods.get(pod.as_str())?.say;
+    pub(super) fn against(&self, pod: &PodUid) -> Option<String> {
+        let say = &self.users.pods.get(pod.as_str())?.say;
         (!say.against.is_empty()).then(|| say.against.join(", "))
     }
 
-    pub(super) fn claim(&mut self, seen: Seen<PersistentVolumeClaim>) -> Vec<Event> {
-        let key = |claim: &PersistentVolumeClaim| {
-            format!(
-                "{}/{}",
-                claim.namespace().unwrap_or_default(),
-                claim.name_any()
-            )
-        };
-        let known = &mut self.storage;
+    pub(super) fn claim(&mut self, seen: Seen<PersistentVolumeClaim>) -> Due {
+        self.claims.note(&seen);
         match seen {
-            Seen::Listing => {
-                known.claims.begin();
-                Vec::new()
-            }
             Seen::There(claim) => {
-                let name = key(&claim);
-                known.claims.there(&name);
-                let before = known.named(&name);
-                if !known.storage.claim(&claim) {
-                    return Vec::new();
+                let name = claim.key();
+                let before = self.named(&name);
+                if !self.storage.claim(&claim) {
+                    return Due::default();
                 }
-                let volumes = [before, known.named(&name)];
-                let events = known.tell(volumes.iter().flatten());
-                self.users_of(&[name]);
-                events
+                let volumes = [before, self.named(&name)];
+                let events = self.tell(volumes.iter().flatten());
+                Due {
+                    later: self.users_of(&name),
+                    events,
+                    ..Due::default()
+                }
             }
-            Seen::Gone(claim) => {
-                let name = key(&claim);
-                known.claims.names.remove(&name);
-                self.claims_gone(vec![name])
+            Seen::Gone(name) => {
+                let volume = self.named(&name);
+                if let Some((namespace, name)) = name.split_once('/') {
+                    self.storage.claim_gone(namespace, name);
+                }
+                let events = self.tell(volume.iter());
+                Due {
+                    later: self.users_of(&name),
+                    events,
+                    ..Due::default()
+                }
             }
-            Seen::Listed => {
-                let gone = known.claims.end();
-                let mut events = self.claims_gone(gone);
-                events.extend(self.all_users());
-                events
-            }
+            Seen::Listing => Due::default(),
+            Seen::Listed => self.all_users(),
         }
     }
 
-    fn claims_gone(&mut self, gone: Vec<String>) -> Vec<Event> {
-        let known = &mut self.storage;
-        let volumes: Vec<String> = gone.iter().filter_map(|name| known.named(name)).collect();
-        for (namespace, name) in gone.iter().filter_map(|name| name.split_once('/')) {
-            known.storage.claim_gone(namespace, name);
-        }
-        let events = known.tell(volumes.iter());
-        self.users_of(&gone);
-        events
-    }
-
-    pub(super) fn volume(&mut self, seen: Seen<PersistentVolume>) -> Vec<Event> {
-        let known = &mut self.storage;
-        match seen {
-            Seen::Listing => {
-                known.volumes.begin();
-                Vec::new()
-            }
+    pub(super) fn volume(&mut self, seen: Seen<PersistentVolume>) -> Due {
+        self.volumes.note(&seen);
+        let name = match seen {
             Seen::There(volume) => {
-                let name = volume.name_any();
-                known.volumes.there(&name);
-                known.storage.volume(*volume);
-                self.volumes_changed(&[name])
+                let name = volume.key();
+                self.storage.volume(*volume);
+                name
             }
-            Seen::Gone(volume) => {
-                known.volumes.names.remove(&volume.name_any());
-                self.volumes_gone(&[volume.name_any()])
+            Seen::Gone(name) => {
+                self.storage.volume_gone(&name);
+                name
             }
-            Seen::Listed => {
-                let gone = known.volumes.end();
-                let mut events = self.volumes_gone(&gone);
-                events.extend(self.all_users());
-                events
-            }
+            Seen::Listing => return Due::default(),
+            Seen::Listed => return self.all_users(),
+        };
+        Due {
+            later: self.users_if(|say| say.uses(&name)),
+            events: self.tell([&name].into_iter()),
+            ..Due::default()
         }
     }
 
-    fn volumes_gone(&mut self, gone: &[String]) -> Vec<Event> {
-        for name in gone {
-            self.storage.storage.volume_gone(name);
-        }
-        self.volumes_changed(gone)
-    }
-
-    fn volumes_changed(&mut self, names: &[String]) -> Vec<Event> {
-        self.users_if(|say| names.iter().any(|name| say.uses(name)));
-        self.storage.tell(names.iter())
-    }
-
-    pub(super) fn storage_class(&mut self, seen: Seen<StorageClass>) -> Vec<Event> {
-        let known = &mut self.storage;
-        let news = match seen {
-            Seen::Listing => {
-                known.classes.begin();
-                false
-            }
-            Seen::There(class) => {
-                known.classes.there(&class.name_any());
-                known.storage.class(&class)
-            }
-            Seen::Gone(class) => {
-                known.classes.names.remove(&class.name_any());
-                known.storage.class_gone(&class.name_any());
+    pub(super) fn class(&mut self, seen: Seen<StorageClass>) -> Due {
+        self.classes.note(&seen);
+        let is_news = match seen {
+            Seen::There(class) => self.storage.class(&class),
+            Seen::Gone(name) => {
+                self.storage.class_gone(&name);
                 true
             }
-            Seen::Listed => {
-                let gone = known.classes.end();
-                for name in &gone {
-                    known.storage.class_gone(name);
-                }
-                return self.all_users();
-            }
+            Seen::Listing => false,
+            Seen::Listed => return self.all_users(),
         };
-        if news {
-            self.users_if(|_| true);
+        self.all_later(is_news)
+    }
+
+    pub(super) fn csi_driver(&mut self, seen: Seen<CSIDriver>) -> Due {
+        let is_over = matches!(seen, Seen::Listed);
+        let is_news = self.csi().driver(seen);
+        if is_over {
+            return self.all_users();
         }
-        Vec::new()
+        self.all_later(is_news)
     }
 
-    /// Pods that use one of these claims are looked at again.
-    fn users_of(&mut self, claims: &[String]) {
-        let by_claim = &self.storage.users.by_claim;
-        let users = claims.iter().filter_map(|claim| by_claim.get(claim));
-        let users: BTreeSet<String> = users.flatten().cloned().collect();
-        self.due(users);
+    pub(super) fn csi_capacity(&mut self, seen: Seen<CSIStorageCapacity>) -> Due {
+        let is_over = matches!(seen, Seen::Listed);
+        let change = self.csi().capacity(seen);
+        if is_over {
+            return self.all_users();
+        }
+        let concerns = |change: CapacityChange| {
+            self.users_if(|say| say.provisions.iter().any(|wants| change.concerns(wants)))
+        };
+        Due {
+            later: change.map(concerns).unwrap_or_default(),
+            ..Due::default()
+        }
     }
 
-    /// Pods for which `which` holds are looked at again.
-    pub(super) fn users_if(&mut self, which: impl Fn(&VolumeTerms) -> bool) {
-        let users = self.storage.users.pods.iter();
+    fn all_later(&self, is_news: bool) -> Due {
+        Due {
+            later: self.users_if(|_| is_news),
+            ..Due::default()
+        }
+    }
+
+    /// Pods that use this claim. Nothing is decided before all is listed, and the last listing looks at
+    /// all of them.
+    fn users_of(&self, claim: &str) -> BTreeSet<String> {
+        let users = self.users.by_claim.get(claim).filter(|_| self.is_listed());
+        users.cloned().unwrap_or_default()
+    }
+
+    /// Pods for which `which` holds.
+    fn users_if(&self, which: impl Fn(&VolumeTerms) -> bool) -> BTreeSet<String> {
+        let users = self.users.pods.iter().filter(|_| self.is_listed());
         let users = users.filter(|(_, user)| which(&user.say));
-        let users = users.map(|(uid, _)| uid.clone()).collect();
-        self.due(users);
-    }
-
-    fn due(&mut self, users: BTreeSet<String>) {
-        // Nothing is decided before, and the last listing looks at all of them.
-        if self.storage.is_listed() {
-            self.again.add(users);
-        }
+        users.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// A listing is over: all who are another case now.
-    pub(super) fn all_users(&mut self) -> Vec<Event> {
-        let known = &self.storage;
-        if !known.is_listed() {
-            return Vec::new();
+    pub(super) fn all_users(&self) -> Due {
+        let users = self.users.pods.keys().filter(|_| self.is_listed());
+        Due {
+            now: users.filter_map(|uid| self.changed(uid)).collect(),
+            ..Due::default()
         }
-        let due = known.users.pods.keys().filter_map(|uid| known.changed(uid));
-        let due: Vec<KubePod> = due.collect();
-        due.into_iter()
-            .flat_map(|pod| self.pod_there(pod))
-            .collect()
     }
 }
 

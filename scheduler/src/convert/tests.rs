@@ -1,18 +1,25 @@
 //! Claims about what is remembered between facts.
 
-use super::agent::placement;
+use super::whole::placement;
 use super::*;
+use crate::bursts::Bursts;
 use crate::telemetry::AgentEvent;
+use crate::watch::{Fact, Key, Seen};
+use proto::telemetry::NodeState;
 use proto::telemetry::{Gpu, Share as HeldShare, Stranger, UngrantedPod};
+use scheduler_core::Event;
 use scheduler_core::ids::GpuUuid;
+use scheduler_core::ids::{NodeName, PodUid};
+use scheduler_core::model::Phase;
+use scheduler_core::units::Time;
 use serde_json::{Value, json};
 
 pub(crate) fn there<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
     Seen::There(serde_json::from_value(object).unwrap())
 }
 
-pub(super) fn gone<K: serde::de::DeserializeOwned>(object: Value) -> Seen<K> {
-    Seen::Gone(serde_json::from_value(object).unwrap())
+pub(super) fn gone<K: serde::de::DeserializeOwned + Key>(object: Value) -> Seen<K> {
+    Seen::Gone(serde_json::from_value::<K>(object).unwrap().key())
 }
 
 /// What the next decision knows of it.
@@ -33,18 +40,9 @@ pub(super) fn world() -> World {
 }
 
 #[test]
-fn what_a_new_listing_does_not_name_is_gone() {
+fn a_pod_is_gone_once() {
     let mut world = world();
-    world.take(Fact::Pod(Seen::Listing));
-    world.take(Fact::Pod(there(pod("u1", None, 0))));
     world.take(Fact::Pod(there(pod("u2", None, 0))));
-    assert!(world.take(Fact::Pod(Seen::Listed)).is_empty());
-    world.take(Fact::Pod(Seen::Listing));
-    world.take(Fact::Pod(there(pod("u2", None, 0))));
-    assert_eq!(
-        world.take(Fact::Pod(Seen::Listed)),
-        [Event::PodGone(PodUid::new("u1"))]
-    );
     assert_eq!(
         world.take(Fact::Pod(gone(pod("u2", None, 0)))),
         [Event::PodGone(PodUid::new("u2"))]

@@ -67,11 +67,8 @@ impl KnownGroups {
         known.flat.remove(key);
     }
 
-    /// Those that a listing did not contain are gone.
-    pub(super) fn listed(&self, is_there: impl Fn(&Key) -> bool) {
-        let mut known = locked(&self.0);
-        known.uids.retain(|key, _| is_there(key));
-        known.flat.retain(|key, _| is_there(key));
-        known.are_listed = true;
+    /// All groups are known.
+    pub(super) fn listed(&self) {
+        locked(&self.0).are_listed = true;
     }
 }

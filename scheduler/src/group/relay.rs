@@ -7,11 +7,10 @@ use super::groups::{Key, key};
 use super::member::Membership;
 use super::need::{is_alone, is_bound, is_in, is_over, is_ungrouped};
 use super::shared::Shared;
-use crate::watch::{Fact, Seen};
+use crate::watch::{Fact, Key as _, Seen};
 use api::PodGroup;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use proto::names::kai;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -58,16 +57,20 @@ pub struct FactRelay {
     decided: channel::Receiver<GroupDecision>,
     onward: channel::Sender<Fact>,
     news: channel::Sender<GrouperEvent>,
-    classes: Roll,
-    ungrouped: Roll,
+    /// Names of the priority classes that exist.
+    classes: BTreeSet<String>,
+    /// UIDs of the pods that need a group.
+    ungrouped: BTreeSet<String>,
     /// How each pod without a group was last passed on, by UID: its resource version, and the
     /// membership that was added to it.
     passed: HashMap<String, (String, Option<Arc<Membership>>)>,
     waiting: Waiting,
     /// Groups that did not exist when a bound pod was listed as their member, with that pod.
     unmade: BTreeMap<Key, String>,
-    groups: Roll<Key>,
+    groups: BTreeSet<Key>,
     drafted: BTreeMap<Key, Drafted>,
+    /// The drafted group of a pod, by UID.
+    draft_of: HashMap<String, Key>,
     /// Groups have been listed at least once.
     are_listed: bool,
     /// Pods are being listed.
@@ -128,51 +131,6 @@ pub struct GrouperChannels {
     pub(super) decided: channel::Sender<GroupDecision>,
 }
 
-/// The names of objects that exist. After a new listing, those that it did not contain are gone.
-#[derive(Debug)]
-struct Roll<N = String> {
-    names: BTreeSet<N>,
-    unnamed: Option<BTreeSet<N>>,
-}
-
-impl<N> Default for Roll<N> {
-    fn default() -> Self {
-        Self {
-            names: BTreeSet::new(),
-            unnamed: None,
-        }
-    }
-}
-
-impl<N: Clone + Ord> Roll<N> {
-    fn begin(&mut self) {
-        self.unnamed = Some(self.names.clone());
-    }
-
-    /// Whether it is new.
-    fn there(&mut self, name: N) -> bool {
-        if let Some(unnamed) = &mut self.unnamed {
-            unnamed.remove(&name);
-        }
-        self.names.insert(name)
-    }
-
-    /// Whether it was known.
-    fn gone(&mut self, name: &N) -> bool {
-        if let Some(unnamed) = &mut self.unnamed {
-            unnamed.remove(name);
-        }
-        self.names.remove(name)
-    }
-
-    /// The names that the listing did not contain.
-    fn end(&mut self) -> BTreeSet<N> {
-        let gone = self.unnamed.take().unwrap_or_default();
-        self.names.retain(|name| !gone.contains(name));
-        gone
-    }
-}
-
 impl FactRelay {
     /// Stands between the watches and the cycle: `facts` come in, and go out at the receiver that
     /// is returned.
@@ -192,13 +150,14 @@ impl FactRelay {
             decided,
             onward,
             news: news_out,
-            classes: Roll::default(),
-            ungrouped: Roll::default(),
+            classes: BTreeSet::new(),
+            ungrouped: BTreeSet::new(),
             passed: HashMap::new(),
             waiting: Waiting::default(),
             unmade: BTreeMap::new(),
-            groups: Roll::default(),
+            groups: BTreeSet::new(),
             drafted: BTreeMap::new(),
+            draft_of: HashMap::new(),
             are_listed: false,
             listing: false,
         };
@@ -244,11 +203,11 @@ impl FactRelay {
             is_written,
         } = decided;
         let uid = pod.uid().unwrap_or_default();
-        if !self.ungrouped.names.contains(&uid) {
+        if !self.ungrouped.contains(&uid) {
             return Some(());
         }
         let key = key(&group);
-        let is_there = self.groups.names.contains(&key);
+        let is_there = self.groups.contains(&key);
         let drafted = self.drafted.get(&key);
         let same = drafted.is_some_and(|drafted| drafted.group.spec == group.spec);
         let is_new = self.are_listed && !is_there && (same || drafted.is_none());
@@ -261,12 +220,13 @@ impl FactRelay {
                 self.pass(Fact::Group(Seen::There(Box::new(group.clone()))))?;
             }
             let pods = BTreeSet::new();
-            let drafted = self.drafted.entry(key).or_insert(Drafted {
+            let drafted = self.drafted.entry(key.clone()).or_insert(Drafted {
                 group: group.clone(),
                 pods,
             });
             drafted.group = group;
             drafted.pods.insert(uid.clone());
+            self.draft_of.insert(uid.clone(), key);
         }
         let membership = Arc::new(membership);
         self.shared.memberships.put(&uid, Arc::clone(&membership));
@@ -287,24 +247,16 @@ impl FactRelay {
     fn note(&mut self, fact: &mut Fact) {
         match fact {
             Fact::Pod(seen) => self.pod(seen),
-            Fact::Class(seen) => match seen {
-                Seen::Listing => self.classes.begin(),
-                Seen::There(class) => {
-                    if self.classes.there(class.name_any()) {
-                        self.say_classes();
-                    }
+            Fact::Class(seen) => {
+                let is_changed = match seen {
+                    Seen::There(class) => self.classes.insert(class.key()),
+                    Seen::Gone(name) => self.classes.remove(name),
+                    Seen::Listing | Seen::Listed => false,
+                };
+                if is_changed {
+                    self.say_classes();
                 }
-                Seen::Gone(class) => {
-                    if self.classes.gone(&class.name_any()) {
-                        self.say_classes();
-                    }
-                }
-                Seen::Listed => {
-                    if !self.classes.end().is_empty() {
-                        self.say_classes();
-                    }
-                }
-            },
+            }
             Fact::Group(seen) => self.group(seen),
             _ => {}
         }
@@ -312,36 +264,38 @@ impl FactRelay {
 
     fn group(&mut self, seen: &Seen<PodGroup>) {
         match seen {
-            Seen::Listing => {
-                self.groups.begin();
-                self.say(GrouperEvent::Groups);
-            }
+            Seen::Listing => self.say(GrouperEvent::Groups),
             Seen::There(group) => {
                 let (of, group) = (group, key(group));
                 self.shared.known.there(&group, of);
-                self.drafted.remove(&group);
+                self.forget_draft(&group);
                 self.unmade.remove(&group);
-                self.groups.there(group);
+                self.groups.insert(group);
             }
-            Seen::Gone(group) => {
-                let group = key(group);
-                self.groups.gone(&group);
+            Seen::Gone(name) => {
+                let Some((namespace, name)) = name.split_once('/') else {
+                    return;
+                };
+                let group = (namespace.to_owned(), name.to_owned());
+                self.groups.remove(&group);
                 self.shared.known.gone(&group);
                 self.say_gone(group);
             }
             Seen::Listed => {
-                // Groups that are still to be created are not gone.
-                for drafted in self.drafted.values() {
-                    let group = Box::new(drafted.group.clone());
-                    let _ = self.pass(Fact::Group(Seen::There(group)));
-                }
-                self.groups.end();
-                let names = &self.groups.names;
-                self.shared.known.listed(|key| names.contains(key));
+                self.shared.known.listed();
                 self.are_listed = true;
                 self.say_missing();
             }
         }
+    }
+
+    /// The group exists, or none of its pods does.
+    fn forget_draft(&mut self, group: &Key) -> Option<Drafted> {
+        let drafted = self.drafted.remove(group)?;
+        for uid in &drafted.pods {
+            self.draft_of.remove(uid);
+        }
+        Some(drafted)
     }
 
     /// Informs the grouper of groups that do not exist: they were deleted before this process
@@ -352,7 +306,7 @@ impl FactRelay {
             return;
         }
         let waited_for = self.waiting.groups.keys();
-        for group in waited_for.filter(|group| !self.groups.names.contains(*group)) {
+        for group in waited_for.filter(|group| !self.groups.contains(*group)) {
             self.say_gone(group.clone());
         }
         for ((namespace, name), pod) in std::mem::take(&mut self.unmade) {
@@ -368,7 +322,7 @@ impl FactRelay {
     /// A pod no longer waits in that group. If the group does not exist and other pods wait in it,
     /// the grouper is informed again: it may know of that one pod only.
     fn say_left(&self, group: Key) {
-        let is_there = self.groups.names.contains(&group) || self.drafted.contains_key(&group);
+        let is_there = self.groups.contains(&group) || self.drafted.contains_key(&group);
         if self.are_listed && !is_there && self.waiting.groups.contains_key(&group) {
             self.say_gone(group);
         }
@@ -387,28 +341,17 @@ impl FactRelay {
     fn pod(&mut self, seen: &mut Seen<Pod>) {
         match seen {
             Seen::Listing => {
-                self.ungrouped.begin();
                 self.waiting = Waiting::default();
                 self.listing = true;
             }
             Seen::There(pod) => self.pod_there(pod),
-            Seen::Gone(pod) => {
-                let uid = pod.uid().unwrap_or_default();
-                if let Some(group) = self.waiting.forget(&uid) {
+            Seen::Gone(uid) => {
+                if let Some(group) = self.waiting.forget(uid) {
                     self.say_left(group);
                 }
-                self.end(&uid, pod);
+                self.end(uid);
             }
             Seen::Listed => {
-                for uid in self.ungrouped.end() {
-                    self.forget(&uid);
-                    self.undraft(&uid);
-                    // The cycle saw it during the listing, and takes it for listed.
-                    let mut gone = Pod::default();
-                    gone.metadata.uid = Some(uid.clone());
-                    let _ = self.pass(Fact::Pod(Seen::Gone(Box::new(gone))));
-                    self.say(GrouperEvent::Gone(uid));
-                }
                 self.listing = false;
                 self.say_missing();
             }
@@ -425,17 +368,17 @@ impl FactRelay {
         }
         if let Some(group) = group {
             let key = (pod.namespace().unwrap_or_default(), group.clone());
-            if bound && self.listing && !self.groups.names.contains(&key) {
+            if bound && self.listing && !self.groups.contains(&key) {
                 self.unmade.insert(key, pod.name_any());
             }
             self.forget(&uid);
-            if self.ungrouped.gone(&uid) {
+            if self.ungrouped.remove(&uid) {
                 self.say(GrouperEvent::Member { uid, group });
             }
         } else if is_ungrouped(pod, &self.scheduler)
             && (self.shared.groups_lone_pods() || !is_alone(pod))
         {
-            self.ungrouped.there(uid.clone());
+            self.ungrouped.insert(uid.clone());
             self.say(GrouperEvent::Ungrouped(Box::new(pod.clone())));
             let membership = self.shared.memberships.of(&uid);
             if let Some(membership) = &membership {
@@ -446,47 +389,34 @@ impl FactRelay {
             self.passed.insert(uid, passed);
         } else if pod.metadata.deletion_timestamp.is_some() && !is_over(pod) {
             // While it is being deleted it stays a member of its group.
-            if self.ungrouped.gone(&uid) {
+            if self.ungrouped.remove(&uid) {
                 self.say(GrouperEvent::Gone(uid.clone()));
             }
             if let Some(membership) = self.shared.memberships.of(&uid) {
                 membership.lay_over(pod);
             }
         } else {
-            self.end(&uid, pod);
+            self.end(&uid);
         }
     }
 
     /// A pod was deleted, or has ended.
-    fn end(&mut self, uid: &str, pod: &Pod) {
-        let membership = self.shared.memberships.of(uid);
-        let group = membership.map(|one| one.group.clone());
-        let group = group.or_else(|| pod.annotations().get(kai::POD_GROUP).cloned());
+    fn end(&mut self, uid: &str) {
         self.forget(uid);
-        if self.ungrouped.gone(&uid.to_owned()) {
+        if self.ungrouped.remove(uid) {
             self.say(GrouperEvent::Gone(uid.to_owned()));
         }
-        let Some(group) = group else {
+        let Some(group) = self.draft_of.remove(uid) else {
             return;
         };
-        let key = (pod.namespace().unwrap_or_default(), group);
-        let Some(drafted) = self.drafted.get_mut(&key) else {
+        let Some(drafted) = self.drafted.get_mut(&group) else {
             return;
         };
         drafted.pods.remove(uid);
         if drafted.pods.is_empty()
-            && let Some(drafted) = self.drafted.remove(&key)
+            && let Some(drafted) = self.forget_draft(&group)
         {
-            let _ = self.pass(Fact::Group(Seen::Gone(Box::new(drafted.group))));
-        }
-    }
-
-    /// A pod was deleted without an event; its group is not known.
-    fn undraft(&mut self, uid: &str) {
-        let of = |drafted: &mut Drafted| drafted.pods.remove(uid) && drafted.pods.is_empty();
-        for (_, drafted) in self.drafted.extract_if(.., |_, drafted| of(drafted)) {
-            let gone = Fact::Group(Seen::Gone(Box::new(drafted.group)));
-            let _ = self.onward.send(gone);
+            let _ = self.pass(Fact::Group(Seen::Gone(drafted.group.key())));
         }
     }
 
@@ -497,7 +427,7 @@ impl FactRelay {
     }
 
     fn say_classes(&self) {
-        self.say(GrouperEvent::Classes(Arc::new(self.classes.names.clone())));
+        self.say(GrouperEvent::Classes(Arc::new(self.classes.clone())));
     }
 
     fn say(&self, news: GrouperEvent) {

@@ -5,7 +5,7 @@ use super::row_store::Change;
 use crate::crash;
 use crate::history::{Mark, MarkKind, Tenant};
 use crate::telemetry::{self, AgentEvent, AgentEventReceiver, AgentEventSender};
-use crate::watch::{Fact, Seen};
+use crate::watch::{Fact, Key, Seen};
 use api::{GpuNode, PodGroup, Topology};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -143,18 +143,8 @@ impl FactRelay {
             }))),
             Fact::Node(seen) => self.say(RowEvent::Labels(change(seen, row::labels))),
             Fact::Group(seen) => {
-                let key = |group: &PodGroup| {
-                    let namespace = group.namespace().unwrap_or_default();
-                    format!("{namespace}/{}", group.name_any())
-                };
-                self.say(RowEvent::Group(match seen {
-                    Seen::Listing => Change::Begin,
-                    Seen::There(group) => {
-                        Change::Put(key(group), group.spec.queue.clone().unwrap_or_default())
-                    }
-                    Seen::Gone(group) => Change::Drop(key(group)),
-                    Seen::Listed => Change::End,
-                }));
+                let queue = |group: &PodGroup| group.spec.queue.clone().unwrap_or_default();
+                self.say(RowEvent::Group(change(seen, queue)));
             }
             Fact::Topology(seen) => {
                 let keys = |topology: &Topology| {
@@ -186,7 +176,18 @@ impl FactRelay {
                 self.say(RowEvent::Crash(Change::End));
                 return self.say(RowEvent::Tenant(Change::End));
             }
-            Seen::There(pod) | Seen::Gone(pod) => pod,
+            Seen::Gone(uid) => {
+                let uid = Uid::of(uid);
+                if self.crashed.remove(&uid) {
+                    self.say(RowEvent::Crash(Change::Drop(uid)));
+                }
+                if self.tenants.remove(&uid) {
+                    self.say(RowEvent::Tenant(Change::Drop(uid)));
+                }
+                self.evicted.remove(&uid);
+                return;
+            }
+            Seen::There(pod) => pod,
         };
         let Some(uid) = pod.metadata.uid.as_deref().map(Uid::of) else {
             return;
@@ -205,8 +206,7 @@ impl FactRelay {
             };
             self.say(RowEvent::Mark(mark, uid));
         }
-        let there = matches!(seen, Seen::There(_));
-        let tenant = row::tenant(pod).filter(|_| there);
+        let tenant = row::tenant(pod);
         let crashes = crash::containers(pod).map(|(name, words)| (name.to_owned(), words));
         let crashes: Vec<_> = crashes.filter(|_| tenant.is_some()).collect();
         if !crashes.is_empty() {
@@ -224,9 +224,6 @@ impl FactRelay {
             None if self.tenants.remove(&uid) => self.say(RowEvent::Tenant(Change::Drop(uid))),
             None => {}
         }
-        if !there {
-            self.evicted.remove(&uid);
-        }
     }
 
     fn pod(&mut self, seen: &Seen<Pod>) -> Option<Change<PodRow>> {
@@ -238,15 +235,15 @@ impl FactRelay {
                     self.known.insert(row.uid.clone());
                     Some(Change::Put(row.uid.clone(), row))
                 }
-                None => self.forget(pod),
+                None => self.forget(&pod.key()),
             },
-            Seen::Gone(pod) => self.forget(pod),
+            Seen::Gone(uid) => self.forget(uid),
         }
     }
 
-    fn forget(&mut self, pod: &Pod) -> Option<Change<PodRow>> {
-        let uid = pod.uid()?;
-        self.known.remove(&uid).then_some(Change::Drop(uid))
+    fn forget(&mut self, uid: &str) -> Option<Change<PodRow>> {
+        let is_known = self.known.remove(uid);
+        is_known.then(|| Change::Drop(uid.to_owned()))
     }
 
     fn word(&self, heard: &AgentEvent) {
@@ -269,11 +266,11 @@ impl FactRelay {
     }
 }
 
-fn change<K: kube::Resource, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<V> {
+fn change<K: Key, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<V> {
     match seen {
         Seen::Listing => Change::Begin,
-        Seen::There(object) => Change::Put(object.name_any(), of(object)),
-        Seen::Gone(object) => Change::Drop(object.name_any()),
+        Seen::There(object) => Change::Put(object.key(), of(object)),
+        Seen::Gone(key) => Change::Drop(key.clone()),
         Seen::Listed => Change::End,
     }
 }

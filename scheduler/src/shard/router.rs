@@ -10,7 +10,7 @@
 use super::pool::Pool;
 use crate::stored_pod::StoredPod;
 use crate::telemetry::{AgentEvent, AgentEventReceiver, AgentEventSender};
-use crate::watch::{Fact, Seen};
+use crate::watch::{Fact, Key, Seen};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 use proto::names::kai;
@@ -75,17 +75,11 @@ struct Places {
     of: BTreeMap<String, usize>,
     /// Those that are there and of no shard.
     elsewhere: BTreeSet<String>,
-    unnamed: BTreeSet<String>,
 }
 
 impl Places {
-    fn begin(&mut self) {
-        self.unnamed = self.of.keys().chain(&self.elsewhere).cloned().collect();
-    }
-
     /// Where it was, if that was elsewhere.
     fn put(&mut self, name: &str, shard: Option<usize>) -> Option<usize> {
-        self.unnamed.remove(name);
         let before = match shard {
             Some(shard) => {
                 self.elsewhere.remove(name);
@@ -100,17 +94,8 @@ impl Places {
     }
 
     fn take(&mut self, name: &str) -> Option<usize> {
-        self.unnamed.remove(name);
         self.elsewhere.remove(name);
         self.of.remove(name)
-    }
-
-    /// The pods that were not named.
-    fn end(&mut self) -> Vec<String> {
-        let gone = std::mem::take(&mut self.unnamed);
-        self.of.retain(|name, _| !gone.contains(name));
-        self.elsewhere.retain(|name| !gone.contains(name));
-        gone.into_iter().collect()
     }
 }
 
@@ -132,8 +117,6 @@ struct Router {
     queues: Places,
     groups: Places,
     pods: BTreeMap<String, RoutedPod>,
-    /// Of a listing that has not named them yet.
-    unnamed_pods: BTreeSet<String>,
     /// UIDs by node, and by group for pods without a node.
     on_node: BTreeMap<String, BTreeSet<String>>,
     in_group: BTreeMap<String, BTreeSet<String>>,
@@ -149,7 +132,6 @@ impl Router {
             queues: Places::default(),
             groups: Places::default(),
             pods: BTreeMap::new(),
-            unnamed_pods: BTreeSet::new(),
             on_node: BTreeMap::new(),
             in_group: BTreeMap::new(),
             said: BTreeMap::new(),
@@ -171,16 +153,8 @@ impl Router {
         match fact {
             Fact::Node(seen) => self.node(seen),
             Fact::Queue(seen) => {
-                let shard = object(&seen).and_then(|queue| self.shard_of(queue));
-                let count = self.pools.len();
-                labelled(
-                    &mut self.queues,
-                    count,
-                    seen,
-                    ResourceExt::name_any,
-                    shard,
-                    Fact::Queue,
-                )
+                let shard = self.shard_now(&seen);
+                labelled(&mut self.queues, self.pools.len(), seen, shard, Fact::Queue)
             }
             Fact::Group(seen) => self.group(seen),
             Fact::Pod(seen) => self.pod(seen),
@@ -188,31 +162,22 @@ impl Router {
         }
     }
 
+    /// The shard of the object, if it is there.
+    fn shard_now<K: Resource>(&self, seen: &Seen<K>) -> Option<usize> {
+        let Seen::There(object) = seen else {
+            return None;
+        };
+        self.shard_of(&**object)
+    }
+
     fn node(&mut self, seen: Seen<k8s_openapi::api::core::v1::Node>) -> Routed {
-        let name = object(&seen).map(ResourceExt::name_any);
-        let shard = object(&seen).and_then(|node| self.shard_of(node));
+        let (name, shard) = (key(&seen), self.shard_now(&seen));
         let before = name
             .as_ref()
             .and_then(|name| self.nodes.of.get(name).copied());
-        let listed = matches!(seen, Seen::Listed);
-        let gone = if listed {
-            self.nodes.unnamed.clone()
-        } else {
-            BTreeSet::new()
-        };
         let count = self.pools.len();
-        let mut routed = labelled(
-            &mut self.nodes,
-            count,
-            seen,
-            ResourceExt::name_any,
-            shard,
-            Fact::Node,
-        );
+        let mut routed = labelled(&mut self.nodes, count, seen, shard, Fact::Node);
         let Some(name) = name else {
-            for name in gone {
-                routed.extend(self.place_all(&name));
-            }
             return routed;
         };
         let now = self.nodes.of.get(&name).copied();
@@ -237,20 +202,12 @@ impl Router {
     }
 
     fn group(&mut self, seen: Seen<api::PodGroup>) -> Routed {
-        let key = |group: &api::PodGroup| {
-            format!(
-                "{}/{}",
-                group.namespace().unwrap_or_default(),
-                group.name_any()
-            )
-        };
-        let name = object(&seen).map(key);
-        let shard = object(&seen).and_then(|group| self.shard_of(group));
+        let (name, shard) = (key(&seen), self.shard_now(&seen));
         let before = name
             .as_ref()
             .and_then(|name| self.groups.of.get(name).copied());
         let count = self.pools.len();
-        let mut routed = labelled(&mut self.groups, count, seen, key, shard, Fact::Group);
+        let mut routed = labelled(&mut self.groups, count, seen, shard, Fact::Group);
         if let Some(name) = name
             && self.groups.of.get(&name).copied() != before
         {
@@ -262,13 +219,8 @@ impl Router {
 
     fn pod(&mut self, seen: Seen<Pod>) -> Routed {
         match seen {
-            Seen::Listing => {
-                self.unnamed_pods = self.pods.keys().cloned().collect();
-                self.all(&Fact::Pod(Seen::Listing))
-            }
             Seen::There(pod) => {
                 let uid = pod.uid().unwrap_or_default();
-                self.unnamed_pods.remove(&uid);
                 let before = self.forget(&uid);
                 let (node, group) = (node_of(&pod).map(str::to_owned), group_of(&pod));
                 if let Some(node) = &node {
@@ -283,10 +235,8 @@ impl Router {
                 if let Some(before) = before
                     && shard != Some(before)
                 {
-                    routed.push((
-                        before,
-                        Item::Fact(Box::new(Fact::Pod(Seen::Gone(pod.clone())))),
-                    ));
+                    let gone = Fact::Pod(Seen::Gone(uid.clone()));
+                    routed.push((before, Item::Fact(Box::new(gone))));
                 }
                 let routed_pod = RoutedPod {
                     shard,
@@ -301,20 +251,12 @@ impl Router {
                 }
                 routed
             }
-            Seen::Gone(pod) => {
-                let uid = pod.uid().unwrap_or_default();
-                self.unnamed_pods.remove(&uid);
+            Seen::Gone(uid) => {
                 let before = self.forget(&uid);
-                let gone = |shard| (shard, Item::Fact(Box::new(Fact::Pod(Seen::Gone(pod)))));
+                let gone = |shard| (shard, Item::Fact(Box::new(Fact::Pod(Seen::Gone(uid)))));
                 before.map(gone).into_iter().collect()
             }
-            Seen::Listed => {
-                // Each shard itself finds the pods that were not named.
-                for uid in std::mem::take(&mut self.unnamed_pods) {
-                    self.forget(&uid);
-                }
-                self.all(&Fact::Pod(Seen::Listed))
-            }
+            listing => self.all(&Fact::Pod(listing)),
         }
     }
 
@@ -328,7 +270,7 @@ impl Router {
         if now == before {
             return Routed::new();
         }
-        let gone = before.map(|shard| (shard, Fact::Pod(Seen::Gone(pod.clone()))));
+        let gone = before.map(|shard| (shard, Fact::Pod(Seen::Gone(uid.to_owned()))));
         let there = now.map(|shard| (shard, Fact::Pod(Seen::There(pod.clone()))));
         if let Some(routed) = self.pods.get_mut(uid) {
             routed.shard = now;
@@ -411,43 +353,40 @@ fn group_of(pod: &Pod) -> Option<String> {
     (!group.is_empty()).then(|| format!("{}/{group}", pod.namespace().unwrap_or_default()))
 }
 
-fn object<K>(seen: &Seen<K>) -> Option<&K> {
+/// The key of the object that a fact is about.
+fn key<K: Key>(seen: &Seen<K>) -> Option<String> {
     match seen {
-        Seen::There(object) | Seen::Gone(object) => Some(object),
+        Seen::There(object) => Some(object.key()),
+        Seen::Gone(key) => Some(key.clone()),
         Seen::Listing | Seen::Listed => None,
     }
 }
 
 /// A kind whose label says where each object is.
-fn labelled<K: Clone>(
+fn labelled<K: Key + Clone>(
     places: &mut Places,
     shards: usize,
     seen: Seen<K>,
-    name: impl Fn(&K) -> String,
     shard: Option<usize>,
     of: fn(Seen<K>) -> Fact,
 ) -> Routed {
     let one = |shard, seen| (shard, Item::Fact(Box::new(of(seen))));
     match seen {
-        Seen::Listing => {
-            places.begin();
-            (0..shards).map(|shard| one(shard, Seen::Listing)).collect()
-        }
         Seen::There(object) => {
-            let before = places.put(&name(&object), shard);
-            let gone = before.map(|before| one(before, Seen::Gone(object.clone())));
+            let key = object.key();
+            let before = places.put(&key, shard);
+            let gone = before.map(|before| one(before, Seen::Gone(key)));
             let there = shard.map(|shard| one(shard, Seen::There(object)));
             gone.into_iter().chain(there).collect()
         }
-        Seen::Gone(object) => {
-            let before = places.take(&name(&object));
-            let gone = before.map(|before| one(before, Seen::Gone(object)));
+        Seen::Gone(key) => {
+            let before = places.take(&key);
+            let gone = before.map(|before| one(before, Seen::Gone(key)));
             gone.into_iter().collect()
         }
-        Seen::Listed => {
-            places.end();
-            (0..shards).map(|shard| one(shard, Seen::Listed)).collect()
-        }
+        listing => (0..shards)
+            .map(|shard| one(shard, listing.clone()))
+            .collect(),
     }
 }
 
@@ -571,25 +510,20 @@ mod tests {
             shown(router.take(pod(Some("n"), Some("a")))),
             ["1 pod-", "0 pod+"]
         );
-        let Fact::Pod(Seen::There(gone)) = pod(Some("n"), None) else {
-            panic!()
-        };
-        assert_eq!(shown(router.take(Fact::Pod(Seen::Gone(gone)))), ["0 pod-"]);
+        let gone = Fact::Pod(Seen::Gone("u".into()));
+        assert_eq!(shown(router.take(gone)), ["0 pod-"]);
         assert!(router.on_node.is_empty() && router.in_group.is_empty());
     }
 
     #[test]
-    fn what_a_new_listing_does_not_name_is_forgotten() {
+    fn what_is_gone_is_forgotten() {
         let mut router = router();
         router.take(node(None));
         router.take(pod(Some("n"), None));
-        let listing = router.take(Fact::Node(Seen::Listing));
-        assert_eq!(shown(listing), ["0 node+", "1 node+"]);
-        let listed = router.take(Fact::Node(Seen::Listed));
+        let gone = router.take(Fact::Node(Seen::Gone("n".into())));
         // A pod outlives its node for a while, and its queue is charged for it.
-        assert_eq!(shown(listed), ["0 node+", "1 node+"]);
-        router.take(Fact::Pod(Seen::Listing));
-        router.take(Fact::Pod(Seen::Listed));
+        assert_eq!(shown(gone), ["0 node-", "0 lost"]);
+        router.take(Fact::Pod(Seen::Gone("u".into())));
         assert!(router.pods.is_empty() && router.on_node.is_empty());
     }
 }

@@ -148,10 +148,13 @@ async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
         assert!(seen.len() < 4, "{seen:?}");
     }
     let named = |fact: &Fact| match fact {
-        Fact::Group(Seen::There(group) | Seen::Gone(group)) => Some(group.name_any()),
+        Fact::Group(Seen::There(group)) => Some(group.key()),
         _ => None,
     };
-    assert_eq!(seen.iter().filter_map(named).collect::<Vec<_>>(), ["fine"]);
+    assert_eq!(
+        seen.iter().filter_map(named).collect::<Vec<_>>(),
+        ["default/fine"]
+    );
     let first = unreadable.recv().await.expect("the absurd one");
     assert_eq!(first.about.kind.as_deref(), Some("PodGroup"));
     assert_eq!(first.about.name.as_deref(), Some("absurd"));

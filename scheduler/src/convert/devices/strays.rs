@@ -2,9 +2,8 @@
 //! process left that ended before it. Those of the latter lose their devices in time, so that
 //! other pods can have them.
 
-use super::DeviceObjects;
+use super::objects::DeviceObjects;
 use crate::act::answer::LANDING;
-use crate::convert::World;
 use scheduler_core::ids::ClaimUid;
 use scheduler_core::units::Time;
 
@@ -51,23 +50,21 @@ impl DeviceObjects {
     }
 }
 
-impl World {
+impl DeviceObjects {
     /// Claims whose pods wait for so long after they got their devices that no write that would
     /// bind them can still be under way, but for one of this process.
-    pub(crate) fn stray_claims(&mut self) -> Vec<Stray> {
-        let now = self.now;
-        let known = &mut self.devices;
+    pub(in crate::convert) fn strays(&mut self, now: Time) -> Vec<Stray> {
         let is_due = |since: &Time| since.0.saturating_add(landing()) <= now.0;
-        let due = known.strays.iter().filter(|(_, since)| is_due(since));
+        let due = self.strays.iter().filter(|(_, since)| is_due(since));
         let due: Vec<String> = due.map(|(name, _)| name.clone()).collect();
         let mut strays = Vec::new();
         for name in due {
-            known.strays.remove(&name);
-            let Some(pods) = known.is_stray(&name) else {
+            self.strays.remove(&name);
+            let Some(pods) = self.is_stray(&name) else {
                 continue;
             };
             if let (Some(claim), Some((namespace, own))) =
-                (known.claims.get(&name), name.split_once('/'))
+                (self.claims.get(&name), name.split_once('/'))
             {
                 strays.push(Stray {
                     namespace: namespace.to_owned(),
@@ -77,7 +74,7 @@ impl World {
                 });
             }
             // Until it is seen without.
-            known.strays.insert(name, now);
+            self.strays.insert(name, now);
         }
         strays
     }

@@ -4,7 +4,7 @@ use super::world::{Cluster, NODE, told};
 use crate::{Shape, Target};
 use api::{GpuNode, PodGroup, Queue, SchedulingShard, Topology};
 use kube::Resource;
-use scheduler::watch::{Fact, Seen};
+use scheduler::watch::{Fact, Key as _, Seen};
 use scheduler_core::Event;
 use scheduler_core::model::SubGroup;
 use serde::Serialize;
@@ -117,11 +117,11 @@ fn run(input: &[u8]) {
     cluster.take(fact.clone());
     cluster.decide();
     cluster.take(match fact {
-        Fact::Queue(Seen::There(it)) => Fact::Queue(Seen::Gone(it)),
-        Fact::Group(Seen::There(it)) => Fact::Group(Seen::Gone(it)),
-        Fact::Topology(Seen::There(it)) => Fact::Topology(Seen::Gone(it)),
-        Fact::Shard(Seen::There(it)) => Fact::Shard(Seen::Gone(it)),
-        Fact::GpuNode(Seen::There(it)) => Fact::GpuNode(Seen::Gone(it)),
+        Fact::Queue(Seen::There(it)) => Fact::Queue(Seen::Gone(it.key())),
+        Fact::Group(Seen::There(it)) => Fact::Group(Seen::Gone(it.key())),
+        Fact::Topology(Seen::There(it)) => Fact::Topology(Seen::Gone(it.key())),
+        Fact::Shard(Seen::There(it)) => Fact::Shard(Seen::Gone(it.key())),
+        Fact::GpuNode(Seen::There(it)) => Fact::GpuNode(Seen::Gone(it.key())),
         other => other,
     });
     cluster.decide();

@@ -4,7 +4,7 @@ use super::request::{self, KUBERNETES};
 use super::world::{Cluster, NODE, SCHEDULER, told};
 use crate::{Shape, Target};
 use k8s_openapi::api::core::v1::Pod;
-use scheduler::watch::{Fact, Seen};
+use scheduler::watch::{Fact, Key as _, Seen};
 use scheduler_core::Event;
 use scheduler_core::model::Phase;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn run(input: &[u8]) {
     let again = cluster.take(Fact::Pod(Seen::There(Box::new(pod.clone()))));
     assert_eq!(again, events);
     cluster.decide();
-    cluster.take(Fact::Pod(Seen::Gone(Box::new(pod))));
+    cluster.take(Fact::Pod(Seen::Gone(pod.key())));
     cluster.decide();
 }
 

@@ -5,11 +5,10 @@ use aliquot_tests::node;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use proto::names::condition::ISOLATION_VERIFIED;
-use proto::names::{dra, object};
+use proto::names::object;
 use serde_json::json;
 
 use super::setup::{LIMIT, claim_pod, device_conditions, gpus, ready, with_driver};

@@ -1,0 +1,14 @@
+//! What a watch tells of an object.
+
+/// One event of a watch.
+#[derive(Clone, Debug)]
+pub enum Seen<K> {
+    /// Everything of this kind follows, as [`Seen::There`].
+    Listing,
+    /// The object is there, as it is now.
+    There(Box<K>),
+    /// The object with this [`Key`](super::Key) was deleted.
+    Gone(String),
+    /// The list of this kind is complete. An object that it did not name was told as [`Seen::Gone`].
+    Listed,
+}
