@@ -354,10 +354,9 @@ fn changed(helm: &Path) {
             .unwrap();
         assert_eq!(driver["hostPath"]["path"], "/");
     }
-    has(
-        &host[&agent],
-        "--nvml=/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-    );
+    let set = ["--set", "driver.root=host", "--set", "driver.nvml=opt/x.so"];
+    let elsewhere = rendered(helm, "a", &set);
+    has(&elsewhere[&agent], "--nvml=/driver/opt/x.so");
 
     let lenient = rendered(
         helm,
