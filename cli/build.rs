@@ -10,7 +10,14 @@ fn main() {
     let source = PathBuf::from(env("CARGO_MANIFEST_DIR")).join("../sim/nvml/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let library = PathBuf::from(env("OUT_DIR")).join("libnvidia_ml.so");
+    // For another architecture Cargo was told which linker it has. No path of this machine is left in
+    // the library: a release is the same wherever it is built.
+    let linker = std::env::var("RUSTC_LINKER").ok();
+    let linker = linker.map(|linker| format!("-Clinker={linker}"));
     let status = Command::new(env("RUSTC"))
+        .args(linker)
+        .arg("--remap-path-prefix")
+        .arg(format!("{}=sim/nvml/src", source.display()))
         .args(["--crate-name", "nvidia_ml", "--crate-type", "cdylib"])
         .args([
             "--edition",

@@ -51,7 +51,8 @@ pub struct Config {
     /// Path of the driver root in this process, if it differs.
     #[arg(long)]
     pub driver_root_here: Option<PathBuf>,
-    /// The NVML library.
+    /// The NVML library: a path in this process, or a file name that is looked for in the library
+    /// folders of the driver root.
     #[arg(long, default_value = "libnvidia-ml.so.1")]
     pub nvml: PathBuf,
     /// Time between two full readings of all cards, milliseconds; at most 1000.
@@ -242,6 +243,19 @@ impl Config {
             .unwrap_or(&self.driver_root)
     }
 
+    /// The paths at which the NVML library may be, the preferred one first.
+    pub fn nvml_libraries(&self) -> Vec<PathBuf> {
+        let root = self.driver_root_here();
+        let is_name = self.nvml.file_name() == Some(self.nvml.as_os_str());
+        if !is_name || root == Path::new("/") {
+            return vec![self.nvml.clone()];
+        }
+        let folders = driver_root::LIBRARIES.iter();
+        folders
+            .map(|folder| root.join(folder).join(&self.nvml))
+            .collect()
+    }
+
     /// The MPS control program as this process sees it.
     pub fn mps_control(&self) -> PathBuf {
         self.mps_control.clone().unwrap_or_else(|| {
@@ -315,5 +329,23 @@ mod tests {
         };
         assert_eq!(slow.nvml_interval(), LONGEST_LOOK);
         assert!(config.serve_whole && !config.allow_ungranted_whole);
+    }
+
+    #[test]
+    fn nvml_is_looked_for_in_the_library_folders_of_a_driver_root() {
+        let mut config = Config::for_node("n1");
+        assert_eq!(
+            config.nvml_libraries(),
+            [PathBuf::from("libnvidia-ml.so.1")],
+            "this system's loader knows its own folders"
+        );
+        config.driver_root_here = Some("/driver".into());
+        let found = config.nvml_libraries();
+        for folder in ["lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"] {
+            let library = format!("/driver/usr/{folder}/libnvidia-ml.so.1");
+            assert!(found.contains(&library.into()), "{found:?}");
+        }
+        config.nvml = "/opt/libnvidia-ml.so.1".into();
+        assert_eq!(config.nvml_libraries(), [config.nvml.clone()]);
     }
 }

@@ -231,7 +231,7 @@ fn start(
     let (layouts_out, layouts) = std::sync::mpsc::channel();
     let nvml = nvml::start(
         nvml::Settings {
-            library: config.nvml.clone(),
+            libraries: config.nvml_libraries(),
             interval: config.nvml_interval(),
             sample_interval: config.watchdog_interval(),
             proc_root: config.proc_root.clone(),

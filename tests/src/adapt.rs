@@ -64,17 +64,6 @@ pub fn adapt(object: &mut Value) -> Result<()> {
     if deployment {
         return Ok(());
     }
-    let args = container["args"].as_array_mut().context("its args")?;
-    // Where the stand-in has the driver's library.
-    for arg in args {
-        if let Some(text) = arg.as_str() {
-            let text = text.replace(
-                "usr/lib/x86_64-linux-gnu/libnvidia-ml",
-                "usr/lib64/libnvidia-ml",
-            );
-            *arg = json!(text);
-        }
-    }
     // The stand-ins of NVIDIA's programs find their driver by it.
     let env = container["env"].as_array_mut().context("its env")?;
     env.push(json!({"name": "SIM_ROOT", "value": gpu::DRIVER_ROOT}));

@@ -298,6 +298,13 @@ fn changed(helm: &Path) {
     );
     assert_eq!(kai, rendered(helm, "kai-scheduler", &[]));
 
+    let digest = format!("image.digest=sha256:{}", "a".repeat(64));
+    let pinned = rendered(helm, "a", &["--set", &digest]);
+    let named = container(&pinned[&agent])["image"].to_string();
+    assert!(named.contains(&"a".repeat(64)), "{named}");
+    let tagged = rendered(helm, "a", &["--set", &digest, "--set", "image.tag=v9"]);
+    assert_eq!(container(&tagged[&agent])["image"], "aliquot:v9");
+
     let image = rendered(
         helm,
         "a",
@@ -354,10 +361,9 @@ fn changed(helm: &Path) {
             .unwrap();
         assert_eq!(driver["hostPath"]["path"], "/");
     }
-    has(
-        &host[&agent],
-        "--nvml=/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-    );
+    let set = ["--set", "driver.root=host", "--set", "driver.nvml=opt/x.so"];
+    let elsewhere = rendered(helm, "a", &set);
+    has(&elsewhere[&agent], "--nvml=/driver/opt/x.so");
 
     let lenient = rendered(
         helm,
@@ -744,6 +750,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "nodeTemplates" => json!([{"name": "x"}]),
         "scaleDown" => json!({"delaySeconds": 600, "maxPods": 5}),
         "driver.root" => json!("host"),
+        "image.digest" => json!(format!("sha256:{}", "0".repeat(64))),
         "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),
         "global.imagePullPolicy" => json!("Always"),

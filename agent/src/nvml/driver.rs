@@ -4,7 +4,7 @@
 use super::report::{Loaded, Report};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -19,12 +19,12 @@ pub(super) enum DriverJob {
 }
 
 /// Works until the owner has dropped the sender of jobs.
-pub(super) fn run(library: &Path, jobs: &Receiver<DriverJob>, out: &Sender<Report>) {
+pub(super) fn run(libraries: &[PathBuf], jobs: &Receiver<DriverJob>, out: &Sender<Report>) {
     for job in jobs {
         let report = match job {
             DriverJob::Load(old) => {
                 drop(old);
-                Report::Loaded(load(library))
+                Report::Loaded(load(libraries))
             }
             DriverJob::Count(nvml) => Report::Counted(nvml.device_count()),
             DriverJob::End(nvml) => {
@@ -38,8 +38,13 @@ pub(super) fn run(library: &Path, jobs: &Receiver<DriverJob>, out: &Sender<Repor
     }
 }
 
-fn load(library: &Path) -> Result<Loaded, NvmlError> {
-    let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
+fn load(libraries: &[PathBuf]) -> Result<Loaded, NvmlError> {
+    // Looked for at each attempt: a driver's container may install it after this process started.
+    let found = libraries.iter().find(|library| library.exists());
+    let library = found.or(libraries.last()).map(|path| path.as_os_str());
+    let nvml = Nvml::builder()
+        .lib_path(library.unwrap_or_default())
+        .init()?;
     Ok(Loaded {
         version: nvml.sys_driver_version()?,
         counted: nvml.device_count()?,

@@ -47,8 +47,9 @@ use tokio_util::sync::CancellationToken;
 /// What the owner needs to know.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The library.
-    pub library: PathBuf,
+    /// Where the library may be. The first path that exists is loaded, otherwise the last one is
+    /// tried, which may be a name for the dynamic loader.
+    pub libraries: Vec<PathBuf>,
     /// Time between two full readings.
     pub interval: Duration,
     /// Between two samples of the cards that are watched.
@@ -92,10 +93,10 @@ pub fn start(
     let (end, ended) = oneshot::channel();
     let (driver, jobs) = std::sync::mpsc::channel();
     let (reports, inbox) = std::sync::mpsc::channel();
-    let (library, answers) = (settings.library.clone(), reports.clone());
+    let (libraries, answers) = (settings.libraries.clone(), reports.clone());
     std::thread::Builder::new()
         .name("nvml-driver".to_owned())
-        .spawn(move || driver::run(&library, &jobs, &answers))?;
+        .spawn(move || driver::run(&libraries, &jobs, &answers))?;
     let owner = Owner {
         settings: Arc::new(settings),
         watched,

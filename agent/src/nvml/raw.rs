@@ -150,8 +150,10 @@ pub(super) fn gpu_instance_profiles(
     Ok(profiles)
 }
 
+/// A `c_char` is signed on x86-64 and unsigned on arm64.
 fn c_char_to_byte(byte: std::ffi::c_char) -> u8 {
-    byte.cast_unsigned()
+    let [byte] = byte.to_ne_bytes();
+    byte
 }
 
 /// The GPU instances of that kind.

@@ -63,7 +63,7 @@ impl Watch {
         });
         let (orders_out, orders) = std::sync::mpsc::channel();
         let settings = nvml::Settings {
-            library: machine.config.nvml.clone(),
+            libraries: vec![machine.config.nvml.clone()],
             interval: SAMPLES,
             sample_interval: SAMPLES,
             proc_root: machine.config.proc_root.clone(),

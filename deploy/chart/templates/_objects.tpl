@@ -11,7 +11,9 @@
 {{- define "aliquot.image" -}}
 {{- $registry := trimSuffix "/" .Values.global.registry -}}
 {{- $repository := .Values.image.repository | default (ternary (printf "%s/aliquot" $registry) "aliquot" (ne $registry "")) -}}
-{{- printf "%s:%s" $repository (.Values.image.tag | default .Values.global.tag | default .Chart.AppVersion) -}}
+{{- $tag := .Values.image.tag | default .Values.global.tag -}}
+{{- $pinned := ternary (printf "@%s" .Values.image.digest) "" (and (eq $tag "") (ne .Values.image.digest "")) -}}
+{{- printf "%s:%s%s" $repository ($tag | default .Chart.AppVersion) $pinned -}}
 {{- end }}
 
 {{- /* What all three workloads have alike. In: {root, object}; the object is changed. */}}
@@ -138,12 +140,11 @@
   {{- if hasPrefix "--driver-root=" $arg -}}
     {{- $args = append $args (printf "--driver-root=%s" $root) -}}
     {{- if $host }}{{ $args = append $args (printf "--driver-root-here=%s" $here) }}{{ end -}}
-  {{- else if hasPrefix "--nvml=" $arg -}}
-    {{- $args = append $args (printf "--nvml=%s/%s" $here $values.driver.nvml) -}}
   {{- else -}}
     {{- $args = append $args $arg -}}
   {{- end -}}
 {{- end -}}
+{{- if and $values.driver.nvml (has "run" $args) }}{{ $args = append $args (printf "--nvml=%s/%s" $here $values.driver.nvml) }}{{ end -}}
 {{- $_ := set $container "args" $args -}}
 {{- if $host -}}
   {{- range $volume := $spec.volumes -}}

@@ -89,7 +89,7 @@ impl Out<c_char> {
             return Err(INSUFFICIENT_SIZE);
         }
         for (index, byte) in text.bytes().chain([0]).enumerate() {
-            self.update(index, |slot| *slot = byte.cast_signed())?;
+            self.update(index, |slot| *slot = c_char::from_ne_bytes([byte]))?;
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 pub(crate) fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (slot, byte) in array.iter_mut().take(N - 1).zip(text.bytes()) {
-        *slot = byte.cast_signed();
+        *slot = c_char::from_ne_bytes([byte]);
     }
     array
 }

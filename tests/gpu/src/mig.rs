@@ -45,7 +45,7 @@ fn slices(machine: &Machine) -> anyhow::Result<Vec<Device>> {
     let stop = CancellationToken::new();
     let _end = stop.clone().drop_guard();
     let settings = nvml::Settings {
-        library: machine.root.join("usr/lib64/libnvidia-ml.so.1"),
+        libraries: vec![machine.root.join("usr/lib64/libnvidia-ml.so.1")],
         interval: Duration::from_millis(100),
         sample_interval: Duration::from_secs(1),
         proc_root: "/proc".into(),

@@ -285,8 +285,10 @@ fn every_path_that_a_program_is_told_of_is_mounted_where_it_looks() {
         for dir in &config.nvidia_cdi_dirs {
             shared(dir, false);
         }
-        let (_, nvml) = holds(&config.nvml);
-        assert!(nvml.unwrap().starts_with(&config.driver_root));
+        for library in config.nvml_libraries() {
+            let (_, nvml) = holds(&library);
+            assert!(nvml.unwrap().starts_with(&config.driver_root));
+        }
         // The token is the kubelet's to write.
         let token = holds(&config.telemetry_token_file);
         assert_eq!(token, (false, None));

@@ -16,14 +16,12 @@ use tokio::process::Command;
 
 use crate::install::{self, bind, is_ready};
 
-/// How KAI's quick start installs it, and where the stand-in has the driver's library.
-const VALUES: [&str; 6] = [
+/// How KAI's quick start installs it.
+const VALUES: [&str; 4] = [
     "--set",
     "global.gpuSharing=true",
     "--set",
     "global.resourceReservation.runtimeClassName=nvidia",
-    "--set",
-    "driver.nvml=usr/lib64/libnvidia-ml.so.1",
 ];
 
 pub(crate) async fn an_upgrade_leaves_what_runs_alone_and_an_uninstall_says_what_it_leaves_behind(
