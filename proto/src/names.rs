@@ -93,7 +93,8 @@ pub mod kai {
     pub const DEFAULT_QUEUE: &str = "default-queue";
     /// Label: name of a `PriorityClass`; overrides the pod's spec.
     pub const PRIORITY_CLASS_LABEL: &str = "priorityClassName";
-    /// Label: one of [`PREEMPTIBILITIES`].
+    /// Label: whether pods of the workload may be evicted: `preemptible`, `semi-preemptible` or
+    /// `non-preemptible`.
     pub const PREEMPTIBILITY_LABEL: &str = "kai.scheduler/preemptibility";
     /// Preemptibility: every pod of the workload may be evicted for others.
     pub const PREEMPTIBLE: &str = "preemptible";

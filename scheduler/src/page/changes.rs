@@ -57,13 +57,6 @@ impl NodeChanges {
         self.gone.push_back((self.last, name.to_owned()));
     }
 
-    /// Everything may be another.
-    pub(super) fn all(&mut self) {
-        self.last += 1;
-        self.complete = self.last;
-        self.gone.clear();
-    }
-
     /// What a reader is to name next time.
     pub(super) fn token(&self, rights: u64) -> String {
         format!("{:x}-{:x}-{:x}", self.epoch, rights, self.last)
@@ -153,8 +146,5 @@ mod tests {
             changes.gone(&at.to_string());
         }
         assert_eq!(changes.number(&token, 5), None, "too much is gone");
-        let token = changes.token(5);
-        changes.all();
-        assert_eq!(changes.number(&token, 5), None);
     }
 }

@@ -136,30 +136,32 @@ impl FactRelay {
                     self.say(RowEvent::Pod(change));
                 }
             }
-            Fact::GpuNode(seen) => self.say(RowEvent::Node(change(seen, |node: &GpuNode| {
-                let mut node = node.clone();
-                node.metadata.managed_fields = None;
-                Box::new(node)
-            }))),
-            Fact::Node(seen) => self.say(RowEvent::Labels(change(seen, row::labels))),
+            Fact::GpuNode(seen) => {
+                let row = change(seen, |node: &GpuNode| {
+                    let mut node = node.clone();
+                    node.metadata.managed_fields = None;
+                    Box::new(node)
+                });
+                self.say(row.map(RowEvent::Node));
+            }
+            Fact::Node(seen) => self.say(change(seen, row::labels).map(RowEvent::Labels)),
             Fact::Group(seen) => {
                 let queue = |group: &PodGroup| group.spec.queue.clone().unwrap_or_default();
-                self.say(RowEvent::Group(change(seen, queue)));
+                self.say(change(seen, queue).map(RowEvent::Group));
             }
             Fact::Topology(seen) => {
                 let keys = |topology: &Topology| {
                     let levels = topology.spec.levels.iter();
                     levels.map(|level| level.node_label.clone()).collect()
                 };
-                self.say(RowEvent::Topology(change(seen, keys)));
+                self.say(change(seen, keys).map(RowEvent::Topology));
             }
             Fact::Class(seen) => {
-                self.say(RowEvent::Class(change(seen, |class: &PriorityClass| {
-                    Rank {
-                        value: class.value.unwrap_or_default(),
-                        default: class.global_default == Some(true),
-                    }
-                })));
+                let rank = |class: &PriorityClass| Rank {
+                    value: class.value.unwrap_or_default(),
+                    default: class.global_default == Some(true),
+                };
+                self.say(change(seen, rank).map(RowEvent::Class));
             }
             _ => {}
         }
@@ -168,14 +170,7 @@ impl FactRelay {
     /// Holders, and evicted pods.
     fn holder(&mut self, seen: &Seen<Pod>) {
         let pod = match seen {
-            Seen::Listing => {
-                self.say(RowEvent::Crash(Change::Begin));
-                return self.say(RowEvent::Tenant(Change::Begin));
-            }
-            Seen::Listed => {
-                self.say(RowEvent::Crash(Change::End));
-                return self.say(RowEvent::Tenant(Change::End));
-            }
+            Seen::Listing | Seen::Listed => return,
             Seen::Gone(uid) => {
                 let uid = Uid::of(uid);
                 if self.crashed.remove(&uid) {
@@ -228,8 +223,7 @@ impl FactRelay {
 
     fn pod(&mut self, seen: &Seen<Pod>) -> Option<Change<PodRow>> {
         match seen {
-            Seen::Listing => Some(Change::Begin),
-            Seen::Listed => Some(Change::End),
+            Seen::Listing | Seen::Listed => None,
             Seen::There(pod) => match row::pod(pod, &self.scheduler, &self.queue_label) {
                 Some(row) => {
                     self.known.insert(row.uid.clone());
@@ -260,18 +254,20 @@ impl FactRelay {
         }
     }
 
-    fn say(&self, note: RowEvent) {
-        // The rows' owner ends only when everything ends.
-        let _ = self.notes.send(note);
+    fn say(&self, note: impl Into<Option<RowEvent>>) {
+        if let Some(note) = note.into() {
+            // The rows' owner ends only when everything ends.
+            let _ = self.notes.send(note);
+        }
     }
 }
 
-fn change<K: Key, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Change<V> {
+/// The change of a row; `None`: a listing begins or ends.
+fn change<K: Key, V>(seen: &Seen<K>, of: impl Fn(&K) -> V) -> Option<Change<V>> {
     match seen {
-        Seen::Listing => Change::Begin,
-        Seen::There(object) => Change::Put(object.key(), of(object)),
-        Seen::Gone(key) => Change::Drop(key.clone()),
-        Seen::Listed => Change::End,
+        Seen::There(object) => Some(Change::Put(object.key(), of(object))),
+        Seen::Gone(key) => Some(Change::Drop(key.clone())),
+        Seen::Listing | Seen::Listed => None,
     }
 }
 

@@ -1,13 +1,12 @@
-//! Rows by key; after a new listing, rows that it did not name are removed.
+//! Rows by key, and a change of one.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-/// See above.
+/// The rows of one kind.
 #[derive(Debug)]
 pub(super) struct RowStore<V, K = String> {
-    /// `true`: a listing that is under way has not named it yet.
-    rows: BTreeMap<K, (V, bool)>,
+    rows: BTreeMap<K, V>,
 }
 
 impl<V, K> Default for RowStore<V, K> {
@@ -18,27 +17,21 @@ impl<V, K> Default for RowStore<V, K> {
     }
 }
 
-/// A change of one row, or of the listing.
+/// A change of one row.
 #[derive(Clone, Debug)]
 pub(super) enum Change<V, K = String> {
-    /// All names are new.
-    Begin,
-    /// There, as it is now.
+    /// The row is there, as it is now.
     Put(K, V),
-    /// Gone.
+    /// The row is gone.
     Drop(K),
-    /// That was everything.
-    End,
 }
 
 impl<V, K> Change<V, K> {
     /// The same, with another row.
     pub(super) fn map<W>(self, of: impl FnOnce(V) -> W) -> Change<W, K> {
         match self {
-            Self::Begin => Change::Begin,
             Self::Put(key, row) => Change::Put(key, of(row)),
             Self::Drop(key) => Change::Drop(key),
-            Self::End => Change::End,
         }
     }
 }
@@ -46,17 +39,12 @@ impl<V, K> Change<V, K> {
 impl<V, K: Ord> RowStore<V, K> {
     pub(super) fn change(&mut self, change: Change<V, K>) {
         match change {
-            Change::Begin => self
-                .rows
-                .values_mut()
-                .for_each(|(_, unnamed)| *unnamed = true),
             Change::Put(key, row) => {
-                self.rows.insert(key, (row, false));
+                self.rows.insert(key, row);
             }
             Change::Drop(key) => {
                 self.rows.remove(&key);
             }
-            Change::End => self.rows.retain(|_, (_, unnamed)| !*unnamed),
         }
     }
 
@@ -64,33 +52,14 @@ impl<V, K: Ord> RowStore<V, K> {
     where
         K: Borrow<Q>,
     {
-        self.rows.get(key).map(|(row, _)| row)
+        self.rows.get(key)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.rows.iter().map(|(key, (row, _))| (key, row))
+        self.rows.iter()
     }
 
     pub(super) fn len(&self) -> usize {
         self.rows.len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_new_listing_does_not_name_is_gone() {
-        let mut rows = RowStore::default();
-        for key in ["a", "b", "c"] {
-            rows.change(Change::Put(key.to_owned(), 1));
-        }
-        rows.change(Change::Drop("c".to_owned()));
-        rows.change(Change::Begin);
-        rows.change(Change::Put("b".to_owned(), 2));
-        assert_eq!(rows.len(), 2, "nothing goes before the listing is whole");
-        rows.change(Change::End);
-        assert_eq!(rows.iter().collect::<Vec<_>>(), [(&"b".to_owned(), &2)]);
     }
 }

@@ -136,8 +136,6 @@ impl Rows {
                         self.changes.gone(name);
                     }
                     Change::Put(name, _) => self.changes.node(name),
-                    Change::Begin => {}
-                    Change::End => self.changes.all(),
                 }
                 self.nodes.change(change);
             }

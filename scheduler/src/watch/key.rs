@@ -119,8 +119,10 @@ mod tests {
         pod.metadata.namespace = Some("ns".into());
         pod.metadata.uid = Some("u".into());
         assert_eq!(pod.key(), "u");
-        let mut claim = ResourceClaim::default();
-        claim.metadata = pod.metadata;
+        let mut claim = ResourceClaim {
+            metadata: pod.metadata,
+            ..ResourceClaim::default()
+        };
         assert_eq!(claim.key(), "ns/p");
         claim.metadata.namespace = None;
         assert_eq!(claim.key(), "p");

@@ -167,8 +167,9 @@ async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
     let params = kube::api::PatchParams::default();
     let patched = groups.patch("fine", &params, &patch).await;
     patched.expect("patched");
-    let fact = until(&mut told, |fact| named(fact).is_some()).await;
-    assert!(matches!(fact, Fact::Group(Seen::Gone(_))), "{fact:?}");
+    let is_gone =
+        |fact: &Fact| matches!(fact, Fact::Group(Seen::Gone(key)) if key == "default/fine");
+    until(&mut told, is_gone).await;
     let second = unreadable.recv().await.expect("what was fine");
     assert_eq!(second.about.name.as_deref(), Some("fine"));
 }
