@@ -39,7 +39,7 @@ function ask(why) {
     load();
   };
   put('Who are you?', [h('p', { class: 'bad', id: 'why' }, why),
-    h('p', {}, 'This page shows what your Kubernetes token may list. To make one: '), h('pre', {}, 'kubectl create token ACCOUNT --duration 8h'),
+    h('p', {}, 'This page shows what your Kubernetes token may list. To make one: '), h('pre', {}, 'kubectl create token ACCOUNT --audience aliquot.dev/page --duration 8h'),
     h('form', { id: 'ask', onsubmit: take }, h('label', {}, 'Token', field), h('button', { id: 'enter' }, 'Show'))]);
   document.getElementById('token').focus();
 }

@@ -241,8 +241,12 @@ fn read<P>(parameters: Result<Parameters<P>, QueryRejection>) -> Result<P, Refus
 /// The token of a request.
 fn shown(headers: &HeaderMap) -> Result<&str, Refusal> {
     bearer(headers).ok_or_else(|| {
-        let text = "a Kubernetes token is needed: `kubectl create token ACCOUNT` makes one";
-        Refusal(StatusCode::UNAUTHORIZED, text.to_owned())
+        // A token for this audience opens no other door.
+        let audience = proto::names::page::AUDIENCE;
+        let text = format!(
+            "a Kubernetes token is needed: `kubectl create token ACCOUNT --audience {audience}` makes one"
+        );
+        Refusal(StatusCode::UNAUTHORIZED, text)
     })
 }
 
