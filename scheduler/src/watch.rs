@@ -319,8 +319,6 @@ async fn follow_limits(client: Client, facts: &Facts, told: watch::Sender<u64>) 
 /// none: pods that only ask for it were no case for claims until then.
 async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sender<u64>) {
     let (mut serving, mut listed) = (BTreeSet::new(), false);
-    // Before the listing that is going on.
-    let mut had_one = false;
     follow_with(
         all(client),
         &mut Known::default(),
@@ -328,27 +326,20 @@ async fn follow_device_classes(client: Client, facts: &Facts, told: watch::Sende
         |seen: Seen<DeviceClass>| {
             let news = match &seen {
                 Seen::There(class) if is_of_gpus(class) => {
-                    let is_first = serving.is_empty() && !had_one;
-                    serving.insert(class.name_any());
+                    let is_first = serving.is_empty();
+                    serving.insert(class.key());
                     is_first && listed
                 }
                 Seen::There(class) => {
-                    serving.remove(&class.name_any());
+                    serving.remove(&class.key());
                     false
                 }
                 Seen::Gone(name) => {
                     serving.remove(name);
                     false
                 }
-                Seen::Listing => {
-                    had_one = !serving.is_empty();
-                    serving.clear();
-                    false
-                }
-                Seen::Listed => {
-                    had_one = false;
-                    !std::mem::replace(&mut listed, true)
-                }
+                Seen::Listing => false,
+                Seen::Listed => !std::mem::replace(&mut listed, true),
             };
             (Fact::DeviceClass(seen), news)
         },

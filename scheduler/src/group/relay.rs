@@ -340,10 +340,7 @@ impl FactRelay {
 
     fn pod(&mut self, seen: &mut Seen<Pod>) {
         match seen {
-            Seen::Listing => {
-                self.waiting = Waiting::default();
-                self.listing = true;
-            }
+            Seen::Listing => self.listing = true,
             Seen::There(pod) => self.pod_there(pod),
             Seen::Gone(uid) => {
                 if let Some(group) = self.waiting.forget(uid) {

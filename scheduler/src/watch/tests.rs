@@ -113,6 +113,61 @@ async fn pods_are_told_again_once_their_gpus_have_a_class() {
     }
 }
 
+/// The pod ends between two watches, and the second list is broken off before it is complete.
+#[tokio::test]
+async fn what_went_while_there_was_no_watch_is_told_after_the_next_whole_list() {
+    let pod = |uid: &str| {
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some(uid.into());
+        pod
+    };
+    let runs = std::sync::Mutex::new(vec![
+        vec![Event::Init, Event::InitApply(pod("b")), Event::InitDone],
+        vec![Event::Init],
+        vec![
+            Event::Init,
+            Event::InitApply(pod("a")),
+            Event::InitApply(pod("b")),
+            Event::InitDone,
+        ],
+    ]);
+    let events = || {
+        let run = runs.lock().unwrap().pop().unwrap();
+        let run = run.into_iter().map(Some).collect::<Vec<_>>();
+        let endless = futures::stream::iter(run).chain(futures::stream::pending());
+        endless.boxed()
+    };
+    let (facts, mut told) = channel::unbounded();
+    let (again, relist) = watch::channel(0);
+    let shown = |fact| match fact {
+        Fact::Pod(Seen::Listing) => "listing".to_owned(),
+        Fact::Pod(Seen::There(pod)) => format!("{} is there", pod.key()),
+        Fact::Pod(Seen::Gone(uid)) => format!("{uid} is gone"),
+        Fact::Pod(Seen::Listed) => "listed".to_owned(),
+        other => panic!("{other:?}"),
+    };
+    let reading = async {
+        let mut seen = Vec::new();
+        for (facts, relist) in [(4, true), (1, true), (4, false)] {
+            for _ in 0..facts {
+                seen.push(shown(told.recv().await.unwrap()));
+            }
+            if relist {
+                again.send_modify(|count| *count += 1);
+            }
+        }
+        seen
+    };
+    let seen = tokio::select! {
+        seen = reading => seen,
+        () = follow_again(events, &facts, Fact::Pod, [], relist) => panic!("it ended"),
+    };
+    assert_eq!(
+        seen[4..],
+        ["listing", "listing", "b is there", "a is gone", "listed"]
+    );
+}
+
 #[tokio::test]
 async fn an_object_that_cannot_be_read_is_not_there_and_hides_no_other() {
     let server = ApiServer::bind(Config::default()).await.expect("a port");
