@@ -25,9 +25,9 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// An order of the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Processes are to be killed.
+    /// Ends the processes of a pod.
     End(Termination),
-    /// The work of processes that the kubelet is about to kill is to be broken off.
+    /// Breaks off the work of processes that the kubelet is about to kill.
     Drain(Drain),
 }
 

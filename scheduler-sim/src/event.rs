@@ -2,7 +2,7 @@
 
 use crate::store::Key;
 
-/// One thing that happens.
+/// An entry of the agenda.
 #[derive(Debug)]
 pub enum WorldEvent {
     /// A request comes to the API server.
@@ -33,32 +33,32 @@ pub enum WorldEvent {
     Collect,
     /// The autoscaler runs.
     Autoscale,
-    /// Its decision about a machine is carried out.
+    /// What the autoscaler decided about a machine is carried out.
     Machine(usize, Turn),
 }
 
-/// What a kubelet does next with a pod.
+/// The next step of a kubelet with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Asks the agent for the pod's grant.
+    /// The kubelet asks the agent for the pod's grant.
     Admit,
-    /// It runs.
+    /// The pod runs.
     Start,
-    /// It is done.
+    /// The pod is done.
     Finish,
-    /// It was deleted and has ended.
+    /// The pod was deleted and has ended.
     Stop,
 }
 
-/// What it does next with a machine.
+/// The next step of the autoscaler with a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Its object is created.
+    /// The object of the machine is created.
     Come,
-    /// Its agent reports.
+    /// The agent of the machine reports.
     Speak,
     /// Pods that are on it now were bound before the taint.
     Heard,
-    /// It ends.
+    /// The machine ends.
     End,
 }

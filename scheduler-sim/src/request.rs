@@ -8,30 +8,30 @@ use tokio::sync::{mpsc, oneshot};
 /// A request under way.
 #[derive(Debug)]
 pub struct InFlight {
-    /// Of which replica.
+    /// The replica that sent the request.
     pub(crate) replica: usize,
-    /// Of which of its processes.
+    /// The number of the replica's process that sent the request.
     pub(crate) start: u64,
     /// The request.
     pub(crate) asked: Asked,
-    /// Where the answer goes.
+    /// The receiver of the answer.
     pub(crate) reply: Option<oneshot::Sender<Reply>>,
-    /// What becomes of it.
+    /// The fault that the request meets.
     pub(crate) fault: RequestFault,
     /// The server's answer.
     pub(crate) answer: Option<Answer>,
 }
 
-/// What becomes of a request.
+/// The fault that a request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestFault {
-    /// All is well.
+    /// The request is served, and its answer arrives.
     Fine,
-    /// It is done, and the answer is lost.
+    /// The request is served, and its answer is lost.
     Silent,
-    /// It is done, and the connection breaks.
+    /// The request is served, and the connection breaks.
     Broken,
-    /// It is done, and the server says 500.
+    /// The request is served, and the server answers 500.
     Failed,
     /// The server says this and does nothing.
     Refused(u16),
@@ -40,9 +40,9 @@ pub(crate) enum RequestFault {
 /// An eviction, as its scheduler says it.
 #[derive(Clone, Debug)]
 pub struct Eviction {
-    /// When.
+    /// The time of the decision.
     pub at: Ms,
-    /// Which pod.
+    /// The evicted pod.
     pub of: String,
     /// The cause, and the beneficiary.
     pub note: String,
@@ -51,18 +51,18 @@ pub struct Eviction {
 /// A watch that is open.
 #[derive(Debug)]
 pub struct Watch {
-    /// Whose.
+    /// The replica that opened the watch.
     pub replica: usize,
     pub(crate) asked: Asked,
     /// The last version that was sent on it.
     pub(crate) version: u64,
     pub(crate) to: mpsc::UnboundedSender<Line>,
-    /// It says nothing until then.
+    /// The watch tells nothing until this time.
     pub stalled: Ms,
-    /// When it was opened.
+    /// The time at which the watch was opened.
     pub(crate) since: Ms,
-    /// When it had its last bookmark.
+    /// The time of its last bookmark.
     pub(crate) marked: Ms,
-    /// A `Feed` is on the agenda.
+    /// True while a `Feed` is on the agenda.
     pub(crate) due: bool,
 }

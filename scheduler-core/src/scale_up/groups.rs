@@ -6,24 +6,24 @@ use crate::model::{Card, Labels, Mode, Node, Phase, Pod};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a node of a group has when it comes.
+/// A node of a group as it is when it comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeTemplate {
     /// The group's name, for messages.
     pub name: Arc<str>,
     /// The node. Its name and UID mean nothing.
     pub node: Node,
-    /// Its cards, as its agent will show them. Their UUIDs mean nothing.
+    /// The cards of the node as its agent will show them. Their UUIDs mean nothing.
     pub cards: Vec<Card>,
     /// The default mode of cards.
     pub default_mode: Mode,
-    /// Most nodes that the group may have, those that are there included.
+    /// The largest number of nodes that the group may have, including those that exist.
     pub most: u32,
     /// A node with these labels, and without cards yet, is one of the group that is starting.
     pub known_by: Labels,
 }
 
-/// What identifies a group of nodes.
+/// The labels that identify groups of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
     /// Keys of labels whose values name a group: nodes of it are alike.
@@ -64,15 +64,15 @@ pub(super) fn has(node: &Node, labels: &Labels) -> bool {
 /// All pods are in one queue without limits, the larger ones first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shortage {
-    /// Of pods, groups, nodes and cards.
+    /// The events of pods, groups, nodes and cards.
     pub events: Vec<Event>,
-    /// How many pods wait.
+    /// The number of pods that wait.
     pub pods: usize,
     /// Nodes of groups that offer no GPU: they may be starting.
     pub without_cards: Vec<Node>,
     /// The last node, by name, of each group without a template, as an idle node.
     pub seen: Vec<NodeTemplate>,
-    /// How many nodes each described group has, by its key.
+    /// The number of nodes of each described group, by its labels.
     pub there: BTreeMap<Labels, u32>,
 }
 
@@ -91,7 +91,7 @@ impl Shortage {
         names.map(|name| (name.clone(), u64::MAX / 4)).collect()
     }
 
-    /// The same without these nodes: their agents do not come.
+    /// Returns the shortage without these nodes, whose agents do not come.
     #[must_use]
     pub fn without(mut self, nodes: &dyn Fn(&NodeName) -> bool) -> Self {
         self.without_cards.retain(|node| !nodes(&node.name));

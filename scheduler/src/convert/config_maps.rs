@@ -94,7 +94,7 @@ impl ConfigMapUsers {
         self.waiting.insert(uid.to_owned(), waiting);
     }
 
-    /// The pod waits no more, or is about to be looked at again.
+    /// Forgets a pod that no longer waits, or that is about to be looked at again.
     pub(super) fn forget(&mut self, uid: &str) {
         let Some(waiting) = self.waiting.remove(uid) else {
             return;

@@ -91,7 +91,7 @@ struct Entry {
 }
 
 impl IsolationConditions {
-    /// The agent says this.
+    /// Takes in what the agent says of a pod.
     fn want(&mut self, wanted: Isolation) {
         let uid = wanted.pod_uid.clone();
         let entry = self.pods.entry(uid.clone()).or_default();

@@ -94,7 +94,7 @@ impl StorageObjects {
         ]
     }
 
-    /// All there is was told.
+    /// Counts each of these kinds as listed.
     pub(super) fn all_listed(&mut self) {
         let csi = &mut self.storage.csi;
         for roll in [
@@ -180,7 +180,7 @@ impl StorageObjects {
         }
     }
 
-    /// What its volumes have against every node.
+    /// Returns why the pod's volumes rule out every node. `None`: they do not.
     pub(super) fn against(&self, pod: &PodUid) -> Option<String> {
         let say = &self.users.pods.get(pod.as_str())?.say;
         (!say.against.is_empty()).then(|| say.against.join(", "))

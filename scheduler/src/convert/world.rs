@@ -42,7 +42,7 @@ pub(super) struct Leaving {
     pub(super) pod: Option<Box<KubePod>>,
 }
 
-/// What is remembered between facts.
+/// The state between two facts.
 #[derive(Debug)]
 pub struct World {
     pub(super) scheduler: String,
@@ -78,7 +78,7 @@ pub struct World {
     pub(super) config_maps: ConfigMapUsers,
     pub(super) devices: DeviceObjects,
     pub(super) again: RecheckQueue,
-    /// As the core has them.
+    /// The nodes as the core has them.
     pub(super) known_nodes: BTreeMap<String, Node>,
     /// Mode of a share that names none, by node with an agent.
     pub(super) default_modes: BTreeMap<String, Mode>,
@@ -92,12 +92,12 @@ pub struct World {
     pub(super) states: BTreeMap<String, NodeState>,
     /// Nodes whose agents have no stream now.
     pub(super) disconnected: BTreeSet<String>,
-    /// What the core was told of it.
+    /// The cards of each node as the core was told them.
     pub(super) told: BTreeMap<String, NodeCards>,
     pub(super) strangers: BTreeMap<String, Strangers>,
     /// Bound pods with whole cards: the kubelet may pick another card than was granted.
     pub(super) whole: BTreeMap<String, WholePod>,
-    /// Where it did, by pod.
+    /// The cards that the kubelet chose instead, by UID of the pod.
     pub(super) held: BTreeMap<String, Vec<ContainerGrant>>,
     pub(super) isolation: IsolationConditions,
     /// The reasons why pods wait, as the watch shows them, by UID.
@@ -111,13 +111,13 @@ pub struct World {
     pub(super) placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
     pub(super) unread: BTreeSet<Arc<str>>,
-    /// What became of a pod's resize that is not over, by pod.
+    /// What the kubelet says of a resize that is not over, by UID of the pod.
     pub(super) resizes: BTreeMap<String, String>,
     /// The run times of the pods that say how long they run.
     pub(super) run_times: BTreeMap<PodUid, RunTime>,
     /// Running pods that are being deleted, while their end is counted on.
     pub(super) leaving: BTreeMap<String, Leaving>,
-    /// As far as was told.
+    /// The latest time that was told.
     pub(super) now: Time,
     /// Nodes that list what agents have them list.
     pub(super) listing: BTreeSet<String>,
@@ -267,7 +267,7 @@ impl World {
             .min()
     }
 
-    /// A fact of the API server.
+    /// Takes in a fact of the API server.
     pub fn take(&mut self, fact: Fact) -> Vec<Event> {
         match fact {
             Fact::Pod(seen) => {
@@ -386,7 +386,7 @@ impl World {
         !self.again.is_empty() || self.devices.is_due()
     }
 
-    /// Those whose turn it is, as far as they are another case now.
+    /// Looks at the pods whose turn it is, and converts those of which something has changed.
     fn look_again(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..LOOKS {
@@ -429,7 +429,7 @@ impl World {
         self.devices.strays(self.now)
     }
 
-    /// What its volumes have against every node.
+    /// Returns why the pod's volumes rule out every node. `None`: they do not.
     pub fn volumes_against(&self, pod: &PodUid) -> Option<String> {
         self.storage.against(pod)
     }
@@ -445,7 +445,7 @@ impl World {
         self.isolation.owed(now)
     }
 
-    /// When there is one to write.
+    /// Returns the time at which a condition is to be written next.
     pub(crate) fn isolation_due(&self) -> Option<Time> {
         self.isolation.due()
     }

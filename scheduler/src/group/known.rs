@@ -67,7 +67,7 @@ impl KnownGroups {
         known.flat.remove(key);
     }
 
-    /// All groups are known.
+    /// Notes that a listing of groups has ended.
     pub(super) fn listed(&self) {
         locked(&self.0).are_listed = true;
     }

@@ -12,7 +12,7 @@ pub(super) enum RuleError {
     /// The object lacks what the rule needs. A person or its operator has to correct it.
     #[error("{owner}: {what}")]
     Says {
-        /// Who.
+        /// The owner that lacks it.
         owner: Reference,
         /// The error.
         what: String,
@@ -28,7 +28,7 @@ impl RuleError {
     }
 }
 
-/// What a rule works on.
+/// The pod and its owners that a rule is given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RuleContext<'a> {
     pub(super) pod: &'a Object,
@@ -38,7 +38,7 @@ pub(super) struct RuleContext<'a> {
     pub(super) classes: &'a Classes,
 }
 
-/// What a rule needs beside the owners.
+/// An object that a rule needs besides the owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
     /// Another object of the pod's namespace.

@@ -9,7 +9,7 @@ use scheduler_core::ids::PodUid;
 use scheduler_core::units::Time;
 use serde_json::Value;
 
-/// How the UIDs of pods begin that were never anywhere.
+/// The prefix of the UIDs of pods that exist only in a trial.
 pub const UID: &str = "simulated-";
 
 /// A pod that was added.
@@ -19,7 +19,7 @@ pub struct AdmittedPod {
     pub uid: PodUid,
     /// `namespace/name`.
     pub name: String,
-    /// What the webhook would warn of.
+    /// The warnings that the webhook would give.
     pub warnings: Vec<String>,
     /// The pod for the core. Newer than all existing ones.
     pub events: Vec<Event>,

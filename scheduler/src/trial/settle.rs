@@ -13,20 +13,20 @@ const ROUNDS: usize = 64;
 /// largest number of steps.
 pub const QUIET: Duration = Duration::seconds(180);
 
-/// What came of deciding again and again.
+/// The outcome of deciding again and again.
 #[derive(Debug)]
 pub struct TrialResult {
     /// The decisions, one after another, without those that only the passing of time caused and
     /// that had no actions.
     pub rounds: Vec<Decision>,
-    /// How much later than the first the last action was decided.
+    /// The time from the first decision to the last one with an action.
     pub took: Duration,
     /// A search for room is not at its end yet.
     pub searching: bool,
 }
 
 impl TrialResult {
-    /// What there is to say of time.
+    /// Returns the sentences about time.
     pub fn of_time(&self) -> Vec<String> {
         let took = (self.took.0 > 0)
             .then(|| format!("The last of it is decided after {}.", seconds(self.took)));
@@ -40,7 +40,7 @@ impl TrialResult {
     }
 }
 
-/// In words, rounded up.
+/// Returns a duration in whole seconds, rounded up, for messages.
 pub fn seconds(time: Duration) -> String {
     format!("{} s", time.0.div_ceil(1000))
 }
@@ -120,7 +120,7 @@ fn next(decision: &Decision, now: Time, until: Time) -> Option<Time> {
     again.filter(|at| *at > now && *at <= until)
 }
 
-/// Everything that was asked for is done.
+/// Carries out all actions of a decision.
 pub(crate) fn carry_out(core: &mut Core, now: Time, decision: &Decision) {
     let mut evicted = Vec::new();
     for action in &decision.actions {

@@ -1,6 +1,6 @@
 //! What a watch tells of an object.
 
-/// One event of a watch.
+/// What a watch tells of the objects of one kind.
 #[derive(Clone, Debug)]
 pub enum Seen<K> {
     /// Everything of this kind follows, as [`Seen::There`].

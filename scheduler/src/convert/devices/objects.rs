@@ -25,21 +25,21 @@ use std::sync::Arc;
 /// What a claim's status says of its devices beside what was decided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimTerms {
-    /// Of each of its devices.
+    /// The terms of each of the claim's devices.
     pub(crate) devices: Vec<Terms>,
     /// `config` of the classes that its requests name.
     pub(crate) config: BTreeMap<String, Vec<DeviceClassConfiguration>>,
-    /// It stands in for GPUs in its pod's resources, and is made for the binding.
+    /// The claim, if it stands in for GPUs in its pod's resources and is made for the binding.
     pub(crate) stand_in: Option<StandIn>,
 }
 
-/// What a pod's claims say.
+/// The devices that a pod's claims ask for, and what the pod waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Say {
     pub(super) devices: Vec<DeviceClaim>,
-    /// What has to come first.
+    /// What the pod waits for.
     pub(super) lacks: Vec<Arc<str>>,
-    /// What nothing here follows.
+    /// The parts of the claims for which this scheduler has no rule.
     unsupported: Vec<Arc<str>>,
     /// A claim is not there yet, or has no devices.
     pub(super) is_open: bool,
@@ -53,16 +53,16 @@ pub(super) struct User {
     pub(super) has_claims: bool,
     /// Namespace and name of each claim for which the pod is looked at again.
     pub(super) claims: Vec<String>,
-    /// It waits, and is ours.
+    /// True if the pod waits and is this scheduler's.
     pub(super) waits: bool,
-    /// It asks for whole GPUs, for which a claim may stand in.
+    /// True if the pod requests whole GPUs, for which a claim may stand in.
     pub(super) asks: bool,
     queue: String,
     pub(super) say: Say,
     filters: BTreeSet<FilterName>,
 }
 
-/// Of dynamic resource allocation.
+/// The objects of dynamic resource allocation, and the pods that have claims.
 #[derive(Debug, Default)]
 pub(in crate::convert) struct DeviceObjects {
     /// True if some of these kinds are not listed, so that no pod's claims keep it from a node.
@@ -74,7 +74,7 @@ pub(in crate::convert) struct DeviceObjects {
     pub(super) classes: Classes,
     pub(super) claims: Claims,
     filters: Filters,
-    /// By UID.
+    /// The pods that have claims, by UID.
     pub(super) users: BTreeMap<String, User>,
     /// UIDs by the namespace and name of a claim.
     pub(super) by_claim: BTreeMap<String, BTreeSet<String>>,
@@ -96,7 +96,7 @@ impl DeviceObjects {
         ]
     }
 
-    /// All there is was told.
+    /// Counts each of these kinds as listed.
     pub(in crate::convert) fn all_listed(&mut self) {
         for roll in [
             &mut self.slices,

@@ -20,7 +20,7 @@ pub(crate) const CARDS: u32 = 8;
 
 pub(crate) const LIMIT: Duration = Duration::from_mins(8);
 
-/// How large.
+/// The size of a measurement.
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// Simulated nodes, of eight cards each.
@@ -86,7 +86,7 @@ pub(crate) async fn start(cluster: &Cluster, name: &str) -> Result<Scheduler> {
     start_with(cluster, name, Vec::new()).await
 }
 
-/// The same with these flags.
+/// Starts a scheduler with these flags.
 pub(crate) async fn start_with(
     cluster: &Cluster,
     name: &str,

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Each seed is a case.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Seeds {
-    /// How many.
+    /// The number of seeds.
     #[arg(long, default_value_t = 2000)]
     pub(crate) seeds: u64,
     /// The first.

@@ -1,9 +1,9 @@
 //! How a vector ended, and a line for people.
 
-/// How a case ended.
+/// The end of a vector.
 pub(crate) enum End {
     Passed,
-    /// What was expected and what came.
+    /// The vector ended otherwise: what was expected and what came.
     Failed(String),
 }
 

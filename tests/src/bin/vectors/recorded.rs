@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// The time at which every round takes place.
 pub(crate) const NOW: u64 = 1_000_000_000;
 
-/// One case.
+/// A vector: a cluster, its tasks, and how they are expected to end.
 pub(crate) struct Case {
     pub(crate) config: Config,
     /// Nodes, cards, queues, topologies, groups.
@@ -22,7 +22,7 @@ pub(crate) struct Case {
     pub(crate) claims: Claims,
 }
 
-/// One task as the case gives it.
+/// A task as the vector gives it.
 #[derive(Clone)]
 pub(crate) struct Task {
     pub(crate) pod: Pod,
@@ -38,7 +38,7 @@ pub(crate) struct Task {
     pub(crate) claims: Vec<String>,
 }
 
-/// One task as the case wants it.
+/// The state in which the vector expects a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) status: String,
@@ -59,7 +59,7 @@ pub(crate) struct Claim {
     pub(crate) queue: Option<String>,
     pub(crate) class: String,
     pub(crate) wants: Arc<DeviceWants>,
-    /// At the end.
+    /// The devices that the vector records at the end, each with its pool.
     pub(crate) recorded: Vec<(String, String)>,
     /// The number of pods for which it is reserved and that the case does not have as tasks. These
     /// use it all the time. The case's own pods use it from the time that they have a place: the
@@ -67,7 +67,7 @@ pub(crate) struct Claim {
     pub(crate) other_users: usize,
 }
 
-/// By name.
+/// The claims of a vector, by name.
 pub(crate) type Claims = BTreeMap<String, Claim>;
 
 /// Devices, and the nodes that can use them.

@@ -2,14 +2,14 @@
 
 use crate::recorded::Task;
 
-/// One task after a round, before anything is fed back.
+/// The state of a task after a round, before anything is fed back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) status: String,
     pub(crate) node: Option<String>,
     /// The cards that it holds or is promised.
     pub(crate) cards: Vec<String>,
-    /// It is in the core of a semi-preemptible job.
+    /// True if the task is in the core of a semi-preemptible job.
     pub(crate) core: bool,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct TaskState {
 }
 
 impl TaskState {
-    /// It has a place, and what it asked for.
+    /// Returns whether the pod has a place, and what it asked for.
     pub(crate) fn holds(&self) -> bool {
         let standing = ["Running", "Releasing", "StuckInReleasing", "Bound"];
         standing.contains(&self.status.as_str())
