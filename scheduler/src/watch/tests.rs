@@ -161,6 +161,7 @@ async fn what_went_while_there_was_no_watch_is_told_after_the_next_whole_list() 
     let seen = tokio::select! {
         seen = reading => seen,
         () = follow_again(events, &facts, Fact::Pod, [], relist) => panic!("it ended"),
+        () = tokio::time::sleep(Duration::from_secs(10)) => panic!("not told within ten seconds"),
     };
     assert_eq!(
         seen[4..],
