@@ -80,6 +80,8 @@ pub enum Event {
     Refusal(Refusal),
     /// An agent requests the eviction of a pod. Its memory counts as held until it has ended.
     EvictRequest(EvictRequest),
+    /// A pod has been idle for as long as its queue's rule says, or works again.
+    Idle(Idle),
     /// Only in snapshots: an agent's permanent refusal that was already applied.
     Refused(Refusal),
     /// Only in snapshots: an eviction that was decided; its pod has not left yet.
@@ -227,6 +229,16 @@ pub struct EvictRequest {
     pub node: NodeName,
     /// One readable sentence.
     pub reason: Arc<str>,
+}
+
+/// Whether a pod gives way for being idle. Time and hysteresis are the shell's: the core is told of
+/// changes only. A pod that was never announced works, and so does one that waits for a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Idle {
+    /// The pod, which must be known.
+    pub pod: PodUid,
+    /// False: it works.
+    pub idle: bool,
 }
 
 /// An eviction under way.

@@ -132,8 +132,8 @@ pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Ste
 pub use core::Core;
 pub use cycle::relaxations;
 pub use event::{
-    Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult, Refusal,
-    Rest,
+    Backoff, Event, EvictRequest, Evicted, Given, Idle, Life, Namespace, Outcome, OutcomeResult,
+    Refusal, Rest,
 };
 pub use explain::Explanation;
 pub use groups::{GroupChange, GroupView};

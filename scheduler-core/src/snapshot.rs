@@ -2,8 +2,8 @@
 
 use crate::cycle;
 use crate::event::{
-    Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Namespace, Outcome, OutcomeResult,
-    Picked, Rest,
+    Backoff, CardPause, Event, Evicted, Evicting, Given, Idle, Life, Namespace, Outcome,
+    OutcomeResult, Picked, Rest,
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
 use crate::state::cell::{Status, TaskCell};
@@ -113,6 +113,10 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
                 .cloned()
                 .map(Event::EvictRequest),
         );
+        if state.idle.contains(&key) {
+            let (pod, idle) = (row.uid.of_pod(), true);
+            after.push(Event::Idle(Idle { pod, idle }));
+        }
         after.extend(evicting(state, row));
         after.extend(pause(row));
     }

@@ -90,8 +90,10 @@ pub(super) fn chunks(cycle: &Cycle, scenario: &Scenario) -> VictimChunks {
                     products: had.into_iter().collect(),
                     runs: !is_new(&cell),
                 };
-                // What leaves of a semi-preemptible job is never part of its core.
-                if index < set.min as usize && !cycle.is_semi_preemptible(unit.job) {
+                // What leaves of a semi-preemptible job is never part of its core, unless it is idle.
+                let keeps_core =
+                    cycle.is_semi_preemptible(unit.job) && !cycle.state.gives_way(unit.job);
+                if index < set.min as usize && !keeps_core {
                     core.get_or_insert_default().add(chunk);
                 } else {
                     single.push(chunk);

@@ -41,6 +41,15 @@ impl ActionRules for Preemption {
     }
 
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
+        let row = cycle.state.tasks.get(victim);
+        let idle = row.and_then(|row| row.job);
+        if idle.is_some_and(|job| cycle.state.gives_way(job)) {
+            return format!(
+                "Pod {} was idle and gave way to workload {}",
+                cycle.pod_name(victim),
+                cycle.job_name(job)
+            );
+        }
         format!(
             "Pod {} was preempted by higher priority workload {}",
             cycle.pod_name(victim),
@@ -71,7 +80,10 @@ impl Cycle<'_> {
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
-            if capacity::over(self.state, entry.job, wanted, Check::QuotaOnly).is_some() {
+            // A quota that is used up by pods which give way is judged again without them.
+            if capacity::over(self.state, entry.job, wanted, Check::QuotaOnly).is_some()
+                && !self.has_idle_beside(entry.job)
+            {
                 self.pass_over(entry.job);
                 continue;
             }
@@ -82,6 +94,13 @@ impl Cycle<'_> {
                 queue.arrange(self.state, &self.shares);
             }
         }
+    }
+
+    /// Returns whether some job of the same queue gives way.
+    fn has_idle_beside(&self, job: JobKey) -> bool {
+        let queue = self.state.jobs.get(job).and_then(|row| row.queue);
+        let mut idle = self.state.idle_jobs();
+        idle.any(|(theirs, _)| Some(theirs) == queue)
     }
 
     /// Who may be preempted for the job. `None`: it is in no queue.

@@ -360,8 +360,18 @@ impl Cycle<'_> {
         queue: QueueKey,
         wanted: QueueAmounts,
     ) -> impl Iterator<Item = QueueKey> + '_ {
-        let standing = self.state.standing.keys().copied();
-        standing.filter(move |theirs| *theirs != queue && self.may_lose(queue, wanted, *theirs))
+        let queues = self.state.victim_queues();
+        queues.filter(move |theirs| self.may_lose_to(queue, wanted, *theirs))
+    }
+
+    /// Returns whether a queue is another one and may lose anything at all to one that wants so much.
+    pub(super) fn may_lose_to(
+        &self,
+        queue: QueueKey,
+        wanted: QueueAmounts,
+        theirs: QueueKey,
+    ) -> bool {
+        theirs != queue && self.may_lose(queue, wanted, theirs)
     }
 
     /// Can a queue lose anything at all to this job? (KAI's `FilterVictim`.) A queue that cannot is

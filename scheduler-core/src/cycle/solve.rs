@@ -14,12 +14,13 @@ use super::scenario::{EvictionUnit, Generator, Scenario, TakenVictims};
 use super::search_budget::SearchOutcome;
 use crate::action::EvictCause;
 use crate::gang::Gang;
-use crate::job_queue::{Entry, JobQueue, Line};
+use crate::job_queue::{Entry, JobQueue, JobRank, Line};
 use crate::model::Preemptibility;
 use crate::state::cell::{Mark, Status};
 use crate::state::keys::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::state::node_set::NodeSet;
 use std::cell::OnceCell;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -231,37 +232,56 @@ impl Cycle<'_> {
             feasible.remove_all(barred);
         }
         let open = self.open_to(&tasks);
-        let search = VictimSearch {
+        let mut search = VictimSearch {
             line: OnceCell::new(),
             job,
             gang: &gang,
             tasks: &tasks,
             rules,
-            victims: &victims,
+            victims: &[],
             available_to: self.available_to(&feasible),
             slots: self.slots(&tasks, &feasible, &open),
             feasible,
             open,
         };
+        // Where the idle ones are enough, nobody else is looked at.
+        let idle: Vec<JobKey> = victims
+            .iter()
+            .copied()
+            .filter(|victim| self.state.gives_way(*victim))
+            .collect();
+        let idle_alone = (!idle.is_empty() && idle.len() < victims.len()).then_some(&idle);
+        for victims in idle_alone.into_iter().chain([&victims]) {
+            search.victims = victims;
+            let found = self.find_among(&search);
+            if let Some((mark, scenario)) = found {
+                return Some(FoundRoom {
+                    mark,
+                    tasks,
+                    scenario,
+                });
+            }
+        }
+        None
+    }
+
+    /// Finds room by the leaving of some of the victims of the search.
+    fn find_among(&mut self, search: &VictimSearch) -> Option<(Mark, Scenario)> {
         let mut failed = FailedAttempt::default();
         for generator in Generator::ALL {
-            let Some(recorded) = self.largest_part(&search, generator, &mut failed) else {
+            let Some(recorded) = self.largest_part(search, generator, &mut failed) else {
                 continue;
             };
-            let Some((mark, scenario)) =
-                self.probe(&search, tasks.len(), generator, &recorded, &mut failed)
+            let all = search.tasks.len();
+            let Some((mark, scenario)) = self.probe(search, all, generator, &recorded, &mut failed)
             else {
                 continue;
             };
-            if !self.gang(job).is_satisfied() {
+            if !self.gang(search.job).is_satisfied() {
                 self.state.rollback(mark);
                 return None;
             }
-            return Some(FoundRoom {
-                mark,
-                tasks,
-                scenario,
-            });
+            return Some((mark, scenario));
         }
         None
     }
@@ -397,7 +417,8 @@ impl Cycle<'_> {
             .iter()
             .map(|victim| {
                 let known = self.known(*victim);
-                Entry::victim(*victim, known.entry.rank.clone(), known.held, None)
+                let (rank, held) = (known.entry.rank.clone(), known.held);
+                Entry::victim(*victim, self.victim_rank(*victim, rank), held, None)
             })
             .collect();
         queue.fill(self.state, &self.shares, entries);
@@ -455,6 +476,18 @@ impl Cycle<'_> {
         }
     }
 
+    /// Returns the rank of a job among the victims of its queue: one that gives way goes before all
+    /// others.
+    pub(super) fn victim_rank(&self, job: JobKey, rank: JobRank) -> JobRank {
+        if !self.state.gives_way(job) {
+            return rank;
+        }
+        JobRank {
+            priority: Reverse(i32::MIN),
+            ..rank
+        }
+    }
+
     pub(super) fn is_semi_preemptible(&self, job: JobKey) -> bool {
         let row = self.state.jobs.get(job);
         let preemptibility = row.map(|row| row.preemptibility(self.state));
@@ -475,7 +508,9 @@ impl Cycle<'_> {
                 None => whole,
                 Some(part) => whole.with(&|task, _| part.contains(&task)),
             };
-            let (unit, more) = if self.is_semi_preemptible(entry.job) {
+            let keeps_core =
+                self.is_semi_preemptible(entry.job) && !self.state.gives_way(entry.job);
+            let (unit, more) = if keeps_core {
                 gang.leave_beyond_core()
             } else {
                 gang.leave()
@@ -495,6 +530,7 @@ impl Cycle<'_> {
                 if !rest.is_empty() {
                     let gang = gang.with(&|task, _| rest.contains(&task));
                     let rank = self.rank(entry.job, &gang);
+                    let rank = self.victim_rank(entry.job, rank);
                     let again =
                         Entry::victim(entry.job, rank, self.held_by_gang(&gang), Some(rest));
                     queue.push(self.state, &self.shares, again);

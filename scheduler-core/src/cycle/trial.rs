@@ -140,7 +140,10 @@ impl Cycle<'_> {
         let losers: BTreeSet<JobKey> = scenario.units().map(|unit| unit.job).collect();
         let mut entries: Vec<Entry> = Vec::with_capacity(losers.len() + 1);
         for loser in &losers {
-            entries.push(self.entry(*loser));
+            let mut entry = self.entry(*loser);
+            // One that gives way takes its place back after all others, whatever its priority.
+            entry.rank = self.victim_rank(*loser, entry.rank);
+            entries.push(entry);
         }
         let mut own = self.entry(job);
         own.wanted = self

@@ -2,14 +2,14 @@
 
 use super::field::{
     All, Below, Else, Field, Flag, Map, Name, Object, Terms, Whole, always, always_or, fields,
-    flag, key, needed, or,
+    flag, key, needed, not, or,
 };
 use super::group::Succeeded;
 use super::line::{Line, Read, TextError, parse};
 use crate::action::{Bind, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Life, Namespace, Outcome,
-    OutcomeResult, Picked, Refusal, Rest,
+    Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Idle, Life, Namespace,
+    Outcome, OutcomeResult, Picked, Refusal, Rest,
 };
 use crate::model::Front;
 use std::sync::Arc;
@@ -97,6 +97,7 @@ events! {
     "pod-gone" PodGone: Name,
     "outcome" Outcome: Whole,
     "refusal" Refusal: Whole,
+    "idle" Idle: Whole,
     "refused" Refused: Whole,
     "evict-request" EvictRequest: Whole,
     "evicting" Evicting: Whole,
@@ -168,6 +169,11 @@ fields!(EvictRequest {
     pod: Name,
     node: needed("node"),
     reason: always("reason"),
+});
+
+fields!(Idle {
+    pod: Name,
+    idle: not("works"),
 });
 
 fields!(Evicting {

@@ -109,7 +109,7 @@ impl Cycle<'_> {
         };
         if self.state.overallocated > 0
             || !self.state.rooms.sharing.is_empty()
-            || self.state.standing.keys().any(is_inner)
+            || self.state.victim_queues().any(|queue| is_inner(&queue))
         {
             return None;
         }

@@ -35,7 +35,7 @@ impl PermittedVictims {
             Self::Below(queue, priority) => {
                 let placed = state.standing.get(queue);
                 let lowest = placed.and_then(|placed| placed.first_key_value());
-                lowest.is_none_or(|(lowest, _)| lowest >= priority)
+                lowest.is_none_or(|(lowest, _)| lowest >= priority) && state.idle.is_empty()
             }
         }
     }
@@ -52,6 +52,13 @@ impl PermittedVictims {
         if job.group.is_none() && !job.single {
             return true;
         }
+        if state.idle.contains(&task) {
+            return match self {
+                Self::All => state.placed_at.contains_key(key),
+                Self::Of(queues) => job.queue.is_some_and(|queue| queues.contains(&queue)),
+                Self::Below(queue, _) => job.queue == Some(*queue),
+            };
+        }
         let Some(placed) = state.placed_at.get(key) else {
             return false;
         };
@@ -67,6 +74,27 @@ impl Cycle<'_> {
     /// Jobs with placed pods that the filter lets go, but not this one; at most that many, in any
     /// order.
     pub(in super::super) fn permitted_jobs(
+        &self,
+        filter: VictimFilter,
+        besides: Option<JobKey>,
+        most: usize,
+    ) -> Vec<JobKey> {
+        let mut jobs = self.standing_jobs(filter, besides, most);
+        let idle = self.state.idle_jobs().filter(|(queue, _)| match filter {
+            VictimFilter::Movable => false,
+            VictimFilter::LosersTo(ours, wanted) => self.may_lose_to(ours, wanted, *queue),
+            VictimFilter::Below(ours, _) => *queue == ours,
+        });
+        for (_, job) in idle {
+            if !jobs.contains(&job) {
+                jobs.push(job);
+            }
+        }
+        jobs
+    }
+
+    /// Of them, those that may go whether they are idle or not.
+    fn standing_jobs(
         &self,
         filter: VictimFilter,
         besides: Option<JobKey>,
