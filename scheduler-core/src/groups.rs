@@ -3,9 +3,9 @@
 use crate::action::ReasonKind;
 use crate::ids::GroupName;
 use crate::state::State;
-use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
 use crate::state::keys::{JobKey, TaskKey};
+use crate::state::task_cell::Status;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::num::NonZeroU64;
 use std::sync::Arc;

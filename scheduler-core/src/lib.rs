@@ -130,7 +130,7 @@ pub use action::{
 pub use capacity::Request;
 pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step, Workers};
 pub use core::Core;
-pub use cycle::relaxations;
+pub use cycle::relax::relaxations;
 pub use event::{
     Backoff, Event, EvictRequest, Evicted, Given, Idle, Life, Namespace, Outcome, OutcomeResult,
     Refusal, Rest,

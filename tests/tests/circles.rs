@@ -27,8 +27,6 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("aliquot-tests", "src", 19),
     ("scheduler", "src/page", 8),
     ("scheduler", "src/page/http", 3),
-    ("scheduler-core", "src", 34),
-    ("scheduler-core", "src/cycle", 21),
 ];
 
 /// The names of a path: as the source writes it, or of a module from the root of its crate.

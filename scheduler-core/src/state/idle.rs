@@ -5,9 +5,9 @@
 //! it: an idle non-preemptible pod counts as one, so that its queue is within its quota when the pod
 //! works again.
 
-use super::State;
-use super::cell::Status;
-use super::keys::{JobKey, QueueKey};
+use crate::state::State;
+use crate::state::keys::{JobKey, QueueKey};
+use crate::state::task_cell::Status;
 use std::collections::BTreeSet;
 
 impl State {
