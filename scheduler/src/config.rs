@@ -164,6 +164,10 @@ pub struct Config {
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
     /// Name of the config map with the default priority class and preemptibility of each type of
+    /// Whether all pods of a Deployment are in one `PodGroup`, as under KAI since 0.18, or each in its
+    /// own. A Deployment whose pods are in groups of their own when this becomes true keeps them.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub deployment_gang_schedule: bool,
     /// workload, as KAI's pod grouper has it; none when unset.
     #[arg(long)]
     pub default_priorities_configmap_name: Option<String>,

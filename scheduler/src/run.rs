@@ -346,6 +346,7 @@ async fn start(
         queue_label: plan.queue_label.clone(),
         types: config.types(),
         alone_wait: config.lone_pods_wait(),
+        deployment_gangs: config.deployment_gang_schedule,
         wall: wall.clone(),
         lengths: lengths.clone(),
     };

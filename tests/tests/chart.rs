@@ -537,6 +537,7 @@ fn kais_values(helm: &Path) {
         "podgrouper.queueLabelKey=example.com/queue",
         "podgrouper.args.defaultPrioritiesConfigMapName=types",
         "podgrouper.args.defaultPrioritiesConfigMapNamespace=kai",
+        "podgrouper.args.gangScheduleDeployment=false",
         "global.nodePoolLabelKey=example.com/pool",
         "global.priorityClassName=system-cluster-critical",
         "global.daemonsetsTolerations[0].operator=Exists",
@@ -550,6 +551,7 @@ fn kais_values(helm: &Path) {
         "--queue-label-key=example.com/queue",
         "--default-priorities-configmap-name=types",
         "--default-priorities-configmap-namespace=kai",
+        "--deployment-gang-schedule=false",
         "--node-pool-label-key=example.com/pool",
     ] {
         assert!(

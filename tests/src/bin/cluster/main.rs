@@ -340,7 +340,7 @@ async fn test(
             grouper::a_pod_names_its_group_from_its_binding_on,
             grouper::a_pod_that_waits_names_its_group_with_its_reason,
             grouper::a_gang_goes_on_without_members_that_have_succeeded,
-            grouper::pods_of_a_deployment_have_a_group_each_that_goes_with_them,
+            grouper::pods_of_a_deployment_share_a_group_that_goes_with_it,
             grouper::a_job_that_is_a_gang_starts_whole_or_not_at_all,
             grouper::pods_of_a_job_or_a_cron_job_are_grouped_as_kai_does,
             grouper::a_stateful_sets_group_keeps_what_a_person_edits,
