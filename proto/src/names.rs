@@ -104,6 +104,8 @@ pub mod kai {
     pub const NON_PREEMPTIBLE: &str = "non-preemptible";
     /// All words for the preemptibility of a workload.
     pub const PREEMPTIBILITIES: [&str; 3] = [PREEMPTIBLE, SEMI_PREEMPTIBLE, NON_PREEMPTIBLE];
+    /// Label of a pod: with the value `true` it is background work, which gives way to all other work.
+    pub const BACKGROUND_LABEL: &str = "kai.scheduler/background";
     /// Label: the queue where no queue label is set.
     pub const PROJECT_LABEL: &str = "project";
     /// Annotation on a pod: its pod group.

@@ -3,6 +3,7 @@
 use crate::admission::OverSubscription;
 use crate::bursts::Bursts;
 use crate::group::TypesAt;
+use crate::label_selector;
 use crate::limits::Limits;
 use proto::names::{kai, object};
 use scheduler_core::units::{Duration, NanoGpu};
@@ -163,11 +164,11 @@ pub struct Config {
     /// scheduler sends two API requests fewer for each such pod.
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
-    /// Name of the config map with the default priority class and preemptibility of each type of
     /// Whether all pods of a Deployment are in one `PodGroup`, as under KAI since 0.18, or each in its
     /// own. A Deployment whose pods are in groups of their own when this becomes true keeps them.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub deployment_gang_schedule: bool,
+    /// Name of the config map with the default priority class and preemptibility of each type of
     /// workload, as KAI's pod grouper has it; none when unset.
     #[arg(long)]
     pub default_priorities_configmap_name: Option<String>,
@@ -276,6 +277,7 @@ impl Config {
                 .ok()
                 .map(Duration::seconds),
             verify: self.verify,
+            background: Some(label_selector::background()),
             ..scheduler_core::Config::default()
         }
     }

@@ -55,6 +55,7 @@ mod endpoints;
 pub mod forecast;
 pub mod group;
 mod history;
+mod label_selector;
 pub mod leader;
 mod lease;
 pub mod limits;

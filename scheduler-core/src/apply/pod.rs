@@ -67,6 +67,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     state.transition(key, TaskCell::of(Status::Detached));
     state.open.forget(key);
     state.idle.remove(&key);
+    state.background.remove(&key);
     state.to_evict.remove(&(Uid::from(uid), key));
     state.end_pause(key);
     let job = state.tasks.get(key).and_then(|row| row.job);
@@ -275,6 +276,15 @@ fn take_row(
     }
     if let Some(old) = old_spec {
         state.release_spec(old);
+    }
+    let background = config.background.iter().any(|labels| {
+        let mut labels = labels.iter();
+        pod.ours && labels.all(|label| label.holds_in(&pod.labels))
+    });
+    if background {
+        state.background.insert(key);
+    } else {
+        state.background.remove(&key);
     }
     let counted_in = state.tasks.get(key).and_then(|row| state.counted_in(row));
     state.set_counted_in(key, counted_in);

@@ -5,6 +5,8 @@
 //!    evicted.
 //! 2. Fair shares of all queues are computed once. The ordered list of pending jobs ([`waiting`]) is
 //!    brought up to date for the jobs that have changed.
+//!    Before that, [`background`] pods are taken out of what is decided about, to be put back after
+//!    the actions.
 //! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
 //!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
 //!    [`relax`] rules the search out; [`history`] pauses evictions that gain nothing, and
@@ -18,6 +20,7 @@
 
 mod allocate;
 mod assign;
+mod background;
 mod budget;
 mod commit;
 mod consolidate;
@@ -137,6 +140,10 @@ pub(crate) struct Cycle<'a> {
     waiting: Waiting,
     /// How often running pods were evicted or moved to make room.
     rearranged: u64,
+    /// Background pods that have left their places until the others are placed.
+    hidden: Vec<TaskKey>,
+    /// Background pods that wait are placed, and no others.
+    serves_background: bool,
 }
 
 /// Decides.
@@ -151,6 +158,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
             ..Decision::default()
         };
     }
+    let hidden = background::hide(state);
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
     let mut shares = Shares::compute(state, k);
@@ -181,11 +189,17 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
+        hidden,
+        serves_background: false,
         state,
         config,
     };
     cycle.evict_unwanted();
     for step in &config.actions {
+        if *step == Step::StaleGangEviction {
+            // A hidden gang is not below its minimum.
+            cycle.restore_background();
+        }
         cycle.acting = *step;
         cycle.budget.begin_action(config);
         let before = cycle.budget.steps;
@@ -201,6 +215,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         let steps = cycle.budget.steps - before;
         cycle.tally().steps += steps;
     }
+    cycle.restore_background();
     cycle.scale_down();
     if cycle.plan.displaced() > 0 {
         cycle.bind_where_nobody_leaves();
@@ -249,6 +264,50 @@ fn pauses_end(state: &State) -> Option<Time> {
 }
 
 impl Cycle<'_> {
+    /// Whether the job has background pods.
+    pub(super) fn is_background(&self, job: JobKey) -> bool {
+        let background = &self.state.background;
+        let row = self.state.jobs.get(job).filter(|_| !background.is_empty());
+        row.is_some_and(|row| row.tasks.iter().any(|task| background.contains(task)))
+    }
+
+    /// Whether the job is placed before or after this stage of the decision.
+    pub(super) fn is_out_of_turn(&self, job: JobKey) -> bool {
+        self.is_background(job) != self.serves_background
+    }
+
+    /// Returns the hidden pods to their places, or evicts those whose places were taken, and places
+    /// the ones that wait. Called again, it does nothing.
+    pub(super) fn restore_background(&mut self) {
+        if self.serves_background || self.state.background.is_empty() {
+            return;
+        }
+        self.serves_background = true;
+        for task in std::mem::take(&mut self.hidden) {
+            let status = self.state.cell(task).status;
+            // An agent may want it gone, or a search may have moved it or evicted it.
+            if !matches!(status, Status::Victim | Status::Promised) {
+                continue;
+            }
+            self.plan.breaks_promise(task);
+            if self.goes_back(task) {
+                self.stays(task);
+            } else {
+                self.make_victim(task);
+                self.evict(task, None, EvictCause::Background, background::MESSAGE);
+            }
+        }
+        let background = &self.state.background;
+        let waits = background
+            .iter()
+            .any(|task| self.state.pending.contains(task));
+        // As after any other action that has more to do.
+        if waits && !self.budget.goes_on && self.config.actions.contains(&Step::Allocate) {
+            self.acting = Step::Allocate;
+            self.allocate();
+        }
+    }
+
     /// Of the current action.
     fn tally(&mut self) -> &mut Tally {
         self.decision.tallies.entry(self.acting).or_default()

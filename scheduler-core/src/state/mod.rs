@@ -144,6 +144,8 @@ pub(crate) struct State {
     pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
     /// Placed pods that are idle by their queue's rule.
     pub idle: BTreeSet<TaskKey>,
+    /// Background pods, placed or not.
+    pub background: BTreeSet<TaskKey>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.
