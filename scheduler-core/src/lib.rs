@@ -136,6 +136,6 @@ pub use event::{
     Refusal, Rest,
 };
 pub use explain::Explanation;
-pub use groups::{GroupChange, GroupView};
+pub use groups::{GroupChange, GroupView, OverQueue};
 pub use problem::Problem;
 pub use queues::{ProductView, QueueView};

@@ -215,7 +215,7 @@ async fn start(
         return admit(config, admission, client, show.status, end, tasks).await;
     }
     let scale_up = scale_up::Settings::of(config)?;
-    preflight::clear(&client, &territory).await?;
+    let with_phase = preflight::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;
     tasks.spawn(named(
@@ -372,7 +372,11 @@ async fn start(
             leaders.clone(),
             show.queue_meters.clone(),
             Some(events),
-            ReportInputs { views, groups },
+            ReportInputs {
+                views,
+                groups,
+                with_phase,
+            },
             wall.clone(),
             end.clone(),
         ),

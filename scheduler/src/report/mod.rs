@@ -67,6 +67,8 @@ pub(crate) struct ReportInputs {
     pub views: watch::Receiver<Views>,
     /// Pod groups, each when its status is to be written.
     pub groups: mpsc::Receiver<GroupReport>,
+    /// The definition of pod groups has the fields `phase`, `running` and `pending` in its status.
+    pub with_phase: bool,
 }
 
 /// The statuses of queues that were written since this replica leads.
@@ -172,7 +174,15 @@ pub(crate) async fn run(
         written.settle(Instant::now());
         groups.settle(Instant::now());
         let round = async {
-            let whole = round(&client, &views, written, &mut groups, wall.second()).await;
+            let whole = round(
+                &client,
+                &views,
+                written,
+                &mut groups,
+                inputs.with_phase,
+                wall.second(),
+            )
+            .await;
             let told = match &mut events {
                 Some(events) => events.tell().await,
                 None => true,
@@ -213,7 +223,12 @@ enum Write {
 }
 
 impl Write {
-    async fn send(&self, client: &kube::Client) -> Answer<()> {
+    async fn send(
+        &self,
+        client: &kube::Client,
+        queues: &[QueueView],
+        with_phase: bool,
+    ) -> Answer<()> {
         match self {
             Self::Queue(name, status, _) => {
                 let api: Api<api::Queue> = Api::all(client.clone());
@@ -224,7 +239,8 @@ impl Write {
                     return Answer::Done(());
                 };
                 let api: Api<api::PodGroup> = Api::namespaced(client.clone(), namespace);
-                patch_status(&api, name, &patch::group(&status.view, &status.pool)).await
+                let status = patch::group(&status.view, &status.pool, queues, with_phase);
+                patch_status(&api, name, &status).await
             }
         }
     }
@@ -245,6 +261,7 @@ async fn round(
     views: &Views,
     written: &mut Written,
     groups: &mut GroupStatuses,
+    with_phase: bool,
     now: Timestamp,
 ) -> bool {
     let queues = due(views, written, now).into_iter();
@@ -252,7 +269,7 @@ async fn round(
     let writes = queues.chain(groups.take_due().into_iter().map(of_group));
     let writes = writes.map(|write| async move {
         let sent = Instant::now();
-        let answer = write.send(client).await;
+        let answer = write.send(client, &views.queues, with_phase).await;
         (write, sent, answer)
     });
     let writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);

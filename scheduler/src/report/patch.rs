@@ -62,12 +62,9 @@ fn by_product(view: &QueueView) -> Option<Value> {
     Some(json!({"type": QUOTA_CONDITION, "status": status, "reason": reason, "message": message}))
 }
 
-/// `PodGroup.status`, in the node pool of that name.
-pub(super) fn group(view: &GroupView, pool: &str) -> Value {
-    let phase = match (view.running, view.pending) {
-        (0, _) => "Pending",
-        (_, _) => "Running",
-    };
+/// `PodGroup.status`, in the node pool of that name. With `with_phase`, it has the fields that KAI
+/// removed in 0.16, because the definition in the cluster has them.
+pub(super) fn group(view: &GroupView, pool: &str, queues: &[QueueView], with_phase: bool) -> Value {
     // A group that is incomplete, or has a place that is being freed, needs no room or nodes from
     // others, and was not tried without success.
     let ready = |kind: &ReasonKind| {
@@ -87,15 +84,14 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
                 "status": "True",
                 "reason": "Unschedulable",
                 "message": line.as_ref(),
-                "reasons": [{"reason": code(*kind), "message": line.as_ref()}],
+                "reasons": [{
+                    "reason": code(*kind), "message": line.as_ref(), "details": details(view, queues),
+                }],
             })
         })
         .collect();
     let core: Vec<&str> = view.core.iter().map(AsRef::as_ref).collect();
-    json!({
-        "phase": phase,
-        "running": view.running,
-        "pending": view.pending,
+    let mut status = json!({
         "resourcesStatus": {
             "allocated": amounts::list(view.held),
             "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
@@ -104,7 +100,40 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
         "schedulingConditions": conditions,
         // Null removes it in a merge patch.
         "schedulingState": if core.is_empty() { Value::Null } else { json!({"corePods": core}) },
-    })
+    });
+    if with_phase {
+        let phase = if view.running == 0 {
+            "Pending"
+        } else {
+            "Running"
+        };
+        status["phase"] = json!(phase);
+        status["running"] = json!(view.running);
+        status["pending"] = json!(view.pending);
+    }
+    status
+}
+
+/// The amounts of the queue whose limit or quota the group would exceed. Null if its reason is another
+/// one, or the queue is gone.
+fn details(view: &GroupView, queues: &[QueueView]) -> Value {
+    let Some(over) = &view.over else {
+        return Value::Null;
+    };
+    let Some(queue) = queues.iter().find(|queue| queue.queue == over.queue) else {
+        return Value::Null;
+    };
+    let requested: [u128; 3] = std::array::from_fn(|at| queue.held[at] + queue.wanted[at]);
+    json!({"queueDetails": {
+        "name": over.queue.as_str(),
+        "queueRequestedResources": amounts::list(requested),
+        "queueDeservedResources": amounts::bounds(queue.quota),
+        "queueAllocatedResources": amounts::list(queue.held),
+        "queueAllocatedNonPreemptibleResources": amounts::list(queue.held_non_preemptible),
+        "queueResourceLimits": amounts::bounds(queue.limit),
+        "podGroupRequestedResources": amounts::list(over.wanted),
+        "podGroupRequestedNonPreemptibleResources": amounts::list(over.wanted_non_preemptible),
+    }})
 }
 
 /// KAI's codes; `PodSchedulingErrors` where it has none of its own.
