@@ -12,6 +12,7 @@ use crate::state::State;
 use crate::state::cell::QueueUse;
 use crate::state::keys::{NodeKey, QueueKey, TaskKey};
 use crate::state::rows::{NodeRow, QueueRow, SpecRow};
+use crate::state::transition::{gpus_of_others, mig_slices};
 use crate::units::{Bound, NanoGpu, Time};
 use slotmap::SecondaryMap;
 
@@ -276,7 +277,8 @@ fn has(state: &State, node: &Node, cards: u128) -> QueueAmounts {
         u128::from(node.gpus)
     };
     let slices = node.extended.iter().map(|(name, count)| {
-        u128::from(crate::state::transition::mig_slices(name.as_str())) * u128::from(*count)
+        let each = mig_slices(name.as_str()) + gpus_of_others(name.as_str());
+        u128::from(each) * u128::from(*count)
     });
     [
         (gpus + by_claim + slices.sum::<u128>()) * u128::from(NanoGpu::ONE.0),

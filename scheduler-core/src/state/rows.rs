@@ -477,7 +477,8 @@ pub(crate) struct SpecRow {
     pub mig_nano: u128,
     /// Memory of its MIG profiles, by their names.
     pub mig_mib: u128,
-    /// What its claims on devices count for, and [`Self::either`].
+    /// What its claims on devices count for, GPUs of other vendors, and [`Self::either`]: what queues
+    /// count and no sum of free GPUs has.
     pub device_nano: u128,
     /// Of each volume that is attached where it goes, what it is counted as.
     pub attached: Vec<[ResourceName; 2]>,

@@ -120,6 +120,12 @@ pub(crate) fn mig_slices(name: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// GPUs that one of an extended resource counts for in queues, beside MIG profiles: AMD's GPUs, as in
+/// KAI. Where they are free is counted by resource.
+pub(crate) fn gpus_of_others(name: &str) -> u64 {
+    u64::from(name == "amd.com/gpu")
+}
+
 /// Memory of a MIG profile by its name: its m, which is in GiB, rounded up by a few percent.
 fn mig_memory(name: &str) -> Mib {
     let profile = name.strip_prefix("nvidia.com/mig-");
@@ -490,6 +496,11 @@ impl SpecRow {
             mig_nano += u128::from(slices) * u128::from(*count) * u128::from(NanoGpu::ONE.0);
             mig_mib += u128::from(memory.0) * u128::from(*count);
         }
+        let others = spec
+            .extended
+            .iter()
+            .map(|(name, count)| u128::from(gpus_of_others(name.as_str())) * u128::from(*count));
+        let others: u128 = others.sum();
         let gpus = whole_gpus(&spec);
         let (whole, either) = if spec.stands_in() {
             (0, gpus)
@@ -511,7 +522,7 @@ impl SpecRow {
                 .flat_map(|ask| &ask.wants.requests)
                 .map(DeviceRequest::nano)
                 .fold(0, u128::saturating_add)
-                .saturating_add(u128::from(either) * u128::from(NanoGpu::ONE.0)),
+                .saturating_add((u128::from(either) + others) * u128::from(NanoGpu::ONE.0)),
             attached: spec
                 .attachments
                 .iter()
@@ -572,7 +583,7 @@ impl SpecRow {
         }
     }
 
-    /// True when it is a pod with GPUs for the roles of nodes: by claim, too.
+    /// True when it is a pod with GPUs for the roles of nodes: by claim and of another vendor, too.
     pub(crate) fn is_gpu_work(&self) -> bool {
         self.wants_gpus() || self.device_nano > 0
     }
