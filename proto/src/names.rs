@@ -314,6 +314,12 @@ pub mod condition {
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
 }
 
+/// Labels of a node.
+pub mod node_label {
+    /// Label of a node, `"true"`: the agent serves its GPUs.
+    pub const AGENT: &str = "aliquot.dev/agent";
+}
+
 /// Conditions of a `GpuNode`, which its agent writes.
 pub mod node_condition {
     /// The node offers shares, or the message says why not.

@@ -1,5 +1,7 @@
 //! The cluster: its versions, what is installed, agents, guards, queues, other schedulers.
 
+mod operator;
+
 use super::finding::Finding;
 use crate::connect::Cluster;
 use crate::failure::Failure;
@@ -7,9 +9,10 @@ use api::{GpuNode, Queue};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy,
 };
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt;
-use proto::names::{NAMESPACE, kai, node_condition, object, resource};
+use kube::core::DynamicObject;
+use proto::names::{NAMESPACE, kai, node_condition, node_label, object, resource};
 use std::collections::BTreeSet;
 
 /// Kubernetes 1.31: the first with everything that is used.
@@ -42,6 +45,10 @@ pub(super) struct Seen {
     pods: Option<Vec<Pod>>,
     webhooks: Option<Vec<MutatingWebhookConfiguration>>,
     policies: Option<Vec<ValidatingAdmissionPolicy>>,
+    namespaces: Option<Vec<Namespace>>,
+    /// The GPU Operator's objects; empty where their kinds are not known.
+    cluster_policies: Option<Vec<DynamicObject>>,
+    gpu_clusters: Option<Vec<DynamicObject>>,
 }
 
 impl Seen {
@@ -59,13 +66,19 @@ impl Seen {
         let version = number(&version.major)
             .zip(number(&version.minor))
             .map(|(major, minor)| (major, minor, version.git_version.clone()));
-        let (gpu_nodes, queues, nodes, pods, webhooks, policies) = tokio::join!(
+        let (gpu_nodes, queues, nodes, pods, webhooks, policies, namespaces) = tokio::join!(
             cluster.list_known(),
             cluster.list_known(),
             cluster.list_known(),
             cluster.list_known(),
             cluster.list_known(),
             cluster.list_known(),
+            cluster.list_known(),
+        );
+        let (of_policies, of_clusters) = (operator::cluster_policies(), operator::gpu_clusters());
+        let (cluster_policies, gpu_clusters) = tokio::join!(
+            cluster.list_any(&of_policies),
+            cluster.list_any(&of_clusters),
         );
         Ok(Self {
             version,
@@ -75,6 +88,9 @@ impl Seen {
             pods: pods.ok(),
             webhooks: webhooks.ok(),
             policies: policies.ok(),
+            namespaces: namespaces.ok(),
+            cluster_policies: cluster_policies.ok(),
+            gpu_clusters: gpu_clusters.ok(),
         })
     }
 }
@@ -92,6 +108,8 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         guard(seen),
         other_scheduler(seen),
     ];
+    findings.extend(operator::findings(seen));
+    findings.extend(operator::fractioning(seen));
     findings.extend(agents(seen));
     findings.extend(cards(seen));
     findings.extend(runtimes(seen));
@@ -367,10 +385,14 @@ fn agents(seen: &Seen) -> Vec<Finding> {
     {
         findings.push(Finding::warning(
             check,
-            format!("{} has GPUs and no agent: whole GPUs only, by its own plugin", node.name_any()),
             format!(
-                "kubectl label node {} nvidia.com/gpu.deploy.device-plugin=false {PRESENT}=true --overwrite",
+                "{} has GPUs and no agent: whole GPUs only, by its own plugin",
                 node.name_any()
+            ),
+            format!(
+                "drain it, switch that plugin off there, then kubectl label node {} {}=true",
+                node.name_any(),
+                node_label::AGENT
             ),
         ));
     }
