@@ -752,6 +752,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         "nodeTemplates" => json!([{"name": "x"}]),
         "scaleDown" => json!({"delaySeconds": 600, "maxPods": 5}),
         "driver.root" => json!("host"),
+        "podgrouper.args.gangScheduleDeployment" => json!(false),
         "image.digest" => json!(format!("sha256:{}", "0".repeat(64))),
         "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),
