@@ -1,101 +1,21 @@
 //! The cluster: its versions, what is installed, agents, guards, queues, other schedulers.
 
 mod operator;
+mod seen;
 
 use super::finding::Finding;
-use crate::connect::Cluster;
-use crate::failure::Failure;
-use api::{GpuNode, Queue};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingAdmissionPolicy,
-};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use kube::core::DynamicObject;
 use proto::names::{NAMESPACE, kai, node_condition, node_label, object, resource};
+use seen::{GRANT, GUARD};
 use std::collections::BTreeSet;
+
+pub(super) use seen::Seen;
 
 /// Kubernetes 1.31: the first with everything that is used.
 const OLDEST: (u32, u32) = (1, 31);
 /// The label by which nodes with GPUs are known.
 const PRESENT: &str = "nvidia.com/gpu.present";
-/// The policies of the guard.
-const GUARD: [&str; 10] = [
-    "aliquot-visible-devices",
-    "aliquot-runtime-classes",
-    "aliquot-host-paths",
-    "aliquot-cdi-names",
-    "aliquot-requests",
-    "aliquot-share-isolation",
-    "aliquot-grant",
-    "aliquot-exempt-namespaces",
-    "aliquot-agent-node",
-    "aliquot-agent-gpunode",
-];
-
-/// The listed objects. `None`: no right to read them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// Major and minor, and as the server says it.
-    version: Option<(u32, u32, String)>,
-    /// `None`: the kind is not known there, or may not be read.
-    gpu_nodes: Option<Vec<GpuNode>>,
-    queues: Option<Vec<Queue>>,
-    nodes: Option<Vec<Node>>,
-    pods: Option<Vec<Pod>>,
-    webhooks: Option<Vec<MutatingWebhookConfiguration>>,
-    policies: Option<Vec<ValidatingAdmissionPolicy>>,
-    namespaces: Option<Vec<Namespace>>,
-    /// The GPU Operator's objects; empty where their kinds are not known.
-    cluster_policies: Option<Vec<DynamicObject>>,
-    gpu_clusters: Option<Vec<DynamicObject>>,
-}
-
-impl Seen {
-    /// Lists everything; only a server that does not answer at all is a failure.
-    pub(super) async fn look(cluster: &Cluster) -> Result<Self, Failure> {
-        let version = cluster
-            .client
-            .apiserver_version()
-            .await
-            .map_err(|error| cluster.failure("its version", &error))?;
-        let number = |text: &str| {
-            let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-            digits.parse::<u32>().ok()
-        };
-        let version = number(&version.major)
-            .zip(number(&version.minor))
-            .map(|(major, minor)| (major, minor, version.git_version.clone()));
-        let (gpu_nodes, queues, nodes, pods, webhooks, policies, namespaces) = tokio::join!(
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-        );
-        let (of_policies, of_clusters) = (operator::cluster_policies(), operator::gpu_clusters());
-        let (cluster_policies, gpu_clusters) = tokio::join!(
-            cluster.list_any(&of_policies),
-            cluster.list_any(&of_clusters),
-        );
-        Ok(Self {
-            version,
-            gpu_nodes: gpu_nodes.ok(),
-            queues: queues.ok(),
-            nodes: nodes.ok(),
-            pods: pods.ok(),
-            webhooks: webhooks.ok(),
-            policies: policies.ok(),
-            namespaces: namespaces.ok(),
-            cluster_policies: cluster_policies.ok(),
-            gpu_clusters: gpu_clusters.ok(),
-        })
-    }
-}
-
-const GRANT: &str = "grant your account the right to list it";
 
 /// Every check.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {

@@ -4,11 +4,11 @@
 //! label [`DEVICE_PLUGIN`] is `true`, with a `GPUCluster` a DRA driver where [`DRA_DRIVER`] is. In
 //! both it sets the label of its mode to `true` where it is missing, and keeps another value.
 
-use super::{GRANT, GUARD, Seen};
+use super::seen::{GRANT, GUARD, Seen};
 use crate::doctor::finding::Finding;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
-use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::core::DynamicObject;
 use proto::names::{guard, node_label};
 
 /// Where the operator's device plugin runs.
@@ -20,20 +20,6 @@ const FRACTIONING: [&str; 2] = [
     "gpu-fractioning.nvidia.com/Ready",
     "gpu-sharing.nvidia.com/Ready",
 ];
-
-/// The kind of the operator's mode with a device plugin.
-pub(super) fn cluster_policies() -> ApiResource {
-    kind("v1", "ClusterPolicy", "clusterpolicies")
-}
-
-/// The kind of the operator's mode with a DRA driver.
-pub(super) fn gpu_clusters() -> ApiResource {
-    kind("v1alpha1", "GPUCluster", "gpuclusters")
-}
-
-fn kind(version: &str, kind: &str, plural: &str) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("nvidia.com", version, kind), plural)
-}
 
 /// A mode of the operator.
 struct Mode {
