@@ -10,7 +10,7 @@ use crate::fit;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
 use crate::product_quota;
-use crate::state::cell::{Mark, Status};
+use crate::state::cell::Mark;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::node_set::NodeSet;
 use std::collections::BTreeSet;
