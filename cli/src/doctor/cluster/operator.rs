@@ -121,7 +121,7 @@ fn exemption(seen: &Seen, check: &'static str) -> Option<Finding> {
     (guarded && !exempt(there)).then(|| {
         Finding::warning(
             check,
-            format!("the guard is not told to leave {home} alone, where the operator's pods are"),
+            format!("the guard does not exempt {home}, where the operator's pods are"),
             format!(
                 "kubectl label namespace {home} {}={}",
                 guard::LABEL,
