@@ -219,7 +219,7 @@ fn take(report: GroupReport, groups: &mut GroupStatuses, events: Option<&mut Gro
 /// when it is written.
 enum Write {
     Queue(QueueName, Value, u64),
-    Group(GroupName, GroupStatus),
+    Group(GroupName, Box<GroupStatus>),
 }
 
 impl Write {
@@ -265,7 +265,7 @@ async fn round(
     now: Timestamp,
 ) -> bool {
     let queues = due(views, written, now).into_iter();
-    let of_group = |(name, status)| Write::Group(name, status);
+    let of_group = |(name, status)| Write::Group(name, Box::new(status));
     let writes = queues.chain(groups.take_due().into_iter().map(of_group));
     let writes = writes.map(|write| async move {
         let sent = Instant::now();
@@ -300,7 +300,7 @@ async fn round(
                     written.unknown.insert(name, until);
                 }
             }
-            Write::Group(name, status) => groups.ended(name, status, is_done, lost_until),
+            Write::Group(name, status) => groups.ended(name, *status, is_done, lost_until),
         }
     }
     whole
