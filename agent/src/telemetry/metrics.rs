@@ -576,7 +576,7 @@ impl Collector for NodeCollector {
             .encode_gauge(&state.stale_samples)?;
         let mut metric = encoder.encode_descriptor(
             "aliquot_share_sm_percent",
-            "SM time of the share's processes in the last second, over all its cards; absent where the driver attributes none",
+            "SM time of the share's processes in the last 1.5 s, over all its cards; absent where the driver attributes none",
             None,
             MetricType::Gauge,
         )?;

@@ -86,6 +86,7 @@ enum StreamError {
 struct Outbox {
     instance: String,
     sequence: u64,
+    /// The last state that was sent, [`without_minutes`].
     last_state: Option<NodeState>,
     /// Number of the last refusal.
     refused: u64,
@@ -102,14 +103,24 @@ impl Outbox {
         }
     }
 
-    /// The state, if it is another one than was sent last.
+    /// Returns the message with the state, if it is another one than was sent last.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        if self.last_state.as_ref() == Some(&state) {
+        let compared = without_minutes(state.clone());
+        if self.last_state.as_ref() == Some(&compared) {
             return None;
         }
-        self.last_state = Some(state.clone());
+        self.last_state = Some(compared);
         Some(self.message(Body::State(state)))
     }
+}
+
+/// Returns the state with 1 in place of every number of minutes without work: the receiver counts them
+/// itself, and minutes that pass are no reason for a message.
+fn without_minutes(mut state: NodeState) -> NodeState {
+    for share in &mut state.shares {
+        share.idle_minutes = share.idle_minutes.map(|minutes| minutes.min(1));
+    }
+    state
 }
 
 /// Keeps a stream to this address until `stop`.

@@ -46,9 +46,11 @@ pub(super) fn life(state: &mut State, life: &Life) {
     if let Some(row) = state.jobs.get_mut(key) {
         row.last_start = life.last_start.into();
         row.stale_since = life.stale_since.into();
-        if life.last_evicted.is_some() || !life.succeeded.is_empty() {
+        let known = life.last_evicted.or(life.gave_way);
+        if known.is_some() || !life.succeeded.is_empty() {
             let past = row.past_mut();
             past.last_evicted = life.last_evicted;
+            past.gave_way = life.gave_way;
             past.succeeded.clone_from(&life.succeeded);
         }
     }
