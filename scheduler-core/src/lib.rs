@@ -132,11 +132,11 @@ pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Ste
 pub use core::Core;
 pub use cycle::relaxations;
 pub use event::{
-    Activity, Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome, OutcomeResult,
-    Refusal, Rest,
+    Activity, Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome,
+    OutcomeResult, Refusal, Rest,
 };
 pub use explain::Explanation;
 pub use groups::{GroupChange, GroupView};
 pub use problem::Problem;
-pub use state::idle::IdlePod;
 pub use queues::{ProductView, QueueView};
+pub use state::idle::IdlePod;

@@ -195,7 +195,7 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         row.stale_since.get(),
         row.last_evicted(),
         Some(row.succeeded()).filter(|known| group.is_some() || !known.is_empty()),
-        row.gave_way(),
+        state.gave_way(key),
     );
     let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.name.clone());
     let same = said == known;

@@ -46,13 +46,14 @@ pub(super) fn life(state: &mut State, life: &Life) {
     if let Some(row) = state.jobs.get_mut(key) {
         row.last_start = life.last_start.into();
         row.stale_since = life.stale_since.into();
-        let known = life.last_evicted.or(life.gave_way);
-        if known.is_some() || !life.succeeded.is_empty() {
+        if life.last_evicted.is_some() || !life.succeeded.is_empty() {
             let past = row.past_mut();
             past.last_evicted = life.last_evicted;
-            past.gave_way = life.gave_way;
             past.succeeded.clone_from(&life.succeeded);
         }
+    }
+    if let Some(at) = life.gave_way {
+        state.note_gave_way(key, at);
     }
     state.check_staleness(key);
     state.refresh_core(key);

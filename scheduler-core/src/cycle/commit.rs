@@ -96,9 +96,10 @@ impl Cycle<'_> {
         let row = self.state.tasks.get(task);
         let group = row.and_then(|row| self.state.group_name(row));
         let (job, now) = (row.and_then(|row| row.job), self.state.now);
-        let gives_way = job.is_some_and(|job| self.state.gives_way(job));
-        if gives_way && eviction.cause.gives_place_away() && let Some(row) = job.and_then(|job| self.state.jobs.get_mut(job)) {
-            row.past_mut().gave_way = Some(now);
+        if let Some(job) = job.filter(|job| self.state.gives_way(*job))
+            && eviction.cause.gives_place_away()
+        {
+            self.state.note_gave_way(job, now);
         }
         if let Some(row) = job.and_then(|job| self.state.jobs.get_mut(job))
             && let Some(group) = &row.group

@@ -314,10 +314,7 @@ impl Cycle<'_> {
 
     /// Returns whether no pod may be evicted for the job, either ever or until its delay is over.
     fn within_delay(&mut self, job: JobKey) -> bool {
-        if let Some(until) = self.state.comes_back_until(job)
-            && self.state.now < until
-        {
-            self.wake_at(until);
+        if self.state.is_returning(job) {
             return true;
         }
         let Some(row) = self.state.jobs.get(job) else {

@@ -6,8 +6,9 @@
 //! - Rule: once all pods of a job have been idle for that long, it may be a victim of preempt and
 //!   reclaim, whatever its priority and preemptibility, and is the first one. A job of the exempt
 //!   priority or above never gives way.
-//! - A job that gave way gets no room by evictions until the same time has passed again: its controller
-//!   creates its pods again at once, and they would take back what somebody just got.
+//! - A job that gave way comes last in its queue, and gets no room by evictions, until the same time has
+//!   passed again: its controller creates its pods again at once, and they would take back what somebody
+//!   just got.
 //!
 //! Sums and quotas do not depend on it: an idle non-preemptible pod counts as one, so that its queue is
 //! within its quota when the pod works again.
@@ -37,9 +38,13 @@ pub struct IdlePod {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IdlePods {
     since: BTreeMap<TaskKey, Time>,
+    /// When a pod of a job was last evicted for being idle.
+    gave_way: BTreeMap<JobKey, Time>,
     /// The jobs that give way in this decision.
     giving_way: BTreeSet<JobKey>,
-    /// The time at which the next one will.
+    /// The jobs that gave way and come last in this decision.
+    returning: BTreeSet<JobKey>,
+    /// The time at which one of the two changes next.
     pub next: Option<Time>,
 }
 
@@ -70,11 +75,16 @@ impl State {
 
     /// Brings up to date who gives way, as the first part of each decision.
     pub(crate) fn refresh_idle(&mut self) {
+        self.idle.next = None;
+        self.refresh_giving_way();
+        self.refresh_returning();
+    }
+
+    fn refresh_giving_way(&mut self) {
         if self.idle.since.is_empty() && self.idle.giving_way.is_empty() {
             return;
         }
         let mut giving_way = BTreeSet::new();
-        self.idle.next = None;
         for job in self.jobs_with_idle() {
             match self.idle_job(job) {
                 Some((_, at, _)) if at <= self.now => drop(giving_way.insert(job)),
@@ -102,6 +112,52 @@ impl State {
         }
     }
 
+    fn refresh_returning(&mut self) {
+        if self.idle.gave_way.is_empty() && self.idle.returning.is_empty() {
+            return;
+        }
+        let mut returning = BTreeMap::new();
+        for (job, at) in std::mem::take(&mut self.idle.gave_way) {
+            if let Some(rule) = self.idle_rule(job)
+                && at.after(rule.after) > self.now
+            {
+                let until = at.after(rule.after);
+                self.idle.next = self.idle.next.into_iter().chain([until]).min();
+                returning.insert(job, at);
+            }
+        }
+        let before = std::mem::take(&mut self.idle.returning);
+        self.idle.returning = returning.keys().copied().collect();
+        self.idle.gave_way = returning;
+        let changed = before.symmetric_difference(&self.idle.returning);
+        let changed: Vec<JobKey> = changed.copied().collect();
+        for job in changed {
+            // It has another rank.
+            if let Some(row) = self.jobs.get_mut(job) {
+                self.moved.note(job, row.stamp);
+                self.touched += 1;
+                self.settled += 1;
+                row.stamp = self.touched;
+            }
+            self.wake();
+        }
+    }
+
+    /// Notes that a pod of the job is evicted for being idle.
+    pub(crate) fn note_gave_way(&mut self, job: JobKey, at: Time) {
+        self.idle.gave_way.insert(job, at);
+    }
+
+    /// Returns when a pod of the job was last evicted for being idle, while that matters.
+    pub(crate) fn gave_way(&self, job: JobKey) -> Option<Time> {
+        self.idle.gave_way.get(&job).copied()
+    }
+
+    /// Returns true if the job gave way, and comes last and gets no room by evictions in this decision.
+    pub(crate) fn is_returning(&self, job: JobKey) -> bool {
+        self.idle.returning.contains(&job)
+    }
+
     /// Returns true if the job gives way in this decision.
     pub(crate) fn gives_way(&self, job: JobKey) -> bool {
         self.idle.giving_way.contains(&job)
@@ -122,13 +178,6 @@ impl State {
         self.standing.keys().copied().chain(others)
     }
 
-    /// Returns the time until which nobody is evicted for a job that gave way. `None`: it did not, or its
-    /// queue has no rule any more.
-    pub(crate) fn comes_back_until(&self, job: JobKey) -> Option<Time> {
-        let gave_way = self.jobs.get(job)?.gave_way()?;
-        Some(gave_way.after(self.idle_rule(job)?.after))
-    }
-
     /// Returns the idle pods whose queues have a rule, in order of their UIDs.
     pub(crate) fn idle_pods(&self) -> Vec<IdlePod> {
         let mut pods = Vec::new();
@@ -137,7 +186,9 @@ impl State {
                 continue;
             };
             let tasks = self.jobs.get(job).map_or(&[][..], |row| &row.tasks);
-            let idle = tasks.iter().filter(|task| self.idle_since(**task).is_some());
+            let idle = tasks
+                .iter()
+                .filter(|task| self.idle_since(**task).is_some());
             pods.extend(idle.filter_map(|task| {
                 Some(IdlePod {
                     pod: self.tasks.get(*task)?.uid.of_pod(),
@@ -176,7 +227,9 @@ impl State {
 
     fn idle_rule(&self, job: JobKey) -> Option<Rule<'_>> {
         let chain = &self.queues.get(self.jobs.get(job)?.queue?)?.chain;
-        let queues = chain.iter().filter_map(|key| self.queues.get(*key)?.queue.as_ref());
+        let queues = chain
+            .iter()
+            .filter_map(|key| self.queues.get(*key)?.queue.as_ref());
         let mut rules = queues.filter_map(|queue| Some((queue, queue.idle_after?)));
         match rules.next()? {
             (_, Grace::Never) => None,

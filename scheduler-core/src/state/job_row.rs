@@ -177,8 +177,6 @@ static NO_MEMBERS: BTreeMap<SetName, u32> = BTreeMap::new();
 pub(crate) struct JobPast {
     /// The time at which a pod of it was last evicted; only a job with a preemption delay has it.
     pub last_evicted: Option<Time>,
-    /// The time at which a pod of it was last evicted for being idle.
-    pub gave_way: Option<Time>,
     /// The number of members, by pod set, that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
 }
@@ -215,10 +213,6 @@ pub(crate) struct JobRow {
 impl JobRow {
     pub(crate) fn last_evicted(&self) -> Option<Time> {
         self.past.as_ref()?.last_evicted
-    }
-
-    pub(crate) fn gave_way(&self) -> Option<Time> {
-        self.past.as_ref()?.gave_way
     }
 
     pub(crate) fn succeeded(&self) -> &BTreeMap<SetName, u32> {

@@ -155,7 +155,8 @@ impl<'a> World<'a> {
     }
 
     fn say(&mut self, which: usize, idle_since: Option<Time>) {
-        let runs = |(_, (_, pod)): &(&PodUid, &(usize, Pod))| matches!(pod.phase, Phase::Running(_));
+        let runs =
+            |(_, (_, pod)): &(&PodUid, &(usize, Pod))| matches!(pod.phase, Phase::Running(_));
         let running: Vec<PodUid> = (self.pods.iter().filter(runs))
             .map(|(uid, _)| uid.clone())
             .collect();
@@ -180,6 +181,12 @@ impl<'a> World<'a> {
                 let since = self.idle.get(uid);
                 since.is_some_and(|since| since.after(AFTER) <= self.now)
             })
+    }
+
+    /// It gave way a moment ago.
+    fn is_back(&self, index: usize) -> bool {
+        let at = self.gave_way.get(&index);
+        at.is_some_and(|at| self.now < at.after(AFTER))
     }
 
     fn decide(&mut self) {
@@ -226,9 +233,26 @@ impl<'a> World<'a> {
                 let outranked = outranked || evict.cause == EvictCause::Reclaim;
                 assert!(outranked, "{} {}", evict.pod, self.log);
             }
-            let back = self.gave_way.get(&winner);
-            let is_back = back.is_some_and(|at| self.now < at.after(AFTER));
+            let is_back = self.is_back(winner);
             assert!(!is_back, "j{winner} came back by force {}", self.log);
+        }
+        let bound = decision.actions.iter().filter_map(|action| match action {
+            Action::Bind(bind) => Some(self.pods[&bind.pod].0),
+            Action::Evict(_) => None,
+        });
+        let bound: Vec<usize> = bound.collect();
+        for index in bound.iter().filter(|job| self.is_back(**job)) {
+            let job = &self.jobs[*index];
+            let first = self.pods.values().find(|(other, pod)| {
+                let theirs = &self.jobs[*other];
+                pod.phase == Phase::Pending
+                    && !bound.contains(other)
+                    && !self.is_back(*other)
+                    && !theirs.is_fixed
+                    && theirs.has_rule == job.has_rule
+                    && theirs.pods <= job.pods
+            });
+            assert!(first.is_none(), "j{index} comes last {}", self.log);
         }
         for index in gave_way {
             self.gave_way.insert(index, self.now);
@@ -259,8 +283,8 @@ impl<'a> World<'a> {
 proptest! {
     #![proptest_config(tried(256))]
 
-    /// Nobody who works leaves for the rule of idle pods, and nobody who left by it comes back by force
-    /// before its time.
+    /// Nobody who works leaves for the rule of idle pods, and nobody who left by it comes back before
+    /// others, or by force, until its time is over.
     #[test]
     fn only_idle_jobs_give_way_and_none_comes_back_by_force(
         jobs in prop::collection::vec(job(), 2..6),

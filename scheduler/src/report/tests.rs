@@ -29,6 +29,8 @@ fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueVie
         usage: [0; 3],
         products: Vec::new(),
         bad_products: None,
+        idle_after: None,
+        bad_idle: None,
         holding: 1,
         waiting: 1,
     }
