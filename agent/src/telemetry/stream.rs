@@ -86,7 +86,7 @@ enum StreamError {
 struct Outbox {
     instance: String,
     sequence: u64,
-    /// The last state that was sent, [`without_minutes`].
+    /// The last state that was sent, [`in_steps`].
     last_state: Option<NodeState>,
     /// Number of the last refusal.
     refused: u64,
@@ -105,7 +105,7 @@ impl Outbox {
 
     /// Returns the message with the state, if it is another one than was sent last.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        let compared = without_minutes(state.clone());
+        let compared = in_steps(state.clone());
         if self.last_state.as_ref() == Some(&compared) {
             return None;
         }
@@ -114,11 +114,18 @@ impl Outbox {
     }
 }
 
-/// Returns the state with 1 in place of every number of minutes without work: the receiver counts them
-/// itself, and minutes that pass are no reason for a message.
-fn without_minutes(mut state: NodeState) -> NodeState {
+/// Minutes without work, in steps that are worth a message.
+const IDLE_STEP: u32 = 5;
+
+/// Returns the state with minutes without work in steps: every minute that passes is no reason for a
+/// message.
+fn in_steps(mut state: NodeState) -> NodeState {
     for share in &mut state.shares {
-        share.idle_minutes = share.idle_minutes.map(|minutes| minutes.min(1));
+        let step = |minutes: u32| match minutes / IDLE_STEP {
+            0 => minutes.min(1),
+            steps => steps * IDLE_STEP,
+        };
+        share.idle_minutes = share.idle_minutes.map(step);
     }
     state
 }

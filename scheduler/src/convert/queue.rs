@@ -4,18 +4,19 @@
 
 use super::classes::Class;
 use super::duration::{duration, whole};
+use super::idle_rule::IdleRule;
 use crate::limits::Limits;
 use api::gpu_quota::ProductBounds;
 use api::kai;
 use kube::ResourceExt as _;
 use proto::names::kai as names;
-use proto::names::queue::{IDLE_AFTER, IDLE_EXEMPT_PRIORITY, QUOTA_BY_PRODUCT};
+use proto::names::queue::QUOTA_BY_PRODUCT;
 use scheduler_core::ids::{GroupName, QueueName, SetName, TopologyName};
 use scheduler_core::model::{
     Grace, PodGroup, PodSet, Preemptibility, ProductQuota, ProductUnit, Queue, QueueResource,
     SubGroup, Topology, TopologyRule, Weight,
 };
-use scheduler_core::units::{Bound, Duration, Time};
+use scheduler_core::units::{Bound, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -25,9 +26,6 @@ const PARKED: &str = " (schedulingBackoff: 1, so that it is not tried again in t
 const QUEUE_PRIORITY: i32 = 100;
 /// Work of a lower priority may be evicted where the group does not say.
 const PREEMPTIBLE_BELOW: i32 = 100;
-/// The shortest rule about idle pods. Agents count whole minutes, and a pod has half of the time between
-/// the warning and its end.
-const SHORTEST_IDLE: Duration = Duration::seconds(120);
 /// The pod set of a group without sub-groups.
 const DEFAULT_SET: &str = "default";
 
@@ -44,7 +42,15 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
     let spec = &queue.spec;
     let resources = spec.resources.clone().unwrap_or_default();
     let (products, bad_products) = products(queue);
-    let idle = IdleRule::of(queue);
+    // With a rule that cannot be read nobody gives way, here and below: one that was meant otherwise
+    // takes no place.
+    let (idle, bad_idle) = match IdleRule::of(queue) {
+        Ok(rule) => (rule, None),
+        Err(why) => (
+            IdleRule::NEVER,
+            Some(format!("{why}; until then nobody gives way")),
+        ),
+    };
     Queue {
         name: QueueName::from(queue.name_any()),
         parent: spec
@@ -68,64 +74,7 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
         reclaim_min_runtime: duration(spec.reclaim_min_runtime.as_deref()),
         idle_after: idle.after,
         idle_exempt_from: idle.exempt_from,
-        bad_idle: idle.bad,
-    }
-}
-
-/// What a queue says of idle pods.
-#[derive(Default)]
-struct IdleRule {
-    after: Option<Grace>,
-    exempt_from: Option<i32>,
-    bad: Option<Arc<str>>,
-}
-
-impl IdleRule {
-    /// By its annotations. With one that cannot be read nobody gives way, here and below: a rule that was
-    /// meant otherwise takes no place.
-    fn of(queue: &kai::Queue) -> Self {
-        let annotations = queue.annotations();
-        let after = annotations.get(IDLE_AFTER);
-        let exempt = annotations.get(IDLE_EXEMPT_PRIORITY);
-        let bad = |why: String| Self {
-            after: Some(Grace::Never),
-            exempt_from: None,
-            bad: Some(Arc::from(
-                format!("annotation {why}; until then nobody gives way").replace('\n', " "),
-            )),
-        };
-        let exempt_from = match exempt.map(|text| (text, text.parse())) {
-            Some((_, Ok(priority))) => Some(priority),
-            Some((text, Err(_))) => {
-                return bad(format!(
-                    "{IDLE_EXEMPT_PRIORITY}: {text:?} is no priority: write the number of a priority class, such as 125"
-                ));
-            }
-            None => None,
-        };
-        let after = match after.map(String::as_str) {
-            None if exempt.is_some() => {
-                return bad(format!(
-                    "{IDLE_EXEMPT_PRIORITY} is set without {IDLE_AFTER}: set both on the same queue"
-                ));
-            }
-            None => None,
-            Some("never") => Some(Grace::Never),
-            Some(text) => match duration(Some(text)).filter(|after| *after >= SHORTEST_IDLE) {
-                Some(after) => Some(Grace::For(after)),
-                None => {
-                    return bad(format!(
-                        "{IDLE_AFTER}: {text:?} is no duration of at least {} minutes: write 30m, 2h or never",
-                        SHORTEST_IDLE.0 / 60_000
-                    ));
-                }
-            },
-        };
-        Self {
-            after,
-            exempt_from,
-            bad: None,
-        }
+        bad_idle: bad_idle.map(|why| Arc::from(why.replace('\n', " "))),
     }
 }
 

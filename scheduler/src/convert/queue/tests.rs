@@ -77,7 +77,7 @@ fn rules_about_idle_pods_come_from_annotations_and_a_wrong_one_takes_no_place() 
         (queue.idle_after, queue.idle_exempt_from, bad)
     };
     let after = |text: &str| of(json!({"aliquot.dev/idle-after": text}));
-    let minutes = |minutes| Some(Grace::For(Duration::seconds(minutes * 60)));
+    let minutes = |minutes: u64| Some(Grace::For(Duration::seconds(minutes * 60)));
     assert_eq!(of(json!({})), (None, None, None));
     assert_eq!(after("1h30m"), (minutes(90), None, None));
     assert_eq!(after("2m"), (minutes(2), None, None));

@@ -29,10 +29,8 @@ pub(crate) async fn idle_notebooks_give_way_after_a_warning_and_come_back_last(
 ) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
-    cluster.apply_one(&queue("soon")).await?;
-    rule_is(cluster, "False").await?;
-    cluster.apply_one(&queue(RULE)).await?;
-    rule_is(cluster, "True").await?;
+    cluster.apply_one(&queue()).await?;
+    rule_is_in_force(cluster).await?;
     // Neither is preemptible by its class.
     let half = |name: &str, script: &str| pod(&ns, name, &[("gpu-fraction", "0.5")], script);
     let worker = of_class(half("worker", "context work 30 hold"), "build");
@@ -97,24 +95,24 @@ fn condition(pod: &Pod) -> Option<bool> {
     Some(one.status == "True")
 }
 
-async fn rule_is(cluster: &Cluster, wanted: &str) -> Result<()> {
+async fn rule_is_in_force(cluster: &Cluster) -> Result<()> {
     let queues: Api<api::Queue> = Api::all(cluster.client.clone());
     until("the queue's condition", SOON, || async {
         let status = queues.get(QUEUE).await?.status.unwrap_or_default();
         let mut conditions = status.conditions.into_iter();
         let condition = conditions.find(|one| one.type_ == IDLE_CONDITION);
-        let is = condition.as_ref().is_some_and(|one| one.status == wanted);
+        let is = condition.as_ref().is_some_and(|one| one.status == "True");
         Ok(Seen::when(is, format!("{condition:?}")))
     })
     .await
     .map(drop)
 }
 
-fn queue(after: &str) -> Value {
+fn queue() -> Value {
     let all = json!({ "quota": -1, "limit": -1, "overQuotaWeight": 1 });
     json!({
         "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
-        "metadata": { "name": QUEUE, "annotations": { IDLE_AFTER: after } },
+        "metadata": { "name": QUEUE, "annotations": { IDLE_AFTER: RULE } },
         "spec": { "resources": { "cpu": all, "gpu": all, "memory": all } },
     })
 }
