@@ -253,6 +253,11 @@ impl EvictCause {
         }
     }
 
+    /// Returns true if the victim loses its place to another pod.
+    pub(crate) fn gives_place_away(self) -> bool {
+        matches!(self, Self::Reclaim | Self::Preempt)
+    }
+
     /// A word for labels and texts.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -11,6 +11,7 @@ mod by_claim;
 mod cases;
 mod fairness;
 mod full;
+mod idle;
 mod pod_rules;
 mod relax;
 mod scale_down;

@@ -86,6 +86,7 @@ enum StreamError {
 struct Outbox {
     instance: String,
     sequence: u64,
+    /// The last state that was sent, [`in_steps`].
     last_state: Option<NodeState>,
     /// Number of the last refusal.
     refused: u64,
@@ -102,14 +103,31 @@ impl Outbox {
         }
     }
 
-    /// The state, if it is another one than was sent last.
+    /// Returns the message with the state, if it is another one than was sent last.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        if self.last_state.as_ref() == Some(&state) {
+        let compared = in_steps(state.clone());
+        if self.last_state.as_ref() == Some(&compared) {
             return None;
         }
-        self.last_state = Some(state.clone());
+        self.last_state = Some(compared);
         Some(self.message(Body::State(state)))
     }
+}
+
+/// Minutes without work, in steps that are worth a message.
+const IDLE_STEP: u32 = 5;
+
+/// Returns the state with minutes without work in steps: every minute that passes is no reason for a
+/// message.
+fn in_steps(mut state: NodeState) -> NodeState {
+    for share in &mut state.shares {
+        let step = |minutes: u32| match minutes / IDLE_STEP {
+            0 => minutes.min(1),
+            steps => steps * IDLE_STEP,
+        };
+        share.idle_minutes = share.idle_minutes.map(step);
+    }
+    state
 }
 
 /// Keeps a stream to this address until `stop`.

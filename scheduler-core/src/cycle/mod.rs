@@ -150,6 +150,7 @@ pub(crate) struct Cycle<'a> {
 pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache) -> Decision {
     state.end_due_pauses();
     state.refresh_queues();
+    state.refresh_idle();
     let due = memory.wake.is_some_and(|wake| wake <= state.now);
     if memory.wake_version == Some(state.wake_version) && !due {
         return Decision {
@@ -256,11 +257,11 @@ fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
     one.into_iter().chain(other).min()
 }
 
-/// The next pause that ends.
+/// The next pause that ends, or the next idle job that gives way.
 fn pauses_end(state: &State) -> Option<Time> {
     let task = state.task_pauses.first().map(|(until, _)| *until);
     let card = state.card_pauses.first().map(|(until, _)| *until);
-    earlier(task, card)
+    earlier(earlier(task, card), state.idle.next)
 }
 
 impl Cycle<'_> {
@@ -372,6 +373,9 @@ impl Cycle<'_> {
 
     /// Returns whether no pod may be evicted for the job, either ever or until its delay is over.
     fn within_delay(&mut self, job: JobKey) -> bool {
+        if self.state.is_returning(job) {
+            return true;
+        }
         let Some(row) = self.state.jobs.get(job) else {
             return false;
         };

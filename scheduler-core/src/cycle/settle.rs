@@ -8,11 +8,25 @@ use super::place::Way;
 use super::plan::is_new;
 use super::scenario::Scenario;
 use super::solve::ActionRules;
+use crate::action::EvictCause;
 use crate::state::cell::{Status, TaskCell};
 use crate::state::keys::{JobKey, NodeKey, TaskKey};
 use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {
+    /// Returns what is said of a victim that leaves since it was idle. `None`: it was not.
+    fn gave_way(&self, job: JobKey, victim: TaskKey, cause: EvictCause) -> Option<String> {
+        let theirs = self.state.tasks.get(victim)?.job?;
+        let leaves = cause.gives_place_away() && self.state.gives_way(theirs);
+        leaves.then(|| {
+            format!(
+                "Pod {} was idle and gave way to workload {}",
+                self.pod_name(victim),
+                self.job_name(job)
+            )
+        })
+    }
+
     pub(super) fn keep_solution(
         &mut self,
         job: JobKey,
@@ -27,7 +41,8 @@ impl Cycle<'_> {
         for task in scenario.tasks() {
             let status = self.state.cell(task).status;
             if matches!(status, Status::Victim | Status::Promised) {
-                let message = rules.message(self, job, task);
+                let idle = self.gave_way(job, task, rules.cause());
+                let message = idle.unwrap_or_else(|| rules.message(self, job, task));
                 leaves |= self.evict(task, Some(job), rules.cause(), &message);
             } else {
                 self.stays(task);

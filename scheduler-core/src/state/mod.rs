@@ -30,7 +30,7 @@ mod core_pods;
 pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod footprint;
-mod idle;
+pub(crate) mod idle;
 mod interner;
 pub(crate) mod job_row;
 pub(crate) mod keys;
@@ -142,8 +142,8 @@ pub(crate) struct State {
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
     pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
-    /// Placed pods that are idle by their queue's rule.
-    pub idle: BTreeSet<TaskKey>,
+    /// Placed pods that do no work.
+    pub idle: idle::IdlePods,
     /// Background pods, placed or not.
     pub background: BTreeSet<TaskKey>,
     /// Decisions without an outcome, and whose they are.

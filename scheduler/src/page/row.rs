@@ -263,6 +263,8 @@ pub(super) struct LiveCard {
 pub(super) struct LiveShare {
     /// MiB in use, over all its cards.
     pub(super) used: u64,
+    /// For how many minutes it has done no work, to five; `None`: that is not known.
+    pub(super) idle_minutes: Option<u32>,
     pub(super) cards: Vec<String>,
     pub(super) namespace: String,
     pub(super) phase: String,
@@ -294,6 +296,7 @@ pub(super) fn live(state: &NodeState) -> Live {
         let key = (share.pod_uid.clone(), share.container.clone());
         let live = LiveShare {
             used: share.memory_used_mib,
+            idle_minutes: share.idle_minutes,
             cards: share.gpu_uuids.clone(),
             namespace: share.pod_namespace.clone(),
             phase: share.phase.clone(),

@@ -289,6 +289,7 @@ impl Rows {
                 granted: kept,
                 used: share.map(|share| share.used / share.cards.len().max(1) as u64),
                 part: u64::try_from(part).unwrap_or(0),
+                idle_minutes: share.and_then(|share| share.idle_minutes).unwrap_or(0),
             })
         });
         let sample = Sample {

@@ -24,10 +24,12 @@ pub use meters::QueueMeters;
 
 use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
+use crate::convert::QueueConditions;
 use futures::StreamExt as _;
 use groups::{GroupStatus, GroupStatuses};
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use proto::names::queue::CONDITIONS;
 use scheduler_core::QueueView;
 use scheduler_core::ids::{GroupName, QueueName};
 use serde::de::DeserializeOwned;
@@ -53,9 +55,8 @@ pub struct Views {
     pub queues: Vec<QueueView>,
     /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
     pub capacity: [u128; 3],
-    /// The status of the condition of each queue, and the time since when it has that status, as the
-    /// watch shows them.
-    pub shown: BTreeMap<QueueName, (bool, Timestamp)>,
+    /// The conditions of queues, as the watch shows them.
+    pub shown: QueueConditions,
     /// False while another replica reports.
     pub leading: bool,
 }
@@ -85,7 +86,7 @@ struct Written {
 }
 
 /// Conditions of queues: the status of each, and since when it has it.
-type Since = BTreeMap<QueueName, (bool, Timestamp)>;
+type Since = QueueConditions;
 
 impl Written {
     fn since(begin: Instant) -> Self {
@@ -97,15 +98,23 @@ impl Written {
         }
     }
 
-    /// Sets the time since when a queue's condition has its status. `before` has the conditions that
-    /// were written last or, before the first write, those that the watch shows.
+    /// Sets the time since when each of a queue's conditions has its status. `before` has the conditions
+    /// that were written last or, before the first write, those that the watch shows.
     fn stamp(&mut self, before: &mut Since, queue: &QueueName, status: &mut Value, now: Timestamp) {
-        if let Some(condition) = status.pointer_mut("/conditions/0") {
+        let conditions = status["conditions"].as_array_mut();
+        for condition in conditions.into_iter().flatten() {
+            let Some(kind) = CONDITIONS
+                .into_iter()
+                .find(|kind| condition["type"] == **kind)
+            else {
+                continue;
+            };
+            let key = (queue.clone(), kind);
             let is = condition["status"] == "True";
-            let known = before.remove(queue).filter(|(was, _)| *was == is);
+            let known = before.remove(&key).filter(|(was, _)| *was == is);
             let (is, since) = known.unwrap_or((is, now));
             condition["lastTransitionTime"] = Value::from(since.to_string());
-            self.since.insert(queue.clone(), (is, since));
+            self.since.insert(key, (is, since));
         }
     }
 
@@ -311,8 +320,8 @@ fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<Write> {
     let mut known = std::mem::take(&mut written.digests);
     let mut due = Vec::new();
     let mut since = std::mem::take(&mut written.since);
-    for (queue, shown) in &views.shown {
-        since.entry(queue.clone()).or_insert(*shown);
+    for (condition, shown) in &views.shown {
+        since.entry(condition.clone()).or_insert(*shown);
     }
     let children = patch::children(&views.queues);
     for view in &views.queues {

@@ -1,8 +1,9 @@
 //! A view → the status that an object is to have, in KAI's fields. Pure.
 
 use super::amounts;
-use proto::names::queue::QUOTA_CONDITION;
+use proto::names::queue::{IDLE_CONDITION, QUOTA_CONDITION};
 use scheduler_core::ids::QueueName;
+use scheduler_core::model::Grace;
 use scheduler_core::{GroupView, QueueView, ReasonKind};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -37,8 +38,39 @@ pub(super) fn queue(view: &QueueView, children: &Children<'_>) -> Value {
         "allocated": amounts::list(view.held),
         "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
         "requested": amounts::list(requested),
-        "conditions": by_product(view).map_or(Value::Null, |condition| json!([condition])),
+        "conditions": conditions(view),
     })
+}
+
+/// The conditions of the queue; null removes them in a merge patch.
+fn conditions(view: &QueueView) -> Value {
+    let all: Vec<Value> = by_product(view).into_iter().chain(idle(view)).collect();
+    if all.is_empty() {
+        Value::Null
+    } else {
+        json!(all)
+    }
+}
+
+/// What became of the queue's annotations about idle pods. `None`: it has none.
+fn idle(view: &QueueView) -> Option<Value> {
+    let (status, reason, message) = match (&view.bad_idle, view.idle_after) {
+        (Some(bad), _) => ("False", "Invalid", bad.to_string()),
+        (None, Some(Grace::Never)) => (
+            "True",
+            "Never",
+            "no pod gives way for being idle".to_owned(),
+        ),
+        (None, Some(Grace::For(after))) => {
+            let message = format!(
+                "pods give way to pods that wait after {} s without work",
+                after.0 / 1000
+            );
+            ("True", "InForce", message)
+        }
+        (None, None) => return None,
+    };
+    Some(json!({"type": IDLE_CONDITION, "status": status, "reason": reason, "message": message}))
 }
 
 /// What became of the queue's annotation about GPU products. `None`: it has none.

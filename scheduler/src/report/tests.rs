@@ -4,7 +4,7 @@ use super::*;
 use kube::CustomResourceExt as _;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use scheduler_core::model::{ProductQuota, ProductUnit};
+use scheduler_core::model::{Grace, ProductQuota, ProductUnit};
 use scheduler_core::units::Bound;
 use scheduler_core::{GroupChange, GroupView, OverQueue, ProductView, QueueView, ReasonKind};
 use serde_json::json;
@@ -29,6 +29,8 @@ fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueVie
         usage: [0; 3],
         products: Vec::new(),
         bad_products: None,
+        idle_after: None,
+        bad_idle: None,
         holding: 1,
         waiting: 1,
     }
@@ -529,4 +531,26 @@ async fn of_many_groups_that_begin_to_wait_at_once_each_is_told_though_nothing_e
     tokio::time::timeout(Duration::from_secs(20), all)
         .await
         .expect("40 events");
+}
+
+#[test]
+fn a_queue_says_what_became_of_its_rule_about_idle_pods() {
+    let said = |after: Option<Grace>, bad: Option<&str>| {
+        let mut view = queue("team", None, 0, 0);
+        (view.idle_after, view.bad_idle) = (after, bad.map(Into::into));
+        let status = patch::queue(&view, &patch::Children::new());
+        let condition = status["conditions"][0].clone();
+        ["type", "status", "reason", "message"].map(|key| condition[key].clone())
+    };
+    let minutes = Grace::For(scheduler_core::units::Duration::seconds(1800));
+    let message = "pods give way to pods that wait after 1800 s without work";
+    assert_eq!(
+        said(Some(minutes), None),
+        ["IdleRule", "True", "InForce", message]
+    );
+    assert_eq!(
+        said(Some(Grace::Never), Some("wrong")),
+        ["IdleRule", "False", "Invalid", "wrong"]
+    );
+    assert_eq!(said(None, None)[0], Value::Null);
 }

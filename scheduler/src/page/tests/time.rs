@@ -66,6 +66,8 @@ fn queue(name: &str, held: u128, waiting: u32) -> QueueView {
         usage: [0; 3],
         products: Vec::new(),
         bad_products: None,
+        idle_after: None,
+        bad_idle: None,
         holding: 1,
         waiting,
     }
