@@ -102,14 +102,34 @@ impl Outbox {
         }
     }
 
-    /// The state, if it is another one than was sent last.
+    /// The state, if more than SM time differs from the one that was sent last: that changes every
+    /// second.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        if self.last_state.as_ref() == Some(&state) {
-            return None;
-        }
-        self.last_state = Some(state.clone());
-        Some(self.message(Body::State(state)))
+        let last = self.last_state.as_ref();
+        let is_news = last.is_none_or(|last| without_sm(last) != without_sm(&state));
+        is_news.then(|| self.whole(state))
     }
+
+    /// What is sent after a silence: the state if SM time differs, else a heartbeat.
+    fn beat(&mut self, state: NodeState) -> AgentMessage {
+        if self.last_state.as_ref() == Some(&state) {
+            return self.message(Body::Heartbeat(Heartbeat {}));
+        }
+        self.whole(state)
+    }
+
+    fn whole(&mut self, state: NodeState) -> AgentMessage {
+        self.last_state = Some(state.clone());
+        self.message(Body::State(state))
+    }
+}
+
+fn without_sm(state: &NodeState) -> NodeState {
+    let mut state = state.clone();
+    for share in &mut state.shares {
+        share.sm_percent = None;
+    }
+    state
 }
 
 /// Keeps a stream to this address until `stop`.
@@ -237,7 +257,8 @@ async fn talk(
                 }
             }
             () = sleep_until(last_sent + HEARTBEAT) => {
-                let message = outbox.message(Body::Heartbeat(Heartbeat {}));
+                let now = report::node_state(&state.borrow());
+                let message = outbox.beat(now);
                 send(&out, Some(message)).await?;
                 last_sent = Instant::now();
             }
