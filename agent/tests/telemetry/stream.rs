@@ -302,7 +302,7 @@ async fn sm_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
     let busy = |percent: u32| {
         scene.state.send_modify(|state| {
             let ledger = &mut Arc::make_mut(state).ledger;
-            let keys: Vec<_> = ledger.all().map(|share| share.key()).collect();
+            let keys: Vec<_> = ledger.all().map(agent::ledger::Share::key).collect();
             for key in keys {
                 ledger.update(&key, |share| share.sm_percent = Some(percent));
             }
