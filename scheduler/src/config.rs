@@ -5,6 +5,7 @@ use crate::bursts::Bursts;
 use crate::group::TypesAt;
 use crate::label_selector;
 use crate::limits::Limits;
+use crate::page_link::PageLink;
 use proto::names::{kai, object};
 use scheduler_core::units::{Duration, NanoGpu};
 use scheduler_core::{Placement, ScaleDown};
@@ -79,6 +80,11 @@ pub struct Config {
         hide_env_values = true
     )]
     pub prometheus_url: Option<String>,
+    /// A link on the page of each pod, as `NAME=URL`, such as
+    /// `Logs=https://grafana.example/explore?ns={namespace}&pod={name}`. `{namespace}`, `{name}`,
+    /// `{uid}`, `{node}` and `{queue}` are replaced by the pod's. Can be repeated.
+    #[arg(long, value_name = "NAME=URL")]
+    pub page_link: Vec<PageLink>,
     /// OpenTelemetry collector that receives spans by OTLP over gRPC, such as
     /// `http://collector:4317`; no spans when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]

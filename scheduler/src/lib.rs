@@ -64,6 +64,7 @@ mod mig_layout;
 pub mod observe;
 mod off_thread;
 pub mod page;
+pub mod page_link;
 pub mod preflight;
 pub mod prometheus;
 mod queue_label;

@@ -325,6 +325,7 @@ async fn start(
             questions: questions_out,
             queue_label: plan.queue_label.clone(),
             prometheus: config.prometheus_url.clone(),
+            links: config.page_link.clone(),
             wall: wall.clone(),
             lengths: lengths.clone(),
         };

@@ -334,6 +334,8 @@ fn changed(helm: &Path) {
             "scheduler.placementStrategy=spread",
             "--set",
             "scheduler.args={--quiet-ms=5}",
+            "--set",
+            "scheduler.pageLinks.Logs=https://logs.example/?ns={namespace}&pod={name}",
         ],
     );
     assert_eq!(ha[&scheduler]["spec"]["replicas"], 2);
@@ -341,6 +343,7 @@ fn changed(helm: &Path) {
         "--gpu-placement=spread",
         "--cpu-placement=spread",
         "--quiet-ms=5",
+        "--page-link=Logs=https://logs.example/?ns={namespace}&pod={name}",
     ] {
         has(&ha[&scheduler], flag);
     }
@@ -728,6 +731,7 @@ fn refused(helm: &Path) {
         ("scheduler.placementStrategy=random", "placementStrategy"),
         ("driver.root=/somewhere", "root"),
         ("scheduler.args={quiet}", "args"),
+        ("scheduler.pageLinks.Logs=javascript:x", "pageLinks"),
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
         ("mig.strategy=dynamic", "strategy"),
@@ -746,6 +750,7 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
     let other = match path {
         "scheduler.placementStrategy" => json!("spread"),
         "scheduler.args" => json!(["--quiet-ms=5"]),
+        "scheduler.pageLinks" => json!({"Logs": "https://x/{name}"}),
         "scheduler.plugins" => json!({"minruntime": {"enabled": false}}),
         "scheduler.actions" => json!({"preempt": {"enabled": false}}),
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),

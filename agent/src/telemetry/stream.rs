@@ -86,7 +86,7 @@ enum StreamError {
 struct Outbox {
     instance: String,
     sequence: u64,
-    /// The last state that was sent, [`in_steps`].
+    /// The last state that was sent.
     last_state: Option<NodeState>,
     /// Number of the last refusal.
     refused: u64,
@@ -103,29 +103,34 @@ impl Outbox {
         }
     }
 
-    /// Returns the message with the state, if it is another one than was sent last.
+    /// The state, if more than fast values differ from the one that was sent last: those change all the
+    /// time.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        let compared = in_steps(state.clone());
-        if self.last_state.as_ref() == Some(&compared) {
-            return None;
+        let last = self.last_state.as_ref();
+        let is_news = last.is_none_or(|last| without_fast(last) != without_fast(&state));
+        is_news.then(|| self.whole(state))
+    }
+
+    /// What is sent after a silence: the state if fast values differ, else a heartbeat.
+    fn beat(&mut self, state: NodeState) -> AgentMessage {
+        if self.last_state.as_ref() == Some(&state) {
+            return self.message(Body::Heartbeat(Heartbeat {}));
         }
-        self.last_state = Some(compared);
-        Some(self.message(Body::State(state)))
+        self.whole(state)
+    }
+
+    fn whole(&mut self, state: NodeState) -> AgentMessage {
+        self.last_state = Some(state.clone());
+        self.message(Body::State(state))
     }
 }
 
-/// Minutes without work, in steps that are worth a message.
-const IDLE_STEP: u32 = 5;
-
-/// Returns the state with minutes without work in steps: every minute that passes is no reason for a
-/// message.
-fn in_steps(mut state: NodeState) -> NodeState {
+/// Returns the state without SM time, and without how many minutes a share did no work.
+fn without_fast(state: &NodeState) -> NodeState {
+    let mut state = state.clone();
     for share in &mut state.shares {
-        let step = |minutes: u32| match minutes / IDLE_STEP {
-            0 => minutes.min(1),
-            steps => steps * IDLE_STEP,
-        };
-        share.idle_minutes = share.idle_minutes.map(step);
+        share.sm_percent = None;
+        share.idle_minutes = share.idle_minutes.map(|minutes| minutes.min(1));
     }
     state
 }
@@ -255,7 +260,8 @@ async fn talk(
                 }
             }
             () = sleep_until(last_sent + HEARTBEAT) => {
-                let message = outbox.message(Body::Heartbeat(Heartbeat {}));
+                let now = report::node_state(&state.borrow());
+                let message = outbox.beat(now);
                 send(&out, Some(message)).await?;
                 last_sent = Instant::now();
             }

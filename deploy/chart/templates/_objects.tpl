@@ -101,6 +101,7 @@
 {{- with $values.scheduler.placementStrategy -}}
   {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
 {{- end -}}
+{{- range $name, $url := $values.scheduler.pageLinks }}{{ $args = append $args (printf "--page-link=%s=%s" $name $url) }}{{ end -}}
 {{- with $values.podgrouper.args -}}
   {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
