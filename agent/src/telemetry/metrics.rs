@@ -423,6 +423,8 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> Vec<(&'static st
 
 type CardValue = fn(&State, &Card) -> u64;
 type ShareValue = fn(&Share) -> u64;
+/// `None`: not known of this share.
+type KnownShareValue = fn(&Share) -> Option<u32>;
 
 const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 12] = [
     (
@@ -574,7 +576,7 @@ impl Collector for NodeCollector {
                 MetricType::Gauge,
             )?
             .encode_gauge(&state.stale_samples)?;
-        let by_share: [(_, _, fn(&Share) -> Option<u32>); 2] = [
+        let by_share: [(&str, &str, KnownShareValue); 2] = [
             (
                 "aliquot_share_sm_percent",
                 "SM time of the share's processes in the last 1.5 s, over all its cards; absent where the driver attributes none",
