@@ -198,15 +198,6 @@ pub struct SubGroup {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupStatus {
-    /// KAI's legacy phase.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<String>,
-    /// Pods that run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub running: Option<i32>,
-    /// Pods that wait.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pending: Option<i32>,
     /// Why it waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scheduling_conditions: Vec<SchedulingCondition>,

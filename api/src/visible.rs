@@ -1,6 +1,6 @@
-//! Untrusted text is shown without the characters that a terminal obeys instead of showing: control
+//! In untrusted text, the characters that a terminal obeys instead of showing are escaped: control
 //! characters, which move the cursor, and characters that reorder a line or have no width, with
-//! which one name can look like another.
+//! which one name can look like another. The status page escapes them in the same way.
 
 /// The first entries are `Default_Ignorable_Code_Point` of Unicode 16
 /// (`DerivedCoreProperties.txt`), which includes each character of `Bidi_Control`. The last ones
@@ -36,9 +36,18 @@ pub fn is_visible(c: char) -> bool {
             .any(|(first, last)| (*first..=*last).contains(&c))
 }
 
-/// Returns a text without its invisible characters, to which line breaks belong.
+/// Returns a text in which each invisible character is written as its number, such as `\u{202e}`.
+/// Line breaks are invisible characters.
 pub fn visible(text: &str) -> String {
-    text.chars().filter(|c| is_visible(*c)).collect()
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_visible(c) {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_unicode());
+        }
+    }
+    shown
 }
 
 /// Returns a text as one line of at most so many bytes, with a blank for each invisible character.
@@ -58,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_obeys_is_taken_out_and_what_it_shows_stays() {
+    fn what_a_terminal_obeys_is_escaped_and_what_it_shows_stays() {
         for c in [
             '\u{1b}',
             '\u{7}',
@@ -81,7 +90,8 @@ mod tests {
             '\u{fff9}',
             '\u{e0041}',
         ] {
-            assert_eq!(visible(&format!("a{c}b")), "ab", "{:x}", u32::from(c));
+            let escaped = format!("a\\u{{{:x}}}b", u32::from(c));
+            assert_eq!(visible(&format!("a{c}b")), escaped);
         }
         assert_eq!(line("a\u{202e}\nb", 99), "a  b");
         assert_eq!(line("größer", 4), "grö", "a character is not cut in two");

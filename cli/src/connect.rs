@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope, PartialObjectMeta};
 use kube::{Client, Config, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -108,6 +108,17 @@ impl Cluster {
             Ok(list) => Ok(list.items),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
             Err(error) => Err(self.failure(&what, &error)),
+        }
+    }
+
+    /// Lists all objects of a kind that is known by its name only. The list is empty if the
+    /// cluster does not know the kind.
+    pub(crate) async fn list_any(&self, kind: &ApiResource) -> Result<Vec<DynamicObject>, Failure> {
+        let api = Api::<DynamicObject>::all_with(self.client.clone(), kind);
+        match api.list(&ListParams::default()).await {
+            Ok(list) => Ok(list.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+            Err(error) => Err(self.failure(&kind.plural, &error)),
         }
     }
 

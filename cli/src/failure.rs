@@ -61,11 +61,10 @@ impl Failure {
     }
 }
 
-/// Joins a text into one line, with single blanks and without invisible characters, because names
+/// Joins a text into one line, with single blanks and with invisible characters escaped, because names
 /// and an API server's messages are untrusted.
 fn one_line(text: &str) -> String {
-    let words = text.split_whitespace().map(visible);
-    let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
+    let words: Vec<String> = text.split_whitespace().map(visible).collect();
     words.join(" ")
 }
 
@@ -83,6 +82,9 @@ mod tests {
         let failure = Failure::input("a\n   b\n\nc ");
         assert_eq!((failure.code, failure.sentence.as_str()), (2, "a b c"));
         let failure = Failure::no("pod a\u{1b}[2J/\u{202e}b is\u{9b}not there");
-        assert_eq!(failure.sentence, "pod a[2J/b isnot there");
+        assert_eq!(
+            failure.sentence,
+            r"pod a\u{1b}[2J/\u{202e}b is\u{9b}not there"
+        );
     }
 }

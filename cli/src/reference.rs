@@ -161,6 +161,7 @@ fn names() -> String {
             "What the scheduler writes on a pod group, beside KAI's",
         ),
         ("queue", "Queues, beside KAI's fields"),
+        ("node_label", "What an admin writes on a node"),
         ("scale_down", "Evictions for an autoscaler"),
         ("resource", "Resources"),
         ("grant", "What the scheduler writes on a pod"),

@@ -73,7 +73,8 @@ impl Source {
             })?
         } else {
             let cluster = self.place.connect().await?;
-            let objects = Objects::list(&cluster).await?;
+            // Boxed: it waits for all lists at once.
+            let objects = Box::pin(Objects::list(&cluster)).await?;
             for sentence in objects.unread.values() {
                 // A note: the answer stands on what could be read.
                 let _ = writeln!(

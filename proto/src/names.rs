@@ -104,6 +104,8 @@ pub mod kai {
     pub const NON_PREEMPTIBLE: &str = "non-preemptible";
     /// All words for the preemptibility of a workload.
     pub const PREEMPTIBILITIES: [&str; 3] = [PREEMPTIBLE, SEMI_PREEMPTIBLE, NON_PREEMPTIBLE];
+    /// Label of a pod: with the value `true` it is background work, which gives way to all other work.
+    pub const BACKGROUND_LABEL: &str = "kai.scheduler/background";
     /// Label: the queue where no queue label is set.
     pub const PROJECT_LABEL: &str = "project";
     /// Annotation on a pod: its pod group.
@@ -178,6 +180,15 @@ pub mod queue {
     pub const QUOTA_BY_PRODUCT: &str = "aliquot.dev/gpu-quota-by-product";
     /// Condition of a queue with that annotation: False where a part of it is not used.
     pub const QUOTA_CONDITION: &str = "GpuQuotaByProduct";
+    /// Annotation: after how long without work a pod of the queue gives way to pods that wait, a duration
+    /// such as `30m`, or `never`. Queues below inherit it.
+    pub const IDLE_AFTER: &str = "aliquot.dev/idle-after";
+    /// Annotation beside [`IDLE_AFTER`]: pods of this priority or a higher one never give way.
+    pub const IDLE_EXEMPT_PRIORITY: &str = "aliquot.dev/idle-exempt-priority";
+    /// Condition of a queue with one of these: False where it is not used.
+    pub const IDLE_CONDITION: &str = "IdleRule";
+    /// The conditions of a queue that the scheduler writes.
+    pub const CONDITIONS: [&str; 2] = [QUOTA_CONDITION, IDLE_CONDITION];
 }
 
 /// Admission policies.
@@ -310,6 +321,15 @@ pub mod condition {
     /// Whether a share's fence is Hard; its reason says how strong the fence is, and its message has the
     /// observed limit.
     pub const ISOLATION_VERIFIED: &str = "aliquot.dev/IsolationVerified";
+    /// Whether a pod without work gives way soon or now, by the rule of its queue; its message has the
+    /// times.
+    pub const IDLE: &str = "aliquot.dev/Idle";
+}
+
+/// Labels of a node.
+pub mod node_label {
+    /// Label of a node, `"true"`: the agent serves its GPUs.
+    pub const AGENT: &str = "aliquot.dev/agent";
 }
 
 /// Conditions of a `GpuNode`, which its agent writes.

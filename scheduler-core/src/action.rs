@@ -222,11 +222,13 @@ pub enum EvictCause {
     StaleGang,
     /// It is moved so that an autoscaler can remove its node.
     ScaleDown,
+    /// A workload takes the place of a background pod.
+    Background,
 }
 
 impl EvictCause {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::GrantRefused,
         Self::AgentRequest,
         Self::Consolidation,
@@ -234,6 +236,7 @@ impl EvictCause {
         Self::Preempt,
         Self::StaleGang,
         Self::ScaleDown,
+        Self::Background,
     ];
 
     /// For other pods, so that disruption budgets apply. An eviction because of the pod itself
@@ -245,8 +248,14 @@ impl EvictCause {
             | Self::Reclaim
             | Self::Preempt
             | Self::StaleGang
-            | Self::ScaleDown => true,
+            | Self::ScaleDown
+            | Self::Background => true,
         }
+    }
+
+    /// Returns true if the victim loses its place to another pod.
+    pub(crate) fn gives_place_away(self) -> bool {
+        matches!(self, Self::Reclaim | Self::Preempt)
     }
 
     /// A word for labels and texts.
@@ -259,6 +268,8 @@ impl EvictCause {
             Self::Preempt => "preempt",
             Self::StaleGang => "stale-gang",
             Self::ScaleDown => "scale-down",
+            // KAI's word.
+            Self::Background => "backgroundpods",
         }
     }
 }

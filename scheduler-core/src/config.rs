@@ -1,5 +1,6 @@
 //! What an admin sets for one core.
 
+use crate::model::Requirement;
 use crate::units::{Duration, NanoGpu};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +36,9 @@ pub struct Config {
     /// The `mode` of KAI's plugin `gpujoborder`, which orders two jobs of a queue that are equal in
     /// priority and minimum. `None`: the plugin is off, and the older job goes first.
     pub gpu_job_order: Option<GpuJobOrder>,
+    /// The `labelSelector` of KAI's plugin `backgroundpods`: pods whose labels meet all of these are
+    /// maintenance work, which decisions about other pods take for gone. `None`: no pod is.
+    pub background: Option<Vec<Requirement>>,
     /// `restrict-node-scheduling`; `None`: a pod may go to any node.
     pub workers: Option<Workers>,
     /// Ours: the number of empty nodes with GPUs to keep. Before one of the last of these is used,
@@ -256,6 +260,7 @@ impl Default for Config {
             card_placement: None,
             without: BTreeSet::new(),
             gpu_job_order: None,
+            background: None,
             workers: None,
             keep_empty_nodes: 0,
             scale_down: None,

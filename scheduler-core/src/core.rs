@@ -13,6 +13,7 @@ use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Scope, Shortage};
 use crate::state::State;
+use crate::state::idle_pods::IdlePod;
 use crate::units::{Mib, Time};
 use crate::{apply, shares, snapshot};
 use std::collections::BTreeSet;
@@ -261,6 +262,12 @@ impl Core {
         let job = row.job.and_then(|job| self.state.jobs.get(job));
         let queue = job.and_then(|job| self.state.queues.get(job.queue?));
         Some(queue.map_or_else(|| row.facts.queue.clone(), |row| row.name.clone()))
+    }
+
+    /// Returns the placed pods that are idle while their queues have a rule about that, in order of
+    /// their UIDs.
+    pub fn idle_pods(&self) -> Vec<IdlePod> {
+        self.state.idle_pods()
     }
 
     /// True if a search for victims was cut short, and continues in a later decision.

@@ -80,8 +80,8 @@ pub enum Event {
     Refusal(Refusal),
     /// An agent requests the eviction of a pod. Its memory counts as held until it has ended.
     EvictRequest(EvictRequest),
-    /// A pod has been idle for as long as its queue's rule says, or works again.
-    Idle(Idle),
+    /// A pod does no work on its GPUs, or works again.
+    Activity(Activity),
     /// Only in snapshots: an agent's permanent refusal that was already applied.
     Refused(Refusal),
     /// Only in snapshots: an eviction that was decided; its pod has not left yet.
@@ -154,6 +154,8 @@ pub struct Life {
     pub stale_since: Option<Time>,
     /// The time at which one of its pods was last evicted.
     pub last_evicted: Option<Time>,
+    /// The time at which one of its pods was last evicted for being idle.
+    pub gave_way: Option<Time>,
     /// The number of members, by pod set, that have succeeded and whose pods are gone.
     pub succeeded: BTreeMap<SetName, u32>,
     /// True if the shell has not been told yet of the start or of the succeeded members.
@@ -231,14 +233,14 @@ pub struct EvictRequest {
     pub reason: Arc<str>,
 }
 
-/// Whether a pod gives way for being idle. Time and hysteresis are the shell's: the core is told of
-/// changes only. A pod that was never announced works, and so does one that waits for a place.
+/// Whether a placed pod works on its GPUs. A pod of which nothing was said counts as working, and so
+/// does one that waits for a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Idle {
+pub struct Activity {
     /// The pod, which must be known.
     pub pod: PodUid,
-    /// False: it works.
-    pub idle: bool,
+    /// The time since when it does no work; `None`: it works, or that is not known.
+    pub idle_since: Option<Time>,
 }
 
 /// An eviction under way.

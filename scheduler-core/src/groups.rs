@@ -1,10 +1,14 @@
 //! What each pod group holds, requests and waits for, for display.
 
 use crate::action::ReasonKind;
-use crate::ids::GroupName;
+use crate::gang::{self, Pick};
+use crate::ids::{GroupName, QueueName};
+use crate::reason::ReasonKey;
+use crate::shares::plus;
 use crate::state::State;
 use crate::state::job_row::JobRow;
 use crate::state::keys::{JobKey, TaskKey};
+use crate::state::spec_row::SpecRow;
 use crate::state::task_cell::Status;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::num::NonZeroU64;
@@ -30,6 +34,19 @@ pub struct GroupView {
     pub core: Box<[Arc<str>]>,
     /// The last reported reason of the first pending pod.
     pub reason: Option<(ReasonKind, Arc<str>)>,
+    /// What the reason is about, if it is a limit or a quota of a queue.
+    pub over: Option<OverQueue>,
+}
+
+/// A limit or quota of a queue that a pod group would exceed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OverQueue {
+    /// The group's queue, or one above it.
+    pub queue: QueueName,
+    /// What the pods request that the group would place next.
+    pub wanted: [u128; 3],
+    /// Of it, the non-preemptible part.
+    pub wanted_non_preemptible: [u128; 3],
 }
 
 /// What became of a pod group since its view was taken last.
@@ -118,11 +135,34 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
         requested: [0; 3],
         core: core(state, job),
         reason: None,
+        over: None,
     };
     for key in &job.tasks {
         add(state, *key, &mut view);
     }
+    view.over = over(state, job);
     Some(view)
+}
+
+/// The queue that the reason of the first pending pod is about.
+fn over(state: &State, job: &JobRow) -> Option<OverQueue> {
+    let mut said = job.tasks.iter().filter_map(|task| state.said.get(task));
+    let ReasonKey::Limit(queue, _) = said.next()?.about else {
+        return None;
+    };
+    let key = state.job_of(&job.name)?;
+    let next = gang::of(state, key).next(Pick::Waiting, &|_| true);
+    let specs = next.iter().filter_map(|task| {
+        let row = state.tasks.get(*task)?;
+        state.specs.get(row.spec)
+    });
+    let wanted = specs.map(SpecRow::request).fold([0; 3], plus);
+    let may_exceed = state.may_exceed_quota(key);
+    Some(OverQueue {
+        queue: state.queues.get(queue)?.name.clone(),
+        wanted,
+        wanted_non_preemptible: if may_exceed { [0; 3] } else { wanted },
+    })
 }
 
 /// The names of the pods in the core of a job, sorted.

@@ -132,10 +132,11 @@ pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Ste
 pub use core::Core;
 pub use cycle::relax::relaxations;
 pub use event::{
-    Backoff, Event, EvictRequest, Evicted, Given, Idle, Life, Namespace, Outcome, OutcomeResult,
-    Refusal, Rest,
+    Activity, Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome,
+    OutcomeResult, Refusal, Rest,
 };
 pub use explain::Explanation;
-pub use groups::{GroupChange, GroupView};
+pub use groups::{GroupChange, GroupView, OverQueue};
 pub use problem::Problem;
 pub use queues::{ProductView, QueueView};
+pub use state::idle_pods::IdlePod;

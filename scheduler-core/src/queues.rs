@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::ids::QueueName;
-use crate::model::{ProductQuota, Queue};
+use crate::model::{Grace, ProductQuota, Queue};
 use crate::shares::Shares;
 use crate::state::State;
 use crate::state::keys::QueueKey;
@@ -41,6 +41,10 @@ pub struct QueueView {
     pub products: Vec<ProductView>,
     /// What it says of products and is not used: one line.
     pub bad_products: Option<Arc<str>>,
+    /// What it says itself of idle pods; `None`: nothing.
+    pub idle_after: Option<Grace>,
+    /// What it says of idle pods and is not used: one line.
+    pub bad_idle: Option<Arc<str>>,
     /// Pods that hold something.
     pub holding: u32,
     /// Pods that wait.
@@ -134,6 +138,8 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             usage: [0, 1, 2].map(|index| queue.resource(index).usage),
             products: products(state, *key, queue, &nodes),
             bad_products: queue.bad_products.clone(),
+            idle_after: queue.idle_after,
+            bad_idle: queue.bad_idle.clone(),
             holding,
             waiting,
         })

@@ -10,7 +10,7 @@ use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
 use crate::state::keys::{NodeKey, QueueKey, TaskKey};
-use crate::state::mig::mig_slices;
+use crate::state::mig::{gpus_of_others, mig_slices};
 use crate::state::queue_use::QueueUse;
 use crate::state::rows::{NodeRow, QueueRow};
 use crate::state::spec_row::SpecRow;
@@ -277,10 +277,10 @@ fn has(state: &State, node: &Node, cards: u128) -> QueueAmounts {
     } else {
         u128::from(node.gpus)
     };
-    let slices = node
-        .extended
-        .iter()
-        .map(|(name, count)| u128::from(mig_slices(name.as_str())) * u128::from(*count));
+    let slices = node.extended.iter().map(|(name, count)| {
+        let each = mig_slices(name.as_str()) + gpus_of_others(name.as_str());
+        u128::from(each) * u128::from(*count)
+    });
     [
         (gpus + by_claim + slices.sum::<u128>()) * u128::from(NanoGpu::ONE.0),
         u128::from(node.cpu.0),

@@ -2,7 +2,7 @@
 
 use crate::cycle::commit;
 use crate::event::{
-    Backoff, CardPause, Event, Evicted, Evicting, Given, Idle, Life, Namespace, Outcome,
+    Activity, Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Namespace, Outcome,
     OutcomeResult, Picked, Rest,
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
@@ -113,10 +113,12 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
                 .cloned()
                 .map(Event::EvictRequest),
         );
-        if state.idle.contains(&key) {
-            let (pod, idle) = (row.uid.of_pod(), true);
-            after.push(Event::Idle(Idle { pod, idle }));
-        }
+        after.extend(state.idle_since(key).map(|since| {
+            Event::Activity(Activity {
+                pod: row.uid.of_pod(),
+                idle_since: Some(since),
+            })
+        }));
         after.extend(evicting(state, row));
         after.extend(pause(row));
     }
@@ -186,12 +188,14 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         group.and_then(GroupRow::stale_since),
         group.and_then(GroupRow::last_evicted),
         group.map(GroupRow::succeeded),
+        None,
     );
     let known = (
         row.last_start.get(),
         row.stale_since.get(),
         row.last_evicted(),
         Some(row.succeeded()).filter(|known| group.is_some() || !known.is_empty()),
+        state.gave_way(key),
     );
     let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.name.clone());
     let same = said == known;
@@ -201,6 +205,7 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
             last_start: known.0,
             stale_since: known.1,
             last_evicted: known.2,
+            gave_way: known.4,
             succeeded: known.3.cloned().unwrap_or_default(),
             unreported,
         })

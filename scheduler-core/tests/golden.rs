@@ -275,7 +275,8 @@ fn counts(output: &str) -> Vec<BTreeMap<&str, usize>> {
 fn names_decide_ties_and_nothing_else() {
     // Scenarios that are about what comes of ties: which of two alike goes first, or which of
     // two bindings an outcome is of, or that no plugin ranks.
-    const OF_TIES: [&str; 5] = [
+    const OF_TIES: [&str; 6] = [
+        "background",
         "between",
         "bound-once",
         "plugins-off",

@@ -11,6 +11,7 @@ mod by_claim;
 mod cases;
 mod fairness;
 mod full;
+mod idle;
 mod pod_rules;
 mod relax;
 mod scale_down;
@@ -27,7 +28,7 @@ use scheduler_core::{Action, Config, Core, Decision, Event, EvictCause, text};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use storage::{claim, volumes};
-use world::{World, at_once, card, nodes, pod, run, steps};
+use world::{World, at_once, card, nodes, pod, run, run_with, steps};
 
 proptest! {
     #![proptest_config(tried_less(256))]
@@ -43,10 +44,11 @@ proptest! {
     }
 
     #[test]
-    fn a_fork_and_a_core_rebuilt_from_its_snapshot_decide_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6)) {
-        let mut lived = run(&nodes, &steps, 5);
+    fn a_fork_and_a_core_rebuilt_from_its_snapshot_decide_as_the_one_that_lived(nodes in nodes(), steps in steps(60), more in steps(6), background in any::<bool>()) {
+        let config = |config: Config| Config { background: background.then(pod_rules::background), ..config };
+        let mut lived = run_with(&nodes, &steps, config(pod_rules::counting(5)));
         let snapshot = lived.core.snapshot();
-        let mut rebuilt = Core::new(Config::verified());
+        let mut rebuilt = Core::new(config(Config::verified()));
         for event in snapshot.clone() {
             let _ = rebuilt.apply(event);
         }

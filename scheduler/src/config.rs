@@ -3,7 +3,9 @@
 use crate::admission::OverSubscription;
 use crate::bursts::Bursts;
 use crate::group::TypesAt;
+use crate::label_selector;
 use crate::limits::Limits;
+use crate::page_link::PageLink;
 use proto::names::{kai, object};
 use scheduler_core::units::{Duration, NanoGpu};
 use scheduler_core::{Placement, ScaleDown};
@@ -78,6 +80,11 @@ pub struct Config {
         hide_env_values = true
     )]
     pub prometheus_url: Option<String>,
+    /// A link on the page of each pod, as `NAME=URL`, such as
+    /// `Logs=https://grafana.example/explore?ns={namespace}&pod={name}`. `{namespace}`, `{name}`,
+    /// `{uid}`, `{node}` and `{queue}` are replaced by the pod's. Can be repeated.
+    #[arg(long, value_name = "NAME=URL")]
+    pub page_link: Vec<PageLink>,
     /// OpenTelemetry collector that receives spans by OTLP over gRPC, such as
     /// `http://collector:4317`; no spans when unset.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
@@ -163,6 +170,10 @@ pub struct Config {
     /// scheduler sends two API requests fewer for each such pod.
     #[arg(long, value_enum, default_value_t = LonePodGroups::Write)]
     pub lone_pod_groups: LonePodGroups,
+    /// Whether all pods of a Deployment are in one `PodGroup`, as under KAI since 0.18, or each in its
+    /// own. A Deployment whose pods are in groups of their own when this becomes true keeps them.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub deployment_gang_schedule: bool,
     /// Name of the config map with the default priority class and preemptibility of each type of
     /// workload, as KAI's pod grouper has it; none when unset.
     #[arg(long)]
@@ -272,6 +283,7 @@ impl Config {
                 .ok()
                 .map(Duration::seconds),
             verify: self.verify,
+            background: Some(label_selector::background()),
             ..scheduler_core::Config::default()
         }
     }

@@ -32,6 +32,7 @@ use crate::watch::{Fact, Key as _, Seen};
 use granted::Granted;
 use group_feed::GroupFeed;
 use scheduler_core::ids::QueueName;
+use scheduler_core::units::Time;
 use scheduler_core::{Core, Event, Outcome, Problem};
 use standstill::{Line, Standstill};
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,6 +149,7 @@ pub async fn run(
         swept: Instant::now(),
         granted: Granted::default(),
         standstill: Standstill::default(),
+        idle_at: None,
     };
     // A replica that leads from the start has listed nothing before.
     let mut led = *inputs.leading.borrow();
@@ -177,9 +179,9 @@ pub async fn run(
         let acts = leading && cycle.observer.is_none();
         cycle.compare_reasons(acts);
         if acts {
-            cycle.write_isolation();
+            cycle.write_conditions();
         }
-        let isolation_due = if acts { cycle.isolation_due() } else { None };
+        let conditions_due = if acts { cycle.conditions_due() } else { None };
         let due = if leading || cycle.observer.is_some() {
             cycle.see_whether_it_waits();
             cycle.due()
@@ -206,7 +208,8 @@ pub async fn run(
             () = at(cycle.look_at) => cycle.look(),
             () = at(cycle.forecast_at) => cycle.forecast(),
             // Writes at the beginning of each round.
-            () = at(isolation_due) => {}
+            () = at(conditions_due) => {}
+            () = at(cycle.idle_at) => cycle.warn_idle(),
             // Looks at the beginning of each round.
             () = at(cycle.standstill.due()) => {}
             () = at(cycle.orphans.values().min().copied()) => cycle.look_for_parents(),
@@ -285,6 +288,8 @@ struct Cycle {
     swept: Instant,
     granted: Granted,
     standstill: Standstill,
+    /// When the next idle pod is warned, or gives way.
+    idle_at: Option<Instant>,
 }
 
 impl Cycle {
@@ -310,6 +315,7 @@ impl Cycle {
     }
 
     fn hear(&mut self, heard: AgentEvent) {
+        self.world.tell_time(self.clock.now());
         for event in self.world.hear(heard) {
             self.apply(event);
         }
@@ -327,16 +333,25 @@ impl Cycle {
     }
 
     /// Has the conditions written that are not as they are to be. Only who leads may write.
-    fn write_isolation(&mut self) {
+    fn write_conditions(&mut self) {
         let now = self.clock.now();
-        for owed in self.world.owed_isolation(now) {
-            self.send(Work::Isolation(owed));
+        for owed in self.world.owed_conditions(now) {
+            self.send(Work::Condition(owed));
         }
     }
 
+    /// Brings the conditions of idle pods up to date.
+    fn warn_idle(&mut self) {
+        let now = self.clock.now();
+        let next = self.world.warn_idle(&self.core.idle_pods(), now);
+        // Not before the next millisecond.
+        let wait = |at: Time| Duration::from_millis(at.0.saturating_sub(now.0).max(1));
+        self.idle_at = next.map(|at| Instant::now() + wait(at));
+    }
+
     /// When there is one to write, for who leads.
-    fn isolation_due(&mut self) -> Option<Instant> {
-        let at = self.world.isolation_due()?;
+    fn conditions_due(&mut self) -> Option<Instant> {
+        let at = self.world.conditions_due()?;
         let now = self.clock.now();
         Some(Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)))
     }
@@ -455,7 +470,9 @@ impl Cycle {
         for event in self.world.elapse(now) {
             self.apply(event);
         }
-        self.world.read_isolation_again();
+        for event in self.world.read_shares_again() {
+            self.apply(event);
+        }
         for report in self.world.reports() {
             self.send(Work::Report(Box::new(report)));
         }
@@ -464,6 +481,7 @@ impl Cycle {
         }
         self.change = None;
         let decision = self.core.decide(now);
+        self.warn_idle();
         let taking_in = std::mem::take(&mut self.taking_in);
         let took = begin.elapsed();
         self.outputs.meters.decided(&decision, taking_in, took);

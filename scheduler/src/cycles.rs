@@ -92,6 +92,7 @@ pub(crate) fn start(
             queue_label_key: plan.queue_label.clone(),
             node_pool_label_key: config.node_pool_label_key.clone(),
             volume_binding_timeout_s: config.volume_binding_timeout_s,
+            deployment_gang_schedule: config.deployment_gang_schedule,
         });
         let live = shard.live.then(|| Live::new(shard, in_force));
         let world = world

@@ -215,7 +215,7 @@ async fn start(
         return admit(config, admission, client, show.status, end, tasks).await;
     }
     let scale_up = scale_up::Settings::of(config)?;
-    preflight::clear(&client, &territory).await?;
+    let with_phase = preflight::clear(&client, &territory).await?;
     let names = config.names();
     let trust = trust::establish(&client, &config.namespace, &names).await?;
     tasks.spawn(named(
@@ -325,6 +325,7 @@ async fn start(
             questions: questions_out,
             queue_label: plan.queue_label.clone(),
             prometheus: config.prometheus_url.clone(),
+            links: config.page_link.clone(),
             wall: wall.clone(),
             lengths: lengths.clone(),
         };
@@ -346,6 +347,7 @@ async fn start(
         queue_label: plan.queue_label.clone(),
         types: config.types(),
         alone_wait: config.lone_pods_wait(),
+        deployment_gangs: config.deployment_gang_schedule,
         wall: wall.clone(),
         lengths: lengths.clone(),
     };
@@ -371,7 +373,11 @@ async fn start(
             leaders.clone(),
             show.queue_meters.clone(),
             Some(events),
-            ReportInputs { views, groups },
+            ReportInputs {
+                views,
+                groups,
+                with_phase,
+            },
             wall.clone(),
             end.clone(),
         ),

@@ -7,6 +7,7 @@
 use crate::Config;
 use crate::cycle::Question;
 use crate::download;
+use crate::label_selector;
 use crate::shard::{Plan, Pool, Shard};
 use axum::Router;
 use axum::extract::{Query, State as Extract};
@@ -295,6 +296,10 @@ fn settings(shard: &Shard) -> Value {
         "relcaimerSaturationMultiplier": billionths(core.saturation_multiplier),
         "queuePriorityInQuotaReclaim": core.queue_priority_in_quota.to_string(),
     }}));
+    if let Some(labels) = &core.background {
+        let labels = label_selector::text(labels);
+        plugins.push(json!({"name": "backgroundpods", "arguments": {"labelSelector": labels}}));
+    }
     if let Some(order) = core.gpu_job_order {
         let mode = match order {
             GpuJobOrder::PreferLarger => "prefer-larger",

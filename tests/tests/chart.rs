@@ -334,6 +334,8 @@ fn changed(helm: &Path) {
             "scheduler.placementStrategy=spread",
             "--set",
             "scheduler.args={--quiet-ms=5}",
+            "--set",
+            "scheduler.pageLinks.Logs=https://logs.example/?ns={namespace}&pod={name}",
         ],
     );
     assert_eq!(ha[&scheduler]["spec"]["replicas"], 2);
@@ -341,6 +343,7 @@ fn changed(helm: &Path) {
         "--gpu-placement=spread",
         "--cpu-placement=spread",
         "--quiet-ms=5",
+        "--page-link=Logs=https://logs.example/?ns={namespace}&pod={name}",
     ] {
         has(&ha[&scheduler], flag);
     }
@@ -537,6 +540,7 @@ fn kais_values(helm: &Path) {
         "podgrouper.queueLabelKey=example.com/queue",
         "podgrouper.args.defaultPrioritiesConfigMapName=types",
         "podgrouper.args.defaultPrioritiesConfigMapNamespace=kai",
+        "podgrouper.args.gangScheduleDeployment=false",
         "global.nodePoolLabelKey=example.com/pool",
         "global.priorityClassName=system-cluster-critical",
         "global.daemonsetsTolerations[0].operator=Exists",
@@ -550,6 +554,7 @@ fn kais_values(helm: &Path) {
         "--queue-label-key=example.com/queue",
         "--default-priorities-configmap-name=types",
         "--default-priorities-configmap-namespace=kai",
+        "--deployment-gang-schedule=false",
         "--node-pool-label-key=example.com/pool",
     ] {
         assert!(
@@ -726,6 +731,7 @@ fn refused(helm: &Path) {
         ("scheduler.placementStrategy=random", "placementStrategy"),
         ("driver.root=/somewhere", "root"),
         ("scheduler.args={quiet}", "args"),
+        ("scheduler.pageLinks.Logs=javascript:x", "pageLinks"),
         ("defaultQueue.childResources.gpu.quotas=1", "quotas"),
         ("guard.action=Allow", "action"),
         ("mig.strategy=dynamic", "strategy"),
@@ -744,12 +750,14 @@ fn leaves(values: &Value, path: &str, out: &mut Vec<(String, Value)>) {
     let other = match path {
         "scheduler.placementStrategy" => json!("spread"),
         "scheduler.args" => json!(["--quiet-ms=5"]),
+        "scheduler.pageLinks" => json!({"Logs": "https://x/{name}"}),
         "scheduler.plugins" => json!({"minruntime": {"enabled": false}}),
         "scheduler.actions" => json!({"preempt": {"enabled": false}}),
         "nodeAgent.args" | "mps.args" => json!(["--x=1"]),
         "nodeTemplates" => json!([{"name": "x"}]),
         "scaleDown" => json!({"delaySeconds": 600, "maxPods": 5}),
         "driver.root" => json!("host"),
+        "podgrouper.args.gangScheduleDeployment" => json!(false),
         "image.digest" => json!(format!("sha256:{}", "0".repeat(64))),
         "mig.strategy" => json!("mixed"),
         "guard.action" => json!("Warn"),

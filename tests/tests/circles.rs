@@ -25,7 +25,7 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("agent", "src", 48),
     ("agent", "src/nvml", 3),
     ("aliquot-tests", "src", 19),
-    ("scheduler", "src/page", 8),
+    ("scheduler", "src/page", 10),
     ("scheduler", "src/page/http", 3),
 ];
 

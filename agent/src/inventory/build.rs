@@ -167,6 +167,12 @@ impl InventoryBuilder {
         seen.is_some_and(|(_, reading)| reading.slices_unknown)
     }
 
+    /// Returns what the last look said of a card. `None`: the card did not answer it.
+    pub fn reading(&self, uuid: &GpuUuid) -> Option<&Reading> {
+        let (_, reading) = self.seen.get(uuid)?;
+        self.answers(uuid).then_some(reading)
+    }
+
     /// Processes on a card at the last good look.
     pub fn processes(&self, uuid: &GpuUuid) -> &[Process] {
         self.seen

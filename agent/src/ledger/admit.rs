@@ -319,6 +319,7 @@ impl Ledger {
             container_id: None,
             used: Mib(0),
             sm_percent: None,
+            idle_minutes: None,
             ..hold.clone()
         };
         self.shares.insert(share.key(), share.clone());
@@ -501,6 +502,7 @@ impl Share {
             container_id: None,
             used: Mib(0),
             sm_percent: None,
+            idle_minutes: None,
         }
     }
 

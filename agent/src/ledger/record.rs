@@ -140,6 +140,7 @@ impl Share {
             container_id: None,
             used: Mib(0),
             sm_percent: None,
+            idle_minutes: None,
         };
         Some(whose.into_iter().map(share).collect())
     }
@@ -174,6 +175,7 @@ mod tests {
             container_id: None,
             used: Mib(0),
             sm_percent: None,
+            idle_minutes: None,
         };
         let record = share.to_record();
         assert!(

@@ -138,9 +138,11 @@ pub struct Share {
     pub container_id: Option<String>,
     /// What its processes hold now, summed over its cards: of this container alone.
     pub used: Mib,
-    /// Per cent of SM time that its processes had in the last second, summed over them and
+    /// Per cent of SM time that its processes had in the last 1.5 s, summed over them and
     /// its cards; `None` where the driver does not attribute it.
     pub sm_percent: Option<u32>,
+    /// For how many whole minutes its container has done no work; `None`: that is not known.
+    pub idle_minutes: Option<u32>,
 }
 
 impl Share {

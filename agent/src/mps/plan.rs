@@ -147,6 +147,7 @@ mod tests {
             container_id: None,
             used: Mib(0),
             sm_percent: None,
+            idle_minutes: None,
         }
     }
 

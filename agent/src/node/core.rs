@@ -6,6 +6,7 @@
 mod settle;
 mod ungranted;
 
+use super::activity::Activities;
 use super::claims::{Claimants, Listed};
 use super::drain::Drains;
 use super::event::{Effect, Event, Obstacle};
@@ -110,6 +111,8 @@ pub struct Core {
     ceilings: BTreeMap<GpuUuid, Ceilings>,
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
+    /// Since when shares do no work.
+    pub(super) activities: Activities,
     /// Cards in MIG mode that do not have the layout that they are to have.
     pub(super) layouts: Layouts,
 }
@@ -162,6 +165,7 @@ impl Core {
             mode_faults: BTreeMap::new(),
             ceilings: BTreeMap::new(),
             cdi_ignored: None,
+            activities: Activities::default(),
             layouts: Layouts::default(),
         }
     }

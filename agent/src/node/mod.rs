@@ -2,6 +2,7 @@
 //!
 //! - [`state`]: [`State`], the finished value on a watch, and [`Note`], what happened once.
 //! - [`core`]: pure: events in, effects out ([`event`]).
+//! - `activity`: pure: which shares do no work.
 //! - `guard`: pure: what the core does about violations, broken servers and strangers.
 //! - `drain`: pure: when clients of MPS servers are drained, before the kubelet kills them.
 //! - `layouts`: pure: when a card in MIG mode gets other instances.
@@ -13,6 +14,7 @@
 //! - [`disk`]: reads the files on disk, removes those that the core names.
 //! - [`lists`]: writes the list of containers that may have the share of a claim.
 
+mod activity;
 pub mod claims;
 mod containers;
 pub mod core;

@@ -139,6 +139,8 @@ pub struct Reading {
     pub reserved: Mib,
     /// By everyone.
     pub used: Mib,
+    /// Whether the card did any work in the driver's last sample; `None` where the driver does not say.
+    pub busy: Option<bool>,
     /// Which processes may create a context.
     pub compute_mode: ComputeMode,
     /// MIG mode is on.
@@ -162,9 +164,12 @@ pub struct Process {
     pub memory: Option<Mib>,
     /// It is a client of an MPS server, and does not draw.
     pub mps_client: bool,
-    /// Per cent of SM time in the last second; `None` where the driver does not say, and in
+    /// Per cent of SM time in the last 1.5 s; `None` where the driver does not say, and in
     /// samples, which are of memory.
     pub sm_percent: Option<u32>,
+    /// Whether it computed, encoded or decoded in that time; `None` where the driver does not
+    /// say, and in samples.
+    pub works: Option<bool>,
     /// Where it belongs; the same of one process in every sample.
     pub origin: Arc<Origin>,
 }

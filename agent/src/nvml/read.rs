@@ -26,6 +26,10 @@ const REMAPPED_FAILURE: u32 = 145;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
 const RECOVERY_ACTION: u32 = 230;
 
+/// The driver's samples of processes are read so far back: longer than the time between two looks, so
+/// that none is missed.
+const SAMPLED: Duration = Duration::from_millis(1500);
+
 /// Unsupported is an answer; the rest is the caller's to handle.
 fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match result {
@@ -276,7 +280,9 @@ fn reading(
         let bytes = memory.as_ref().map_or(0, part);
         Mib(bytes.div_ceil(1 << 20))
     };
+    let busy = optional(device.utilization_rates())?;
     Ok(Reading {
+        busy: busy.map(|rates| rates.gpu > 0),
         unified: memory.is_none(),
         total: (memory.as_ref()).map_or(Mib(0), |memory| Mib::floor_of_bytes(memory.total)),
         reserved: mib(|memory| memory.reserved),
@@ -333,11 +339,12 @@ fn processes(
     let busy = if found.is_empty() {
         None
     } else {
-        sm_percent(device)?
+        utilization(device)?
     };
     let processes = found.into_values().map(|process| Process {
         origin: origins.read(proc_root, process.pid),
-        sm_percent: (busy.as_ref()).map(|by| by.get(&process.pid).copied().unwrap_or(0)),
+        sm_percent: (busy.as_ref()).map(|by| by.get(&process.pid).map_or(0, |used| used.sm)),
+        works: (busy.as_ref()).map(|by| by.get(&process.pid).is_some_and(|used| used.works)),
         ..process
     });
     Ok(Listed {
@@ -346,13 +353,21 @@ fn processes(
     })
 }
 
-/// SM time of the last second by pid, the mean of the driver's samples; `None` where it keeps
-/// none. Only processes that did something have samples.
-fn sm_percent(device: &nvml_wrapper::Device<'_>) -> Result<Option<BTreeMap<u32, u32>>, NvmlError> {
+/// What a process did on a card of late.
+struct Used {
+    /// Per cent of SM time, the mean of the driver's samples.
+    sm: u32,
+    /// A sample has SM time, encoding or decoding.
+    works: bool,
+}
+
+/// What processes did, by pid; `None` where the driver keeps no samples. Only processes that did
+/// something have some.
+fn utilization(
+    device: &nvml_wrapper::Device<'_>,
+) -> Result<Option<BTreeMap<u32, Used>>, NvmlError> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let since = now
-        .unwrap_or_default()
-        .saturating_sub(Duration::from_secs(1));
+    let since = now.unwrap_or_default().saturating_sub(SAMPLED);
     let since = u64::try_from(since.as_micros()).unwrap_or(0);
     let samples = match device.process_utilization_stats(since) {
         // No process did anything.
@@ -364,17 +379,19 @@ fn sm_percent(device: &nvml_wrapper::Device<'_>) -> Result<Option<BTreeMap<u32, 
             None => return Ok(None),
         },
     };
-    let mut by_pid: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    let mut by_pid: BTreeMap<u32, (u32, u32, bool)> = BTreeMap::new();
     for sample in samples {
-        let (sum, count) = by_pid.entry(sample.pid).or_default();
+        let (sum, count, works) = by_pid.entry(sample.pid).or_default();
         // Above 100 is a driver's fault.
         *sum += sample.sm_util.min(100);
         *count += 1;
+        *works |= sample.sm_util > 0 || sample.enc_util > 0 || sample.dec_util > 0;
     }
-    let mean = by_pid
-        .into_iter()
-        .map(|(pid, (sum, count))| (pid, sum / count));
-    Ok(Some(mean.collect()))
+    let used = by_pid.into_iter().map(|(pid, (sum, count, works))| {
+        let sm = sum / count;
+        (pid, Used { sm, works })
+    });
+    Ok(Some(used.collect()))
 }
 
 /// Every process with a context on the card once, and the list that the driver does not

@@ -423,6 +423,8 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> Vec<(&'static st
 
 type CardValue = fn(&State, &Card) -> u64;
 type ShareValue = fn(&Share) -> u64;
+/// `None`: not known of this share.
+type KnownShareValue = fn(&Share) -> Option<u32>;
 
 const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 12] = [
     (
@@ -574,21 +576,30 @@ impl Collector for NodeCollector {
                 MetricType::Gauge,
             )?
             .encode_gauge(&state.stale_samples)?;
-        let mut metric = encoder.encode_descriptor(
-            "aliquot_share_sm_percent",
-            "SM time of the share's processes in the last second, over all its cards; absent where the driver attributes none",
-            None,
-            MetricType::Gauge,
-        )?;
-        for share in state.ledger.shares() {
-            let Some(percent) = share.sm_percent else {
-                continue;
-            };
-            for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
-                let labels = labels(&state, card, Some(share));
-                metric
-                    .encode_family(&labels)?
-                    .encode_gauge(&u64::from(percent))?;
+        let by_share: [(&str, &str, KnownShareValue); 2] = [
+            (
+                "aliquot_share_sm_percent",
+                "SM time of the share's processes in the last 1.5 s, over all its cards; absent where the driver attributes none",
+                |share| share.sm_percent,
+            ),
+            (
+                "aliquot_share_idle_minutes",
+                "Whole minutes for which the share's container has done no work; absent where the driver does not tell",
+                |share| share.idle_minutes,
+            ),
+        ];
+        for (name, help, value) in by_share {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for share in state.ledger.shares() {
+                let Some(value) = value(share) else {
+                    continue;
+                };
+                for card in share.gpus.iter().filter_map(|g| state.inventory.card(g)) {
+                    let labels = labels(&state, card, Some(share));
+                    metric
+                        .encode_family(&labels)?
+                        .encode_gauge(&u64::from(value))?;
+                }
             }
         }
         let mut metric = encoder.encode_descriptor(

@@ -266,7 +266,9 @@ fn share(state: &State, share: &Share) -> ProtoShare {
         decision_id: share.decision.clone(),
         complaint: complaint.map(|c| c.text.clone()).unwrap_or_default(),
         evict: complaint.is_some_and(|c| c.evict),
+        idle_minutes: share.idle_minutes,
         reach_mib: share.fence.map_or(0, |fence| fence.reach.0),
+        sm_percent: share.sm_percent,
         claim: (share.claimed.as_ref()).map_or_else(String::new, |claimed| claimed.name.clone()),
         holders: u32::try_from(state.ledger.holders(&share.limit_scope()).count())
             .unwrap_or(u32::MAX),

@@ -86,6 +86,7 @@ enum StreamError {
 struct Outbox {
     instance: String,
     sequence: u64,
+    /// The last state that was sent.
     last_state: Option<NodeState>,
     /// Number of the last refusal.
     refused: u64,
@@ -102,14 +103,36 @@ impl Outbox {
         }
     }
 
-    /// The state, if it is another one than was sent last.
+    /// The state, if more than fast values differ from the one that was sent last: those change all the
+    /// time.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
-        if self.last_state.as_ref() == Some(&state) {
-            return None;
-        }
-        self.last_state = Some(state.clone());
-        Some(self.message(Body::State(state)))
+        let last = self.last_state.as_ref();
+        let is_news = last.is_none_or(|last| without_fast(last) != without_fast(&state));
+        is_news.then(|| self.whole(state))
     }
+
+    /// What is sent after a silence: the state if fast values differ, else a heartbeat.
+    fn beat(&mut self, state: NodeState) -> AgentMessage {
+        if self.last_state.as_ref() == Some(&state) {
+            return self.message(Body::Heartbeat(Heartbeat {}));
+        }
+        self.whole(state)
+    }
+
+    fn whole(&mut self, state: NodeState) -> AgentMessage {
+        self.last_state = Some(state.clone());
+        self.message(Body::State(state))
+    }
+}
+
+/// Returns the state without SM time, and without how many minutes a share did no work.
+fn without_fast(state: &NodeState) -> NodeState {
+    let mut state = state.clone();
+    for share in &mut state.shares {
+        share.sm_percent = None;
+        share.idle_minutes = share.idle_minutes.map(|minutes| minutes.min(1));
+    }
+    state
 }
 
 /// Keeps a stream to this address until `stop`.
@@ -237,7 +260,8 @@ async fn talk(
                 }
             }
             () = sleep_until(last_sent + HEARTBEAT) => {
-                let message = outbox.message(Body::Heartbeat(Heartbeat {}));
+                let now = report::node_state(&state.borrow());
+                let message = outbox.beat(now);
                 send(&out, Some(message)).await?;
                 last_sent = Instant::now();
             }

@@ -24,6 +24,7 @@ fn process(pod: &str, container: &str, mib: u64, mps_client: bool) -> Process {
         memory: Some(Mib(mib)),
         mps_client,
         sm_percent: None,
+        works: None,
         origin: Origin {
             pod_uid: Some(pod.into()),
             container_id: Some(format!("c-{container}")),

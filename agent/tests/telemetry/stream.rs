@@ -293,6 +293,38 @@ async fn silence_is_broken_by_a_heartbeat() {
     scene.end().await;
 }
 
+/// SM time changes every second: a message for each change would be one per node and second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sm_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
+    let mut scene = Fixture::new("good", sample::state()).await;
+    scene.next().await;
+    let since = Instant::now();
+    let busy = |percent: u32| {
+        scene.state.send_modify(|state| {
+            let ledger = &mut Arc::make_mut(state).ledger;
+            let keys: Vec<_> = ledger.all().map(agent::ledger::Share::key).collect();
+            for key in keys {
+                ledger.update(&key, |share| share.sm_percent = Some(percent));
+            }
+        });
+    };
+    for percent in 50..80 {
+        busy(percent);
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    let message = scene.next().await;
+    let Some(Body::State(state)) = &message.body else {
+        panic!("{message:?}");
+    };
+    assert_eq!(
+        (message.sequence, state.shares[0].sm_percent),
+        (2, Some(79))
+    );
+    let silence = since.elapsed().as_secs_f64();
+    assert!((4.5..7.0).contains(&silence), "{silence}");
+    scene.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_was_cut_is_opened_again_with_the_whole_state() {
     let mut scene = Fixture::new("good", sample::state()).await;

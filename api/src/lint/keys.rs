@@ -48,11 +48,12 @@ const ANNOTATIONS: [&str; 27] = [
 ];
 
 /// The labels of pods and their owners. `project` is left out, since it has other uses.
-pub(super) const LABELS: [&str; 7] = [
+pub(super) const LABELS: [&str; 8] = [
     kai::QUEUE_LABEL,
     kai::QUEUE_LABEL_OLD,
     kai::PRIORITY_CLASS_LABEL,
     kai::PREEMPTIBILITY_LABEL,
+    kai::BACKGROUND_LABEL,
     kai::SUB_GROUP_LABEL,
     kai::TASK_PRIORITY_LABEL,
     kai::NODE_POOL_LABEL,

@@ -1,85 +1,21 @@
 //! The cluster: its versions, what is installed, agents, guards, queues, other schedulers.
 
+mod operator;
+mod seen;
+
 use super::finding::Finding;
-use crate::connect::Cluster;
-use crate::failure::Failure;
-use api::{GpuNode, Queue};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingAdmissionPolicy,
-};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use proto::names::{NAMESPACE, kai, node_condition, object, resource};
+use proto::names::{NAMESPACE, kai, node_condition, node_label, object, resource};
+use seen::{GRANT, GUARD};
 use std::collections::BTreeSet;
+
+pub(super) use seen::Seen;
 
 /// Kubernetes 1.31: the first with everything that is used.
 const OLDEST: (u32, u32) = (1, 31);
 /// The label by which nodes with GPUs are known.
 const PRESENT: &str = "nvidia.com/gpu.present";
-/// The policies of the guard.
-const GUARD: [&str; 10] = [
-    "aliquot-visible-devices",
-    "aliquot-runtime-classes",
-    "aliquot-host-paths",
-    "aliquot-cdi-names",
-    "aliquot-requests",
-    "aliquot-share-isolation",
-    "aliquot-grant",
-    "aliquot-exempt-namespaces",
-    "aliquot-agent-node",
-    "aliquot-agent-gpunode",
-];
-
-/// The listed objects. `None`: no right to read them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// Major and minor, and as the server says it.
-    version: Option<(u32, u32, String)>,
-    /// `None`: the kind is not known there, or may not be read.
-    gpu_nodes: Option<Vec<GpuNode>>,
-    queues: Option<Vec<Queue>>,
-    nodes: Option<Vec<Node>>,
-    pods: Option<Vec<Pod>>,
-    webhooks: Option<Vec<MutatingWebhookConfiguration>>,
-    policies: Option<Vec<ValidatingAdmissionPolicy>>,
-}
-
-impl Seen {
-    /// Lists everything; only a server that does not answer at all is a failure.
-    pub(super) async fn look(cluster: &Cluster) -> Result<Self, Failure> {
-        let version = cluster
-            .client
-            .apiserver_version()
-            .await
-            .map_err(|error| cluster.failure("its version", &error))?;
-        let number = |text: &str| {
-            let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-            digits.parse::<u32>().ok()
-        };
-        let version = number(&version.major)
-            .zip(number(&version.minor))
-            .map(|(major, minor)| (major, minor, version.git_version.clone()));
-        let (gpu_nodes, queues, nodes, pods, webhooks, policies) = tokio::join!(
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-            cluster.list_known(),
-        );
-        Ok(Self {
-            version,
-            gpu_nodes: gpu_nodes.ok(),
-            queues: queues.ok(),
-            nodes: nodes.ok(),
-            pods: pods.ok(),
-            webhooks: webhooks.ok(),
-            policies: policies.ok(),
-        })
-    }
-}
-
-const GRANT: &str = "grant your account the right to list it";
 
 /// Every check.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
@@ -92,6 +28,8 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         guard(seen),
         other_scheduler(seen),
     ];
+    findings.extend(operator::findings(seen));
+    findings.extend(operator::fractioning(seen));
     findings.extend(agents(seen));
     findings.extend(cards(seen));
     findings.extend(runtimes(seen));
@@ -367,10 +305,14 @@ fn agents(seen: &Seen) -> Vec<Finding> {
     {
         findings.push(Finding::warning(
             check,
-            format!("{} has GPUs and no agent: whole GPUs only, by its own plugin", node.name_any()),
             format!(
-                "kubectl label node {} nvidia.com/gpu.deploy.device-plugin=false {PRESENT}=true --overwrite",
+                "{} has GPUs and no agent: whole GPUs only, by its own plugin",
                 node.name_any()
+            ),
+            format!(
+                "drain it, switch that plugin off there, then kubectl label node {} {}=true",
+                node.name_any(),
+                node_label::AGENT
             ),
         ));
     }

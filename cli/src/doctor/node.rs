@@ -407,7 +407,7 @@ fn agent(node: &Node<'_>) -> Finding {
         (false, false) => Finding::broken(
             "agent",
             "neither agent nor MPS supervisor runs here",
-            "apply deploy/daemonset.yaml; the node needs the label nvidia.com/gpu.present=true",
+            "apply deploy/daemonset.yaml; the node needs the label aliquot.dev/agent=true",
         ),
     }
 }

@@ -1,26 +1,21 @@
 //! `aliquot explain POD`: why it waits, card by card, the holders of what it needs, and the
 //! cheapest change that would let it run.
 //!
-//! - `state`: the shadow core's pods and cards, as this verb needs them.
-//! - `change`: changes that are tried on copies of the core.
+//! The changes come from [`scheduler::trial::advice`], as on the status page.
 //!
 //! Every sentence is the core's own: the same `fit` decides, and a change is only named
 //! after the core has placed the pod under it.
-
-mod change;
-mod state;
 
 use crate::connect::block_on;
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use crate::shadow::{Shadow, Source};
-use change::Change;
 use scheduler::forecast::{Estimate, Forecast};
-use scheduler::trial::seconds;
+use scheduler::trial::advice::{self, Change};
+use scheduler::trial::{ClusterState, seconds};
 use scheduler_core::model::{Phase, Pod};
 use scheduler_core::{Action, Explanation, ReasonKind};
 use serde_json::{Value, json};
-use state::State;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -71,12 +66,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failure> {
-    let state = State::of(shadow);
+    let state = ClusterState::of(shadow.core());
     let mistakes = shadow
         .mistakes
         .get(&(namespace.to_owned(), name.to_owned()));
     let mistakes = mistakes.into_iter().flatten();
-    let pod = state.pod(namespace, name).map_err(|failure| {
+    let pod = pod_named(&state, namespace, name).map_err(|failure| {
         // It is there, and this is why the scheduler does not see it.
         let said: Vec<String> = mistakes.clone().map(ToString::to_string).collect();
         match said.as_slice() {
@@ -115,7 +110,14 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         explanation.line = line;
     }
     let changes = match verdict {
-        Verdict::Waits => change::that_help(shadow, &state, pod, explanation.kind),
+        Verdict::Waits => advice::that_help(
+            shadow.core(),
+            shadow.now,
+            &state,
+            pod,
+            explanation.kind,
+            None,
+        ),
         Verdict::Soon(_) => Vec::new(),
     };
     let mut forecast = match verdict {
@@ -154,6 +156,29 @@ fn report(shadow: &Shadow, namespace: &str, name: &str) -> Result<Report, Failur
         start.as_ref(),
     ));
     Ok(report)
+}
+
+/// The pod of that name; of several that had it, the one that is not over.
+fn pod_named<'a>(state: &'a ClusterState, namespace: &str, name: &str) -> Result<&'a Pod, Failure> {
+    let over = |pod: &Pod| matches!(pod.phase, Phase::Succeeded | Phase::Failed);
+    let mut found: Vec<&Pod> = state
+        .pods
+        .values()
+        .filter(|pod| &*pod.namespace == namespace && &*pod.name == name)
+        .collect();
+    found.sort_by_key(|pod| (over(pod), std::cmp::Reverse(pod.created)));
+    let Some(pod) = found.first() else {
+        return Err(Failure::no(format!(
+            "no pod {name} in namespace {namespace} is this scheduler's, or is on a node"
+        )));
+    };
+    if pod.ours {
+        Ok(pod)
+    } else {
+        Err(Failure::no(format!(
+            "{namespace}/{name} is placed by another scheduler: its spec.schedulerName is not this one's"
+        )))
+    }
 }
 
 /// The core's word on why a pod waits.
@@ -234,7 +259,7 @@ fn gets(grants: &[scheduler_core::model::ContainerGrant]) -> String {
 }
 
 /// What a pod that does not wait has, or that it is over.
-fn placed(state: &State, pod: &Pod) -> Option<Vec<String>> {
+fn placed(state: &ClusterState, pod: &Pod) -> Option<Vec<String>> {
     let (word, placement) = match &pod.phase {
         Phase::Pending => {
             let bind = state.assumed(&pod.uid)?;
@@ -281,7 +306,7 @@ fn done(pod: &Pod, lines: &[String], wrong: bool) -> Report {
 }
 
 /// One row per card, and per node that will not do whatever its cards say.
-fn cards(state: &State, explanation: &Explanation) -> Table {
+fn cards(state: &ClusterState, explanation: &Explanation) -> Table {
     let mut table = Table::new(COLUMNS, "the cluster has no nodes");
     for node in &explanation.nodes {
         let reasons: Vec<&str> = node.reasons.iter().map(|reason| &**reason).collect();

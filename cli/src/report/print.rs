@@ -104,10 +104,29 @@ fn escaped(json: &str) -> String {
 }
 
 fn yaml(document: &Value) -> String {
-    let text = serde_saphyr::to_string(document).unwrap_or_else(|error| error.to_string());
-    text.chars()
-        .filter(|c| *c == '\n' || is_visible(*c))
-        .collect()
+    serde_saphyr::to_string(&shown(document)).unwrap_or_else(|error| error.to_string())
+}
+
+/// Escapes the invisible characters of a text except its line breaks.
+fn lines(text: &str) -> String {
+    text.split('\n').map(visible).collect::<Vec<_>>().join("\n")
+}
+
+/// Escapes the invisible characters of a document, which YAML would write as they are.
+fn shown(document: &Value) -> Value {
+    match document {
+        Value::String(text) => Value::String(lines(text)),
+        Value::Array(items) => items.iter().map(shown).collect(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            Value::Object(
+                fields
+                    .map(|(key, value)| (visible(key), shown(value)))
+                    .collect(),
+            )
+        }
+        other => other.clone(),
+    }
 }
 
 fn people(report: &Report, wide: bool, titles: bool, coloured: bool) -> String {
@@ -193,13 +212,19 @@ fn table(table: &Table, wide: bool, titles: bool, coloured: bool) -> String {
 /// object, and would push everything else off the screen.
 const LONGEST: usize = 4096;
 
-/// Returns the width of a text, which is its number of visible characters.
+/// Returns the width of a text as [`painted`] shows it.
 fn width(text: &str) -> usize {
-    let shown = text.chars().filter(|c| is_visible(*c));
-    shown.take(LONGEST + 1).count()
+    let each = text.chars().map(|c| {
+        if is_visible(c) {
+            1
+        } else {
+            c.escape_unicode().count()
+        }
+    });
+    each.sum::<usize>().min(LONGEST + 1)
 }
 
-/// Colours a text, and removes invisible characters, because names and messages are untrusted. What
+/// Colours a text, and escapes invisible characters, because names and messages are untrusted. What
 /// is longer than a screen is cut.
 pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     let mut text = visible(text);
@@ -218,7 +243,7 @@ pub(crate) fn painted(text: &str, tone: Tone, coloured: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// Writes a table as RFC 4180 defines CSV, without invisible characters except line breaks.
+/// Writes a table as RFC 4180 defines CSV, with invisible characters escaped.
 fn csv(table: &Table, titles: bool) -> String {
     let mut writer = csv::WriterBuilder::new()
         .terminator(csv::Terminator::CRLF)
@@ -231,16 +256,13 @@ fn csv(table: &Table, titles: bool) -> String {
         let _ = writer.write_record(&row);
     }
     let text = writer.into_inner().unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    text.chars()
-        .filter(|c| matches!(c, '\r' | '\n') || is_visible(*c))
-        .collect()
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn field(cell: &Cell) -> String {
     match &cell.value {
         Value::Null => String::new(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => lines(text),
         other => other.to_string(),
     }
 }
@@ -280,11 +302,13 @@ mod tests {
 
     /// A tenant chooses the names of its pod's annotations and the texts of its conditions.
     #[test]
-    fn what_a_terminal_would_obey_is_printed_in_no_format() {
+    fn what_a_terminal_would_obey_is_escaped_in_every_format() {
         const SLY: &str = "a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}b\u{2066}\u{200b}\u{e0041}\r\u{2028}c";
+        const SHOWN: &str =
+            "a\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}b\\u{2066}\\u{200b}\\u{e0041}\\u{d}\\u{2028}c";
         let mut table = Table::new(COLUMNS, "nothing");
         table.row(vec![SLY.into(), 12_u64.into(), SLY.into()]);
-        table.row(vec!["a]0;x2Jbc".into(), 1_u64.into(), "".into()]);
+        table.row(vec![SHOWN.into(), 1_u64.into(), "".into()]);
         let report = Report {
             above: vec![SLY.into()],
             below: vec![SLY.into()],
@@ -308,8 +332,8 @@ mod tests {
             assert_eq!(unseen, None, "{format:?}: {text:?}");
             if format == Format::Wide {
                 let lines: Vec<&str> = text.lines().collect();
-                assert_eq!(lines[3], "a]0;x2Jbc    12  a]0;x2Jbc");
-                assert_eq!(lines[4], "a]0;x2Jbc     1");
+                assert_eq!(lines[3], format!("{SHOWN}    12  {SHOWN}"));
+                assert_eq!(lines[4], format!("{SHOWN}     1"));
             }
             if format == Format::Json {
                 let read: Value = serde_json::from_str(&text).unwrap();

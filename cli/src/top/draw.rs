@@ -276,7 +276,7 @@ mod tests {
             "{shown}"
         );
         assert!(
-            shown.contains("aliquot.dev/IsolationVerified True held[2J\n"),
+            shown.contains("aliquot.dev/IsolationVerified True held\\u{1b}[2J\n"),
             "{shown}"
         );
         assert!(!shown.contains('\x1b'));

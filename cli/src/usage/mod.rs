@@ -39,22 +39,23 @@ pub(crate) fn run(args: &Args) -> Outcome {
 const QUEUE: Column = Column::text("queue", "QUEUE");
 const NAMESPACE: Column = Column::text("namespace", "NAMESPACE");
 const OWNER: Column = Column::text("owner", "WORKLOAD");
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     Column::number("gpuHours", "GPU HOURS"),
     Column::number("unusedGpuHours", "UNUSED"),
     Column::number("unusedPercent", "UNUSED %"),
+    Column::number("longestIdleMinutes", "LONGEST IDLE"),
     Column::number("mibHours", "MIB HOURS").wide(),
     Column::number("unusedMibHours", "UNUSED MIB HOURS").wide(),
     Column::number("cost", "COST"),
     Column::number("unusedCost", "UNUSED COST"),
     Column::text("currency", "CURRENCY").wide(),
 ];
-static ALL_BY_QUEUE: [Column; 9] = with(&[QUEUE], &COLUMNS);
-static ALL_BY_NAMESPACE: [Column; 9] = with(&[NAMESPACE], &COLUMNS);
-static ALL_BY_OWNER: [Column; 11] = with(&[NAMESPACE, OWNER, QUEUE], &COLUMNS);
+static ALL_BY_QUEUE: [Column; 10] = with(&[QUEUE], &COLUMNS);
+static ALL_BY_NAMESPACE: [Column; 10] = with(&[NAMESPACE], &COLUMNS);
+static ALL_BY_OWNER: [Column; 12] = with(&[NAMESPACE, OWNER, QUEUE], &COLUMNS);
 
 /// These columns, then those. `N` is how many both are.
-const fn with<const N: usize>(keys: &[Column], columns: &[Column; 8]) -> [Column; N] {
+const fn with<const N: usize>(keys: &[Column], columns: &[Column; 9]) -> [Column; N] {
     let mut all = [QUEUE; N];
     let mut at = 0;
     while at < N {
@@ -114,6 +115,7 @@ fn report(uses: &Uses, by: ReportBy, prices: Option<&Prices>) -> Report {
             decimal(Some(of.gpu), 3),
             decimal(of.gpu_unused, 3),
             decimal(percent.map(|unused| unused / of.gpu * 100.0), 1),
+            minutes(of.longest_idle),
             decimal(of.mib, 0),
             decimal(of.mib_unused, 0),
         ]);
@@ -159,11 +161,24 @@ fn add(mut sum: Use, more: &Use) -> Use {
     sum.gpu_unused = both(sum.gpu_unused, more.gpu_unused);
     sum.mib = both(sum.mib, more.mib);
     sum.mib_unused = both(sum.mib_unused, more.mib_unused);
+    sum.longest_idle = sum.longest_idle.max(more.longest_idle);
     sum
 }
 
 fn named(name: &str, unnamed: &str) -> Cell {
     Cell::shown(name, if name.is_empty() { unnamed } else { name })
+}
+
+/// A time in minutes, as `1h35m` for people.
+fn minutes(minutes: Option<u64>) -> Cell {
+    let Some(minutes) = minutes else {
+        return Cell::from(None::<u64>);
+    };
+    let text = match (minutes / 60, minutes % 60) {
+        (0, minutes) => format!("{minutes}m"),
+        (hours, minutes) => format!("{hours}h{minutes}m"),
+    };
+    Cell::shown(minutes, text)
 }
 
 /// A number with this many decimals, for people and programs.
@@ -192,6 +207,7 @@ mod tests {
             gpu_unused: Some(unused),
             mib: Some(gpu * 80_000.0),
             mib_unused: Some(unused * 80_000.0),
+            longest_idle: Some(if unused > 2.0 { 95 } else { 0 }),
         };
         let products = |all: &[(&str, Use)]| {
             let all = all.iter();
@@ -226,9 +242,9 @@ mod tests {
         assert_eq!(
             printed(None, Format::Table),
             "\
-QUEUE       GPU HOURS  UNUSED  UNUSED %
-research       14.000   3.500      25.0
-(no queue)      1.500   0.000       0.0
+QUEUE       GPU HOURS  UNUSED  UNUSED %  LONGEST IDLE
+research       14.000   3.500      25.0         1h35m
+(no queue)      1.500   0.000       0.0            0m
 
 Cards: 48.000 GPU-hours, of which 32.500 were granted to no pod.
 From 2026-01-01T00:00:00Z until 2026-01-02T00:00:00Z.
@@ -237,9 +253,9 @@ From 2026-01-01T00:00:00Z until 2026-01-02T00:00:00Z.
         let prices = Prices::parse("currency: EUR\ngpuHour: 1\nproducts: {H100: 4.1}").unwrap();
         assert_eq!(
             printed(Some(&prices), Format::Csv),
-            "queue,gpuHours,unusedGpuHours,unusedPercent,mibHours,unusedMibHours,cost,unusedCost,currency\r\n\
-             research,14.0,3.5,25.0,1120000,280000,45.0,11.25,EUR\r\n\
-             ,1.5,0.0,0.0,120000,0,1.5,0.0,EUR\r\n"
+            "queue,gpuHours,unusedGpuHours,unusedPercent,longestIdleMinutes,mibHours,unusedMibHours,cost,unusedCost,currency\r\n\
+             research,14.0,3.5,25.0,95,1120000,280000,45.0,11.25,EUR\r\n\
+             ,1.5,0.0,0.0,0,120000,0,1.5,0.0,EUR\r\n"
         );
         let json: Value = serde_json::from_str(&printed(Some(&prices), Format::Json)).unwrap();
         assert_eq!(json["rows"][0]["cost"], 45.0);

@@ -111,6 +111,8 @@ fn remembered(answer: &Value) -> Option<Uses> {
                 gpu_unused: Some(thousandths(number(of, "unusedGpuHours")?)),
                 mib: Some(whole(number(of, "grantedMibHours")?)),
                 mib_unused: Some(whole(number(of, "unusedMibHours")?)),
+                // A scheduler of before does not say.
+                longest_idle: number(of, "longestIdleMinutes"),
             };
             products.insert(product.clone(), hours);
         }
@@ -297,13 +299,14 @@ mod tests {
         let answer = json!({
             "by": "owner", "from": 3_600_000, "until": 7_200_000, "since": 5_000_000, "ownersFrom": null,
             "rows": [{"queue": "q", "namespace": "ns", "owner": "Job/a", "products":
-                {"L4": {"gpuHours": 1500, "unusedGpuHours": 500, "grantedMibHours": 30_000, "unusedMibHours": 10_000}}}],
+                {"L4": {"gpuHours": 1500, "unusedGpuHours": 500, "grantedMibHours": 30_000, "unusedMibHours": 10_000, "longestIdleMinutes": 95}}}],
             "cards": {"gpuHours": 8000, "freeGpuHours": 6500},
         });
         let uses = remembered(&answer).unwrap();
         let (key, products) = uses.rows.iter().next().unwrap();
         assert_eq!((key.owner.as_str(), products["L4"].gpu), ("Job/a", 1.5));
         assert_eq!(products["L4"].mib_unused, Some(10_000.0));
+        assert_eq!(products["L4"].longest_idle, Some(95));
         assert_eq!(uses.cards, Some((8.0, 6.5)));
         assert_eq!(
             uses.notes,

@@ -14,6 +14,8 @@ pub(super) struct Use {
     pub(super) mib: Option<f64>,
     /// The part of these MiB-hours that was not in use.
     pub(super) mib_unused: Option<f64>,
+    /// The longest time for which a share did no work, in minutes.
+    pub(super) longest_idle: Option<u64>,
 }
 
 /// The owner of the hours.

@@ -249,6 +249,7 @@ impl Browser {
             "Escape" => (27, ""),
             "End" => (35, ""),
             "Home" => (36, ""),
+            "/" => (191, "/"),
             "ArrowLeft" => (37, ""),
             "ArrowUp" => (38, ""),
             "ArrowRight" => (39, ""),
@@ -276,6 +277,13 @@ impl Browser {
     pub(crate) fn before(&mut self, script: &str) {
         let script = json!({"source": script});
         self.call("Page.addScriptToEvaluateOnNewDocument", script);
+    }
+
+    /// The size of the window.
+    pub(crate) fn size(&mut self, width: u32, height: u32) {
+        let size =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
     pub(crate) fn dark(&mut self, dark: bool) {

@@ -162,7 +162,7 @@ fn who_may_see_little_is_told_so() {
          ? Promise.resolve(new Response(JSON.stringify({error: 'you may not list ' + url.match(/api\\/([a-z]+)/)[1]}), {status: 403})) : real(url, ...rest));",
     );
     browser.open(&site.page);
-    browser.heading("Overview");
+    browser.heading("Now");
     for page in ["fleet", "time", "report", "queues"] {
         browser.evaluate(&format!("location.hash = '#/{page}'"));
         browser.heading("Nothing to show");

@@ -115,6 +115,7 @@ fn state(number: u32, object: &GpuNode, step: u32) -> NodeState {
         let wave = (step + at / 4 + 2 * number) % 60;
         share.memory_used_mib = u64::from(2000 + 400 * wave.min(60 - wave));
         share.fence = "ServerLimit".into();
+        share.sm_percent = Some(wave.min(60 - wave));
         if number == 2 && at == 3 && step >= 80 {
             share.complaint = "held 16100 of 16000 MiB: its processes were killed".into();
         }
@@ -252,7 +253,14 @@ fn an_hour_is_drawn_read_out_and_reported_without_prometheus() {
     });
     site.runtime.block_on(run(&site, &clock));
 
-    browser.open(&format!("{}#/time", site.page));
+    browser.open(&site.page);
+    browser.heading("Now");
+    // What the agents say of SM time, over all cards.
+    browser.until(
+        "/SM busy[^0-9]*[1-9][0-9]* %/.test(document.querySelector('.panels')?.innerText ?? '')",
+    );
+    browser.until("document.querySelectorAll('.card').length === 32");
+    browser.evaluate("location.hash = '#/time'");
     browser.heading("Time");
     browser.says("This scheduler's history begins at");
     for mark in ["fault", "recovered", "limit", "evicted"] {
@@ -263,6 +271,14 @@ fn an_hour_is_drawn_read_out_and_reported_without_prometheus() {
     browser.says("XID 79: the card has fallen off the bus");
     browser.says("was preempted by higher priority workload lab/urgent");
     picture(&mut browser, "page-time.png");
+    // On a phone the chart is narrow, and its text keeps its size.
+    browser.size(390, 844);
+    let scale = "(() => { const chart = document.getElementById('chart-fleet'); return chart.getBoundingClientRect().width / chart.viewBox.baseVal.width; })()";
+    browser.until(&format!("{scale} > 0.9"));
+    browser.size(1280, 800);
+    browser.until(&format!(
+        "{scale} > 0.9 && document.getElementById('chart-fleet').viewBox.baseVal.width > 1000"
+    ));
     // The keyboard reads single moments out.
     let read = "document.getElementById('read-fleet').textContent";
     let now = browser.evaluate(read);

@@ -4,6 +4,7 @@
 mod browser;
 mod fleet;
 mod hour;
+mod operator;
 mod site;
 
 use browser::Browser;
@@ -37,16 +38,23 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     };
     let demo = Demo::start();
     browser.open(&demo.page);
-    browser.heading("Overview");
-    // The walkthrough has reached its end: two shares, a whole card, one pending pod.
-    browser.until("document.querySelector('.tiles')?.innerText.includes('1\\npods waiting')");
-    browser.says("NVIDIA H100 80GB HBM3");
-    picture(&mut browser, "page-overview.png");
-
-    // A name cannot be made to look like another.
-    let cell = "import('/dom.js').then((dom) => dom.h('td', {title: 'x\\u202ey'}, 'a\\u202eb\\u200bc\\u001bd\\ne').outerHTML)";
-    let shown = "<td title=\"xy\">abcd\ne</td>";
-    assert_eq!(browser.evaluate(cell), json!(shown));
+    browser.heading("Now");
+    // The walkthrough has reached its end: three shares, a whole card, one pending pod.
+    browser.says("1 pod waits in queue research");
+    browser.until("document.querySelectorAll('.nodes .card').length === 2");
+    browser.until("document.querySelectorAll('.card .shares i').length === 4");
+    for what in [
+        "Granted",
+        "Used",
+        "Idle grants",
+        "Guarded",
+        "Whole cards",
+        "fair share",
+    ] {
+        browser.says(what);
+    }
+    // What began to run in the last minutes is news.
+    browser.until("document.querySelectorAll('.changes .running').length >= 3");
 
     browser.click("nav a[href='#/cards']");
     browser.heading("Cards");
@@ -99,14 +107,15 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     who_would_give_way(&mut browser);
     browser.click("nav a[href='#/queues']");
     browser.heading("Queues");
-    browser.click("a[href='#/pods?queue=research']");
-    browser.heading("Pods that do not run yet");
+    browser.click("a[href='#/workloads?state=waiting&queue=research']");
+    browser.heading("Workloads");
     browser.says("demo/later");
     browser.click("tbody tr th a");
     browser.heading("demo/later");
-    browser.says("Position in the queue");
+    browser.says("Waits in queue research, position 1, for");
     browser.says("pending");
     browser.says("held as a whole GPU");
+    what_would_help(&mut browser);
     browser.dark(true);
     picture(&mut browser, "page-pod-dark.png");
 
@@ -120,6 +129,15 @@ fn every_page_renders_against_the_demo_and_a_click_drills_down() {
     assert_eq!(browser.complaints(), none);
     let elsewhere = |url: &&String| !url.starts_with(&demo.page);
     assert_eq!(browser.requests.iter().find(elsewhere), None);
+}
+
+/// The choices are those of `aliquot explain`, and each says what it would do.
+fn what_would_help(browser: &mut Browser) {
+    browser.click("#ask-advice");
+    browser.says("Tried: the next decisions place it.");
+    browser.says("One more node like");
+    let choices = browser.evaluate("document.querySelectorAll('.choices li').length");
+    assert!(choices.as_u64().unwrap() >= 2, "{choices}");
 }
 
 /// The form is filled in as by hand; the answer is the scheduler's own.
@@ -166,6 +184,15 @@ fn what_changes_is_seen_without_a_reload_and_what_is_gone_is_said() {
     demo.end();
     browser.until("document.getElementById('state').textContent.startsWith('No answer')");
     browser.says("cordoned");
+    // A bar across the page says how old that is.
+    browser.until(
+        "/^The scheduler does not answer. This page is \\d+ s old/.test(document.querySelector('#stale:not([hidden])')?.innerText ?? '')",
+    );
+    let age = "Number(document.getElementById('age').textContent.match(/[0-9]+/)[0])";
+    let before = browser.evaluate(age).as_u64().unwrap();
+    browser.until(&format!("{age} > {before}"));
+    let wide = browser.evaluate("document.getElementById('stale').offsetWidth === innerWidth");
+    assert_eq!(wide, json!(true));
 }
 
 #[test]
@@ -175,15 +202,15 @@ fn the_page_is_used_by_keyboard_and_read_out() {
     };
     let demo = Demo::start();
     browser.open(&demo.page);
-    browser.heading("Overview");
-    browser.until("document.querySelector('.tiles')?.innerText.includes('1\\npods waiting')");
+    browser.heading("Now");
+    browser.says("1 pod waits in queue research");
     let mut reached = Vec::new();
     for _ in 0..4 {
         browser.press("Tab");
         let at = browser.evaluate("document.activeElement.textContent");
         reached.push(at.as_str().unwrap().to_owned());
     }
-    assert_eq!(reached, ["Skip to content", "Overview", "Fleet", "Cards"]);
+    assert_eq!(reached, ["Skip to content", "Now", "Fleet", "Cards"]);
     browser.evaluate("document.querySelector(\"nav a[href='#/cards']\").focus()");
     browser.press("Enter");
     browser.heading("Cards");
@@ -229,10 +256,10 @@ fn colours_can_be_read_in_light_and_dark() {
     };
     let demo = Demo::start();
     browser.open(&demo.page);
-    browser.heading("Overview");
+    browser.heading("Now");
     for dark in [false, true] {
         browser.dark(dark);
-        let worst = browser.evaluate(
+        let contrasts = browser.evaluate(
             "(() => {
               const style = getComputedStyle(document.documentElement);
               const light = (name) => {
@@ -242,12 +269,74 @@ fn colours_can_be_read_in_light_and_dark() {
                 return 0.2126 * r + 0.7152 * g + 0.0722 * b;
               };
               const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
-              return Math.min(...['--text', '--faint', '--accent', '--bad'].flatMap((text) =>
-                ['--ground', '--raised'].map((ground) => contrast(text, ground))));
+              const all = (kind, of, on) => of.flatMap((one) => on.map((other) => [kind, one, other, contrast(one, other)]));
+              const grounds = ['--ground', '--raised'];
+              return [...all('text', ['--text', '--faint', '--accent', '--bad', '--warn'], grounds),
+                ...all('graphic', ['--edge', '--granted', '--used', '--k0', '--k1', '--k2', '--k3', '--k4', '--k5', '--k6', '--k7', '--k8', '--k9'], grounds),
+                ...all('graphic', ['--granted', '--used', '--edge', '--k0', '--k1', '--bad'], ['--cell']), ...all('graphic', ['--used'], ['--granted'])];
             })()",
         );
-        assert!(worst.as_f64().unwrap() >= 4.5, "dark {dark}: {worst}");
+        for row in contrasts.as_array().unwrap() {
+            let least = if row[0] == "text" { 4.5 } else { 3.0 };
+            let contrast = row[3].as_f64().unwrap();
+            assert!(contrast >= least, "dark {dark}: {row} is below {least}");
+        }
     }
+}
+
+/// A phone: nothing but a table that scrolls by itself is wider than the screen, and the words of a
+/// pod's story have room.
+#[test]
+fn every_page_fits_a_phone_in_light_and_dark() {
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
+    let demo = Demo::start();
+    browser.size(390, 844);
+    browser.open(&demo.page);
+    browser.heading("Now");
+    browser.says("1 pod waits in queue research");
+    let pod = "fetch('api/pods').then((r) => r.json()).then((j) => j.rows.map((row) => row.uid))";
+    let pods = browser.evaluate(pod);
+    let mut pages: Vec<String> = [
+        "",
+        "fleet",
+        "cards",
+        "workloads",
+        "queues",
+        "whatif",
+        "time",
+        "report",
+        "health",
+        "search?filter=demo",
+    ]
+    .map(str::to_owned)
+    .into();
+    pages.extend(
+        pods.as_array()
+            .unwrap()
+            .iter()
+            .map(|uid| format!("pod/{}", uid.as_str().unwrap())),
+    );
+    for page in pages {
+        browser.evaluate(&format!("location.hash = '#/{page}'"));
+        browser.until("!document.querySelector('main').innerText.startsWith('Loading') && document.querySelectorAll('main > *').length > 1");
+        let wide = browser.evaluate(
+            "(() => { const edge = document.documentElement.clientWidth + 1; \
+             const free = (e) => !e.closest('.scroll, nav') && e.getBoundingClientRect().right > edge; \
+             const out = [...document.querySelectorAll('main *')].filter(free).map((e) => e.outerHTML.slice(0, 120)); \
+             return document.documentElement.scrollWidth > edge ? ['the page scrolls', ...out] : out; })()",
+        );
+        assert_eq!(wide, json!([]), "{page}");
+        let thin = browser.evaluate(
+            "[...document.querySelectorAll('ol.timeline .words')].filter((e) => e.textContent && e.offsetWidth < 200).length",
+        );
+        assert_eq!(thin, json!(0), "{page}: the story's words have no room");
+    }
+    browser.evaluate("location.hash = '#/'");
+    browser.heading("Now");
+    browser.dark(true);
+    picture(&mut browser, "page-phone.png");
 }
 
 #[test]
@@ -273,8 +362,8 @@ fn a_token_is_asked_for_and_a_wrong_one_is_refused_in_a_sentence() {
     enter(&mut browser, "nonsense");
     browser.says("the token is not accepted");
     enter(&mut browser, &token);
-    browser.heading("Overview");
-    browser.says("nodes with an agent");
+    browser.heading("Now");
+    browser.says("24 cards on 3 nodes");
     browser.click("#leave");
     browser.heading("Who are you?");
     let kept =
@@ -293,7 +382,7 @@ fn five_thousand_nodes_are_looked_through_a_page_at_a_time() {
     });
     browser.open(&format!("{}#/cards", site.page));
     browser.until("document.getElementById('words')?.textContent.endsWith('of 40,000') ?? false");
-    let mut measure = |what: &str, action: &str, done: &str| {
+    let measure = |browser: &mut Browser, what: &str, action: &str, done: &str| {
         let begin = Instant::now();
         browser.evaluate(action);
         browser.until(done);
@@ -303,25 +392,46 @@ fn five_thousand_nodes_are_looked_through_a_page_at_a_time() {
         assert!(time.as_secs() < 5, "{what} takes {time:?}");
     };
     measure(
+        &mut browser,
         "the last page of 40,000 cards",
         "document.getElementById('page-last').click()",
         "document.querySelector('tbody tr:last-child a')?.textContent === 'n5000 / 7'",
     );
     measure(
+        &mut browser,
         "one node of 5,000 by filter",
         "location.hash = '#/cards?filter=n4321'",
         "document.getElementById('words')?.textContent === '1 to 8 of 8'",
     );
     measure(
+        &mut browser,
         "40,000 cards sorted by what is used",
         "location.hash = '#/cards?sort=-used'",
         "document.querySelector('th[aria-sort]')?.ariaSort === 'descending'",
     );
     measure(
+        &mut browser,
         "sums over 40,000 cards",
         "location.hash = '#/'",
-        "document.querySelector('.tiles')?.innerText.includes('40,000\\ncards') ?? false",
+        "document.querySelector('.panels')?.innerText.includes('40,000 cards on 5,000 nodes') ?? false",
     );
+    measure(
+        &mut browser,
+        "a pod of 80,000 by search",
+        "location.hash = '#/search?filter=pod-4321-3-0'",
+        "document.querySelector('h2')?.textContent.startsWith('Pods: ') ?? false",
+    );
+    browser.evaluate("location.hash = '#/'");
+    browser.heading("Now");
+    let elements = browser.evaluate("document.getElementsByTagName('*').length");
+    assert!(
+        elements.as_u64().unwrap() < 2000,
+        "the first page has {elements} elements"
+    );
+    let first =
+        browser.evaluate("fetch('api/overview').then((r) => r.text()).then((t) => t.length)");
+    eprintln!("the first page: {first} bytes, {elements} elements");
+    assert!(first.as_u64().unwrap() < 100_000, "{first} bytes");
     browser.evaluate("location.hash = '#/cards'");
     browser.until("document.querySelectorAll('tbody tr').length === 100");
     let elements = browser.evaluate("document.getElementsByTagName('*').length");

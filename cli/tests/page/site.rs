@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// The admin's template of a link on each pod's page.
+const LINK: &str = "Logs=https://logs.example/?ns={namespace}&pod={name}";
+
 /// `aliquot demo`.
 pub(crate) struct Demo {
     child: Child,
@@ -33,6 +36,11 @@ pub(crate) struct Demo {
 
 impl Demo {
     pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With more flags.
+    pub(crate) fn with(flags: &[&str]) -> Self {
         let place = tempfile::Builder::new()
             .prefix("d")
             .tempdir_in("/tmp")
@@ -41,6 +49,7 @@ impl Demo {
             .arg("demo")
             .arg("--kubeconfig-out")
             .arg(place.path().join("kubeconfig"))
+            .args(flags)
             .env("TMPDIR", place.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -187,6 +196,7 @@ impl Site {
             telemetry: any,
             page: Some(any),
             page_is_open: size.open,
+            page_link: vec![LINK.parse().unwrap()],
             ..scheduler::Config::default()
         };
         let listeners = scheduler::Listeners::bind(&config).await.unwrap();

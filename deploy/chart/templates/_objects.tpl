@@ -101,9 +101,11 @@
 {{- with $values.scheduler.placementStrategy -}}
   {{- $args = concat $args (list (printf "--gpu-placement=%s" .) (printf "--cpu-placement=%s" .)) -}}
 {{- end -}}
+{{- range $name, $url := $values.scheduler.pageLinks }}{{ $args = append $args (printf "--page-link=%s=%s" $name $url) }}{{ end -}}
 {{- with $values.podgrouper.args -}}
   {{- with .defaultPrioritiesConfigMapName }}{{ $args = append $args (printf "--default-priorities-configmap-name=%s" .) }}{{ end -}}
   {{- with .defaultPrioritiesConfigMapNamespace }}{{ $args = append $args (printf "--default-priorities-configmap-namespace=%s" .) }}{{ end -}}
+  {{- if kindIs "bool" .gangScheduleDeployment }}{{ $args = append $args (printf "--deployment-gang-schedule=%t" .gangScheduleDeployment) }}{{ end -}}
 {{- end -}}
 {{- with include "aliquot.shard" .root }}{{ $args = append $args "--node-pool=" }}{{ end -}}
 {{- $empties := kindIs "invalid" $values.scaleDown.delaySeconds | not -}}

@@ -52,6 +52,9 @@ pub(super) fn life(state: &mut State, life: &Life) {
             past.succeeded.clone_from(&life.succeeded);
         }
     }
+    if let Some(at) = life.gave_way {
+        state.note_gave_way(key, at);
+    }
     state.check_staleness(key);
     state.refresh_core(key);
     if life.unreported {

@@ -92,7 +92,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::Outcome(outcome) => outcome::outcome(state, config, outcome, &mut problems),
         Event::Refusal(refusal) => outcome::refusal(state, config, refusal, &mut problems),
         Event::EvictRequest(request) => outcome::evict_request(state, request, &mut problems),
-        Event::Idle(idle) => pod::idle(state, &idle, &mut problems),
+        Event::Activity(said) => pod::activity(state, &said, &mut problems),
         Event::Refused(refusal) => outcome::refused(state, refusal, &mut problems),
         Event::Evicting(evicting) => outcome::evicting(state, &evicting, &mut problems),
         Event::Assumed(bind) => outcome::assumed(state, config, &bind, &mut problems),

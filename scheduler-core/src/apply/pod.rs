@@ -2,7 +2,7 @@
 
 use crate::apply::node::worth;
 use crate::config::{Config, Plugin};
-use crate::event::Idle;
+use crate::event::Activity;
 use crate::ids::{GroupName, PodUid};
 use crate::model::{
     Amount, Ask, ContainerAsk, ContainerGrant, Front, Lead, Phase, Placement, Pod, PodRules,
@@ -68,7 +68,8 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     let before = state.task_cells.get(key).cloned().unwrap_or_default();
     state.transition(key, TaskCell::of(Status::Detached));
     state.open.forget(key);
-    state.idle.remove(&key);
+    state.set_idle(key, None);
+    state.background.remove(&key);
     state.to_evict.remove(&(Uid::from(uid), key));
     state.end_pause(key);
     let job = state.tasks.get(key).and_then(|row| row.job);
@@ -101,28 +102,14 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     state.wake();
 }
 
-/// A pod gives way from now on, or works.
-pub(super) fn idle(state: &mut State, said: &Idle, problems: &mut Vec<Problem>) {
-    let Some(key) = state.task_of(&said.pod) else {
-        problems.push(Problem::Unknown {
+/// A pod is idle, or works.
+pub(super) fn activity(state: &mut State, said: &Activity, problems: &mut Vec<Problem>) {
+    match state.task_of(&said.pod) {
+        Some(key) => state.set_idle(key, said.idle_since),
+        None => problems.push(Problem::Unknown {
             what: "pod",
             name: said.pod.shared(),
-        });
-        return;
-    };
-    let node = state.cell(key).node;
-    let changed = match (said.idle, node) {
-        (true, Some(_)) => state.idle.insert(key),
-        (true, None) => false,
-        (false, _) => state.idle.remove(&key),
-    };
-    let Some(node) = node.filter(|_| changed) else {
-        return;
-    };
-    // What searches for victims remember of the node holds no more.
-    state.touch_node(node);
-    if said.idle {
-        state.capacity_grew();
+        }),
     }
 }
 
@@ -279,6 +266,15 @@ fn take_row(
     if let Some(old) = old_spec {
         state.release_spec(old);
     }
+    let background = config.background.iter().any(|labels| {
+        let mut labels = labels.iter();
+        pod.ours && labels.all(|label| label.holds_in(&pod.labels))
+    });
+    if background {
+        state.background.insert(key);
+    } else {
+        state.background.remove(&key);
+    }
     let counted_in = state.tasks.get(key).and_then(|row| state.counted_in(row));
     state.set_counted_in(key, counted_in);
     // A refusal that no retry helps is over once the pod changed.
@@ -350,7 +346,7 @@ fn target(
             if let Some(decision) = &before.decision {
                 state.open.remove(decision);
             }
-            state.idle.remove(&key);
+            state.set_idle(key, None);
             // Not bound after all: a refusal of its grant is of the past, and so is an
             // agent's wish that was followed.
             if let Some(row) = state.tasks.get_mut(key)

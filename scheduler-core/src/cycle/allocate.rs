@@ -73,6 +73,10 @@ impl Cycle<'_> {
             if let Some(kind) = kind {
                 placeable.remove_one(kind.spec);
             }
+            if self.is_out_of_turn(job) {
+                placeable.of_groups.remove(&job);
+                continue;
+            }
             let infeasible = kind.is_some_and(|kind| self.is_infeasible(kind.spec));
             // Whatever came of the last one.
             if self.budget.are_placements_spent() {

@@ -69,10 +69,16 @@ impl Cycle<'_> {
     /// Returns whether the pod was given other cards of its node, and now has its own ones again.
     fn is_back_on_own_cards(&mut self, task: TaskKey) -> bool {
         let cell = self.state.cell(task);
-        let Some(leaving) = cell
-            .leaving
-            .filter(|leaving| cell.status == Status::Promised && cell.node == Some(leaving.node))
-        else {
+        let is_beside = |leaving: &Arc<Leaving>| {
+            cell.status == Status::Promised && cell.node == Some(leaving.node)
+        };
+        cell.leaving.as_ref().is_some_and(is_beside) && self.goes_back(task)
+    }
+
+    /// Returns a victim to the place that it is leaving, if that still has room for it. Else nothing
+    /// is changed.
+    pub(super) fn goes_back(&mut self, task: TaskKey) -> bool {
+        let Some(leaving) = self.state.cell(task).leaving else {
             return false;
         };
         let Some(spec) = self.state.tasks.get(task).map(|row| row.spec) else {

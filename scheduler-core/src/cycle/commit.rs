@@ -97,6 +97,11 @@ impl Cycle<'_> {
         let row = self.state.tasks.get(task);
         let group = row.and_then(|row| self.state.group_name(row));
         let (job, now) = (row.and_then(|row| row.job), self.state.now);
+        if let Some(job) = job.filter(|job| self.state.gives_way(*job))
+            && eviction.cause.gives_place_away()
+        {
+            self.state.note_gave_way(job, now);
+        }
         if let Some(row) = job.and_then(|job| self.state.jobs.get_mut(job))
             && let Some(group) = &row.group
             && group.spec.preemption_delay.0 > 0

@@ -9,7 +9,7 @@ use crate::cycle::memos::Memos;
 use crate::cycle::plan::Plan;
 use crate::cycle::relax::memory::Relaxations;
 use crate::cycle::waiting::Waiting;
-use crate::cycle::{Cycle, TriedJobs, earlier};
+use crate::cycle::{Cycle, TriedJobs, background, earlier};
 use crate::shares::Shares;
 use crate::state::State;
 use crate::state::keys::NodeKey;
@@ -45,6 +45,7 @@ pub(crate) struct CycleCache {
 pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache) -> Decision {
     state.end_due_pauses();
     state.refresh_queues();
+    state.refresh_idle();
     let due = memory.wake.is_some_and(|wake| wake <= state.now);
     if memory.wake_version == Some(state.wake_version) && !due {
         return Decision {
@@ -53,6 +54,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
             ..Decision::default()
         };
     }
+    let hidden = background::hide(state);
     #[allow(clippy::cast_precision_loss)]
     let k = config.k_value as f64 / 1e9;
     let mut shares = Shares::compute(state, k);
@@ -83,11 +85,17 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         passed_over: BTreeSet::new(),
         waiting: std::mem::take(&mut memory.waiting),
         rearranged: 0,
+        hidden,
+        serves_background: false,
         state,
         config,
     };
     cycle.evict_unwanted();
     for step in &config.actions {
+        if *step == Step::StaleGangEviction {
+            // A hidden gang is not below its minimum.
+            cycle.restore_background();
+        }
         cycle.acting = *step;
         cycle.budget.begin_action(config);
         let before = cycle.budget.steps;
@@ -103,6 +111,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
         let steps = cycle.budget.steps - before;
         cycle.tally().steps += steps;
     }
+    cycle.restore_background();
     cycle.scale_down();
     if cycle.plan.displaced() > 0 {
         cycle.bind_where_nobody_leaves();
@@ -139,9 +148,9 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     decision
 }
 
-/// The next pause that ends.
+/// The next pause that ends, or the next idle job that gives way.
 fn pauses_end(state: &State) -> Option<Time> {
     let task = state.task_pauses.first().map(|(until, _)| *until);
     let card = state.card_pauses.first().map(|(until, _)| *until);
-    earlier(task, card)
+    earlier(earlier(task, card), state.idle.next)
 }

@@ -5,6 +5,8 @@
 //!    evicted.
 //! 2. Fair shares of all queues are computed once. The ordered list of pending jobs ([`waiting`]) is
 //!    brought up to date for the jobs that have changed.
+//!    Before that, [`background`] pods are taken out of what is decided about, to be put back after
+//!    the actions.
 //! 3. The configured actions run: [`allocate`], [`consolidate`], [`reclaim`], [`preempt`], [`stale`].
 //!    The middle three search with [`solve`], [`scenario`], [`trial`] and [`settle`], unless
 //!    [`relax`] rules the search out; [`history`] pauses evictions that gain nothing, and
@@ -18,6 +20,7 @@
 
 mod allocate;
 mod assign;
+mod background;
 mod budget;
 mod change;
 pub(crate) mod commit;
@@ -119,6 +122,10 @@ pub(crate) struct Cycle<'a> {
     waiting: Waiting,
     /// How often running pods were evicted or moved to make room.
     rearranged: u64,
+    /// Background pods that have left their places until the others are placed.
+    hidden: Vec<TaskKey>,
+    /// Background pods that wait are placed, and no others.
+    serves_background: bool,
 }
 
 pub(super) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
@@ -126,6 +133,50 @@ pub(super) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
 }
 
 impl Cycle<'_> {
+    /// Whether the job has background pods.
+    pub(super) fn is_background(&self, job: JobKey) -> bool {
+        let background = &self.state.background;
+        let row = self.state.jobs.get(job).filter(|_| !background.is_empty());
+        row.is_some_and(|row| row.tasks.iter().any(|task| background.contains(task)))
+    }
+
+    /// Whether the job is placed before or after this stage of the decision.
+    pub(super) fn is_out_of_turn(&self, job: JobKey) -> bool {
+        self.is_background(job) != self.serves_background
+    }
+
+    /// Returns the hidden pods to their places, or evicts those whose places were taken, and places
+    /// the ones that wait. Called again, it does nothing.
+    pub(super) fn restore_background(&mut self) {
+        if self.serves_background || self.state.background.is_empty() {
+            return;
+        }
+        self.serves_background = true;
+        for task in std::mem::take(&mut self.hidden) {
+            let status = self.state.cell(task).status;
+            // An agent may want it gone, or a search may have moved it or evicted it.
+            if !matches!(status, Status::Victim | Status::Promised) {
+                continue;
+            }
+            self.plan.breaks_promise(task);
+            if self.goes_back(task) {
+                self.stays(task);
+            } else {
+                self.make_victim(task);
+                self.evict(task, None, EvictCause::Background, background::MESSAGE);
+            }
+        }
+        let background = &self.state.background;
+        let waits = background
+            .iter()
+            .any(|task| self.state.pending.contains(task));
+        // As after any other action that has more to do.
+        if waits && !self.budget.goes_on && self.config.actions.contains(&Step::Allocate) {
+            self.acting = Step::Allocate;
+            self.allocate();
+        }
+    }
+
     /// Of the current action.
     fn tally(&mut self) -> &mut Tally {
         self.decision.tallies.entry(self.acting).or_default()
@@ -190,6 +241,9 @@ impl Cycle<'_> {
 
     /// Returns whether no pod may be evicted for the job, either ever or until its delay is over.
     fn within_delay(&mut self, job: JobKey) -> bool {
+        if self.state.is_returning(job) {
+            return true;
+        }
         let Some(row) = self.state.jobs.get(job) else {
             return false;
         };

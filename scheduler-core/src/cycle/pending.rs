@@ -298,7 +298,9 @@ impl Cycle<'_> {
         });
         JobRank {
             priority: Reverse(row.map_or(0, |row| {
-                if self.state.by_priority {
+                if self.state.is_returning(job) {
+                    i32::MIN
+                } else if self.state.by_priority {
                     row.priority(self.state)
                 } else {
                     0

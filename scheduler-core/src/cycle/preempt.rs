@@ -41,15 +41,6 @@ impl ActionRules for Preemption {
     }
 
     fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String {
-        let row = cycle.state.tasks.get(victim);
-        let idle = row.and_then(|row| row.job);
-        if idle.is_some_and(|job| cycle.state.gives_way(job)) {
-            return format!(
-                "Pod {} was idle and gave way to workload {}",
-                cycle.pod_name(victim),
-                cycle.job_name(job)
-            );
-        }
         format!(
             "Pod {} was preempted by higher priority workload {}",
             cycle.pod_name(victim),

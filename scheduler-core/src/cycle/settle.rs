@@ -3,6 +3,7 @@
 //! Victims that found a place are moved, or stay where they are. The others are evicted; if this same
 //! decision had bound a victim, its binding is dropped instead.
 
+use crate::action::EvictCause;
 use crate::cycle::Cycle;
 use crate::cycle::plan::{Way, is_new};
 use crate::cycle::scenario::Scenario;
@@ -12,6 +13,19 @@ use crate::state::task_cell::{Status, TaskCell};
 use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {
+    /// Returns what is said of a victim that leaves since it was idle. `None`: it was not.
+    fn gave_way(&self, job: JobKey, victim: TaskKey, cause: EvictCause) -> Option<String> {
+        let theirs = self.state.tasks.get(victim)?.job?;
+        let leaves = cause.gives_place_away() && self.state.gives_way(theirs);
+        leaves.then(|| {
+            format!(
+                "Pod {} was idle and gave way to workload {}",
+                self.pod_name(victim),
+                self.job_name(job)
+            )
+        })
+    }
+
     pub(super) fn keep_solution(
         &mut self,
         job: JobKey,
@@ -26,7 +40,8 @@ impl Cycle<'_> {
         for task in scenario.tasks() {
             let status = self.state.cell(task).status;
             if matches!(status, Status::Victim | Status::Promised) {
-                let message = rules.message(self, job, task);
+                let idle = self.gave_way(job, task, rules.cause());
+                let message = idle.unwrap_or_else(|| rules.message(self, job, task));
                 leaves |= self.evict(task, Some(job), rules.cause(), &message);
             } else {
                 self.stays(task);

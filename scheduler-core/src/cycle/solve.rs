@@ -43,6 +43,9 @@ type FailedAttempt = BTreeSet<(usize, Vec<TaskKey>)>;
 impl Cycle<'_> {
     /// Makes room for a job. True if room was found; the state then contains the result.
     pub(super) fn make_room(&mut self, job: JobKey, rules: &dyn ActionRules) -> bool {
+        if self.is_background(job) {
+            return false;
+        }
         if let Some(relaxation) = self.search_ruled_out(job, rules.filter()) {
             self.compare_search(job, rules, relaxation);
             self.forget_job_class(job);

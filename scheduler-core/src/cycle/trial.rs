@@ -8,15 +8,12 @@ use crate::cycle::scenario::Scenario;
 use crate::cycle::search::VictimSearch;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
-use crate::model::Front;
 use crate::state::cell::Mark;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::node_set::NodeSet;
 use crate::state::spec_row::SpecRow;
-use crate::state::task_cell::{Leaving, Status, TaskCell};
 use crate::{fit, product_quota};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 impl Cycle<'_> {
     /// Removes the victims and places all pods again. `Some`: the job fits and the
@@ -105,28 +102,8 @@ impl Cycle<'_> {
     }
 
     pub(super) fn make_victim(&mut self, task: TaskKey) {
-        let cell = self.state.cell(task);
-        let leaving = match (cell.status, cell.node) {
-            (Status::Promised, _) | (_, None) => cell.leaving,
-            (was, Some(node)) => Some(Arc::new(Leaving {
-                was,
-                node,
-                front: cell.front,
-                holds: cell.holds,
-                decision: cell.decision.map(|decision| *decision),
-            })),
-        };
-        self.state.transition(
-            task,
-            TaskCell {
-                status: Status::Victim,
-                node: None,
-                front: Front::default(),
-                holds: None,
-                decision: None,
-                leaving,
-            },
-        );
+        let victim = self.state.cell(task).victim();
+        self.state.transition(task, victim);
     }
 
     /// The job and the victims, in ordinary order among all that wait.

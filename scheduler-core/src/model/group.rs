@@ -69,12 +69,12 @@ impl From<bool> for Preemptibility {
     }
 }
 
-/// How long a gang may stay below its minimum.
+/// How long something may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
-    /// It is never evicted for that.
+    /// For ever.
     Never,
-    /// From when the gang was first seen below its minimum.
+    /// From when it was first seen.
     For(Duration),
 }
 

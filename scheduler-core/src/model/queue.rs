@@ -1,5 +1,6 @@
 //! Queues and their resources.
 
+use super::Grace;
 use crate::ids::QueueName;
 use crate::units::{Bound, Duration, NanoGpu, Time};
 use std::sync::Arc;
@@ -32,6 +33,13 @@ pub struct Queue {
     pub preempt_min_runtime: Option<Duration>,
     /// Inherited where `None`.
     pub reclaim_min_runtime: Option<Duration>,
+    /// How long its pods may be idle before they give way to pods that wait. Inherited where `None`.
+    pub idle_after: Option<Grace>,
+    /// Pods of this priority or a higher one never give way. It belongs to `idle_after` and is ignored
+    /// without it.
+    pub idle_exempt_from: Option<i32>,
+    /// What its annotations say of idle pods and is not used, and why: one line.
+    pub bad_idle: Option<Arc<str>>,
 }
 
 impl Queue {
@@ -60,6 +68,9 @@ impl Queue {
             bad_products: None,
             preempt_min_runtime: None,
             reclaim_min_runtime: None,
+            idle_after: None,
+            idle_exempt_from: None,
+            bad_idle: None,
         }
     }
 }

@@ -46,6 +46,12 @@ pub(crate) fn mig_slices(name: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// GPUs that one of an extended resource counts for in queues, beside MIG profiles: AMD's GPUs, as in
+/// KAI. Where they are free is counted by resource.
+pub(crate) fn gpus_of_others(name: &str) -> u64 {
+    u64::from(name == "amd.com/gpu")
+}
+
 /// Memory of a MIG profile by its name: its m, which is in GiB, rounded up by a few percent.
 pub(super) fn mig_memory(name: &str) -> Mib {
     let profile = name.strip_prefix("nvidia.com/mig-");

@@ -39,6 +39,7 @@ pub(crate) mod extra_use;
 pub(crate) mod footprint;
 pub(crate) mod hold;
 mod idle;
+pub(crate) mod idle_pods;
 pub(crate) mod interner;
 pub(crate) mod job_row;
 mod jobs;
@@ -78,6 +79,7 @@ use crate::reason::WaitReason;
 use crate::state::card_use::CardUse;
 use crate::state::cell::Journal;
 use crate::state::extra_use::ExtraUse;
+use crate::state::idle_pods::IdlePods;
 use crate::state::job_row::{GroupRow, JobRow};
 use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
 use crate::state::node_use::NodeUse;
@@ -167,8 +169,10 @@ pub(crate) struct State {
     pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
     /// Under what each of them is listed, and how many such pods it has.
     pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
-    /// Placed pods that are idle by their queue's rule.
-    pub idle: BTreeSet<TaskKey>,
+    /// Placed pods that do no work.
+    pub idle: IdlePods,
+    /// Background pods, placed or not.
+    pub background: BTreeSet<TaskKey>,
     /// Decisions without an outcome, and whose they are.
     pub open: Open,
     /// Tasks to be evicted for an agent's last word, until that is decided.

@@ -9,7 +9,7 @@ use crate::model::DeviceRequest;
 use crate::model::Front;
 use crate::state::counted::CountKey;
 use crate::state::domains::Domains;
-use crate::state::mig::{mig_memory, mig_slices};
+use crate::state::mig::{gpus_of_others, mig_memory, mig_slices};
 use crate::state::spec::{Spec, most_at_once, whole_gpus};
 use crate::state::verdicts::Verdicts;
 use crate::units::NanoGpu;
@@ -37,7 +37,8 @@ pub(crate) struct SpecRow {
     pub mig_nano: u128,
     /// Memory of its MIG profiles, by their names.
     pub mig_mib: u128,
-    /// What its claims on devices count for, and [`Self::either`].
+    /// What its claims on devices count for, GPUs of other vendors, and [`Self::either`]: what queues
+    /// count and no sum of free GPUs has.
     pub device_nano: u128,
     /// Of each volume that is attached where it goes, what it is counted as.
     pub attached: Vec<[ResourceName; 2]>,
@@ -93,6 +94,11 @@ impl SpecRow {
             mig_nano += u128::from(slices) * u128::from(*count) * u128::from(NanoGpu::ONE.0);
             mig_mib += u128::from(memory.0) * u128::from(*count);
         }
+        let others = spec
+            .extended
+            .iter()
+            .map(|(name, count)| u128::from(gpus_of_others(name.as_str())) * u128::from(*count));
+        let others: u128 = others.sum();
         let gpus = whole_gpus(&spec);
         let (whole, either) = if spec.stands_in() {
             (0, gpus)
@@ -114,7 +120,7 @@ impl SpecRow {
                 .flat_map(|ask| &ask.wants.requests)
                 .map(DeviceRequest::nano)
                 .fold(0, u128::saturating_add)
-                .saturating_add(u128::from(either) * u128::from(NanoGpu::ONE.0)),
+                .saturating_add((u128::from(either) + others) * u128::from(NanoGpu::ONE.0)),
             attached: spec
                 .attachments
                 .iter()
@@ -175,7 +181,7 @@ impl SpecRow {
         }
     }
 
-    /// True when it is a pod with GPUs for the roles of nodes: by claim, too.
+    /// True when it is a pod with GPUs for the roles of nodes: by claim and of another vendor, too.
     pub(crate) fn is_gpu_work(&self) -> bool {
         self.wants_gpus() || self.device_nano > 0
     }

@@ -87,6 +87,24 @@ impl TaskCell {
         self.holds.as_deref().unwrap_or_default()
     }
 
+    /// The cell of a pod that leaves its place, which it may get back.
+    pub(crate) fn victim(self) -> Self {
+        let leaving = match (self.status, self.node) {
+            (Status::Promised, _) | (_, None) => self.leaving,
+            (was, Some(node)) => Some(Arc::new(Leaving {
+                was,
+                node,
+                front: self.front,
+                holds: self.holds,
+                decision: self.decision.map(|decision| *decision),
+            })),
+        };
+        Self {
+            leaving,
+            ..Self::of(Status::Victim)
+        }
+    }
+
     /// The places that it takes, and how each counts.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (NodeKey, As)> + use<> {
         let leaving = self

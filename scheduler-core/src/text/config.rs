@@ -12,6 +12,7 @@ fields!(Config, usual = Config::default(), {
     card_placement: key("cards"),
     without: All("without"),
     gpu_job_order: key("gpu-job-order"),
+    background: key("background"),
     workers: Present(&["gpu-workers"]),
     actions: or("actions", usual.actions),
     keep_empty_nodes: or("keep-empty", usual.keep_empty_nodes),
@@ -64,6 +65,7 @@ mod tests {
     use super::*;
     use crate::Event;
     use crate::config::{GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step};
+    use crate::model::{Operator, Requirement};
     use crate::units::Duration;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,6 +82,10 @@ mod tests {
             card_placement: Some(Placement::Binpack),
             without: Plugin::ALL.map(|(plugin, _)| plugin).into(),
             gpu_job_order: Some(GpuJobOrder::PreferSmaller),
+            background: Some(vec![Requirement {
+                key: "role".into(),
+                operator: Operator::In(vec!["check".into(), "probe".into()]),
+            }]),
             workers: Some(Workers::default()),
             keep_empty_nodes: 4,
             scale_down: Some(ScaleDown {

@@ -2,13 +2,13 @@
 
 use super::field::{
     All, Below, Else, Field, Flag, Map, Name, Object, Terms, Whole, always, always_or, fields,
-    flag, key, needed, not, or,
+    flag, key, needed, or,
 };
 use super::group::Succeeded;
 use super::line::{Line, Read, TextError, parse};
 use crate::action::{Bind, Received};
 use crate::event::{
-    Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Idle, Life, Namespace,
+    Activity, Backoff, CardPause, Event, EvictRequest, Evicted, Evicting, Given, Life, Namespace,
     Outcome, OutcomeResult, Picked, Refusal, Rest,
 };
 use crate::model::Front;
@@ -97,7 +97,7 @@ events! {
     "pod-gone" PodGone: Name,
     "outcome" Outcome: Whole,
     "refusal" Refusal: Whole,
-    "idle" Idle: Whole,
+    "activity" Activity: Whole,
     "refused" Refused: Whole,
     "evict-request" EvictRequest: Whole,
     "evicting" Evicting: Whole,
@@ -171,9 +171,9 @@ fields!(EvictRequest {
     reason: always("reason"),
 });
 
-fields!(Idle {
+fields!(Activity {
     pod: Name,
-    idle: not("works"),
+    idle_since: key("idle-since"),
 });
 
 fields!(Evicting {
@@ -237,6 +237,7 @@ fields!(Life {
     last_start: key("last-start"),
     stale_since: key("stale-since"),
     last_evicted: key("last-evicted"),
+    gave_way: key("gave-way"),
     succeeded: Succeeded,
     unreported: flag("untold"),
 });

@@ -19,6 +19,9 @@ fields!(Queue, usual = Queue::unlimited(""), {
     bad_products: key("bad-products"),
     preempt_min_runtime: key("preempt-min-runtime"),
     reclaim_min_runtime: key("reclaim-min-runtime"),
+    idle_after: key("idle-after"),
+    idle_exempt_from: key("idle-exempt-from"),
+    bad_idle: key("bad-idle"),
 });
 
 /// Each product is written as `product.<product>=[quota]/limit`, or with `product-mib.` if the bounds

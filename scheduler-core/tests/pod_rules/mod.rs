@@ -21,6 +21,14 @@ pub(crate) fn counting(most_counted: u64) -> Config {
     }
 }
 
+/// A third of the pods with labels is background work.
+pub(crate) fn background() -> Vec<Requirement> {
+    vec![Requirement {
+        key: Arc::from("app"),
+        operator: Operator::In(vec![Arc::from("c")]),
+    }]
+}
+
 pub(crate) fn node_labels(index: u8, cards: u8) -> Labels {
     let label = |key: &str, value: String| (Arc::from(key), Arc::from(value));
     let host = label("host", format!("n{index}"));

@@ -14,7 +14,8 @@ use scheduler_core::model::{
 };
 use scheduler_core::units::{Bound, Bytes, CpuMilli, Duration, Mib, NanoGpu, Time};
 use scheduler_core::{
-    Action, Bind, Core, Decision, Event, EvictRequest, Outcome, OutcomeResult, Refusal, text,
+    Action, Bind, Config, Core, Decision, Event, EvictRequest, Outcome, OutcomeResult, Refusal,
+    text,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -182,8 +183,12 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(nodes: &[(u8, u8)], most_counted: u64) -> Self {
+        Self::of(nodes, pod_rules::counting(most_counted))
+    }
+
+    pub(crate) fn of(nodes: &[(u8, u8)], config: Config) -> Self {
         let mut world = Self {
-            core: Core::new(pod_rules::counting(most_counted)),
+            core: Core::new(config),
             now: 0,
             nodes: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -489,7 +494,11 @@ impl World {
 }
 
 pub(crate) fn run(nodes: &[(u8, u8)], steps: &[Step], most_counted: u64) -> World {
-    let mut world = World::new(nodes, most_counted);
+    run_with(nodes, steps, pod_rules::counting(most_counted))
+}
+
+pub(crate) fn run_with(nodes: &[(u8, u8)], steps: &[Step], config: Config) -> World {
+    let mut world = World::of(nodes, config);
     for step in steps {
         world.step(*step);
     }

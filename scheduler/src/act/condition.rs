@@ -7,11 +7,11 @@ use super::answer::{self, Answer};
 use super::context::WriteContext;
 use super::event::{self, KubeEvent};
 use super::report_schedule::DueReport;
-use crate::convert::{OwedIsolation, Shown};
+use crate::convert::{OwedCondition, Shown};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use proto::names::condition::ISOLATION_VERIFIED;
+use proto::names::condition::IDLE;
 use scheduler_core::{Bind, Evict, PodReason};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -120,27 +120,29 @@ pub(super) async fn waiting_for_volume(context: &WriteContext, bind: &Bind, clai
     write(context, condition).await;
 }
 
-/// `IsolationVerified`, as the agent observes it; what was done about a container is an event,
-/// too.
-pub(super) async fn isolation(context: &WriteContext, owed: &OwedIsolation) {
-    let isolation = &owed.isolation;
-    if let Some(complaint) = &isolation.complaint {
+/// A condition that follows from what an agent says, and what a user is to read in the events beside it.
+pub(super) async fn owed(context: &WriteContext, owed: &OwedCondition) {
+    let wanted = &owed.condition;
+    if let Some(note) = &wanted.event {
         context.events.record(KubeEvent {
-            about: event::pod(&isolation.namespace, &isolation.name, &isolation.pod_uid),
+            about: event::pod(&wanted.namespace, &wanted.name, &wanted.uid),
             warning: true,
-            reason: "GPUShare",
+            reason: match owed.kind {
+                IDLE => "GPUIdle",
+                _ => "GPUShare",
+            },
             action: "Watching",
-            note: complaint.clone(),
+            note: note.clone(),
         });
     }
     let condition = Condition {
-        namespace: &isolation.namespace,
-        name: &isolation.name,
-        uid: &isolation.pod_uid,
-        kind: ISOLATION_VERIFIED,
-        holds: isolation.is_verified(),
-        because: isolation.because,
-        message: isolation.text(),
+        namespace: &wanted.namespace,
+        name: &wanted.name,
+        uid: &wanted.uid,
+        kind: owed.kind,
+        holds: wanted.holds,
+        because: wanted.because,
+        message: wanted.message.clone(),
         since: owed
             .since
             .unwrap_or_else(|| context.wall.second())

@@ -29,7 +29,7 @@ mod stamps;
 mod volume;
 
 use crate::clock::Wall;
-use crate::convert::{ClaimTerms, OwedIsolation, Shown, Stray};
+use crate::convert::{ClaimTerms, OwedCondition, Shown, Stray};
 use crate::group::Stamps;
 use crate::shard::Report;
 use crate::status::Meters;
@@ -81,8 +81,8 @@ pub enum Work {
     Shown(PodUid, Option<Shown>),
     /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),
-    /// What fences a share.
-    Isolation(OwedIsolation),
+    /// A condition that follows from what an agent says of a pod.
+    Condition(OwedCondition),
     /// What an admin's object is told.
     Report(Box<Report>),
 }
@@ -360,9 +360,9 @@ impl Actor {
                     self.stamps.owe(group, &stamp, Instant::now());
                 }
             }
-            Work::Isolation(isolation) => {
+            Work::Condition(owed) => {
                 let context = self.context.clone();
-                let write = async move { condition::isolation(&context, &isolation).await };
+                let write = async move { condition::owed(&context, &owed).await };
                 self.waiting.push_back(write.boxed());
             }
             Work::Report(report) => {

@@ -38,6 +38,8 @@ pub(super) enum Invalid {
     OverSubscription(String),
     #[error("{0}")]
     QuotaByProduct(api::gpu_quota::QuotaError),
+    #[error("{0}")]
+    IdleRule(String),
     /// KAI's words.
     #[error(
         "cannot increase {field} ({old} -> {new}) on {of}a semi-preemptible PodGroup: it would reclassify running elastic pods or subgroups as core"

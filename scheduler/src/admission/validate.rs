@@ -6,6 +6,7 @@
 use super::invalid::Invalid;
 use super::queues::{self, QueueTree};
 use super::raised_minimum;
+use crate::convert::IdleRule;
 use crate::limits::Limits;
 use api::{PodGroup, Queue, Topology};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,12 @@ pub(super) fn queue(
         if let Some(wrong) = wrong.into_iter().next() {
             return Err(Invalid::QuotaByProduct(wrong));
         }
+    }
+    let rule = IdleRule::of(queue);
+    if old.is_none_or(|old| IdleRule::of(old) != rule)
+        && let Err(wrong) = rule
+    {
+        return Err(Invalid::IdleRule(wrong));
     }
     let name = queue.metadata.name.as_deref().unwrap_or_default();
     let parent = queues::parent(queue);

@@ -16,8 +16,8 @@ impl World {
     pub fn hear(&mut self, heard: AgentEvent) -> Vec<Event> {
         match heard {
             AgentEvent::State { node, state } => {
-                self.read_isolation(&state);
-                let mut events = self.adopt(&state);
+                let mut events = self.read_shares(&state);
+                events.extend(self.adopt(&state));
                 for uid in self.wishes.take(&node, &state) {
                     events.extend(self.wishes_for(&uid));
                 }
@@ -50,7 +50,8 @@ impl World {
                 self.wishes.agent_lost(&node);
                 let known = self.states.remove(&node).is_some();
                 let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
-                let mut events = self.judge_managed(&node);
+                let mut events = self.idle.agent_lost(&node);
+                events.extend(self.judge_managed(&node));
                 events.extend(self.slices_changed(&node));
                 events.extend(lost);
                 events
@@ -87,23 +88,26 @@ impl World {
         }
     }
 
-    fn read_isolation(&mut self, state: &NodeState) {
+    fn read_shares(&mut self, state: &NodeState) -> Vec<Event> {
         let placed_on = &self.placed_on;
         let is_here = |uid: &str| {
             let node = placed_on.get(uid);
             node.is_some_and(|node| **node == *state.node)
         };
         self.isolation.read(state, is_here);
+        self.idle.read(state, self.now, is_here)
     }
 
     /// Reads what agents said of pods that were seen only afterwards.
-    pub fn read_isolation_again(&mut self) {
+    pub fn read_shares_again(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
         for node in std::mem::take(&mut self.unread) {
             if let Some(state) = self.states.remove(&*node) {
-                self.read_isolation(&state);
+                events.extend(self.read_shares(&state));
                 self.states.insert(node.to_string(), state);
             }
         }
+        events
     }
 
     /// The cards of a node, where they changed.

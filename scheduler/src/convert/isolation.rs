@@ -1,121 +1,57 @@
 //! What agents read back from the fences → the pod condition `IsolationVerified`.
 
-use super::shown::Shown;
+use super::owed::{OwedConditions, PodCondition};
 use api::isolation::{self, Held};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use proto::names::condition::ISOLATION_VERIFIED;
 use proto::telemetry::{NodeState, Refusal, Share as HeldShare};
 use scheduler_core::model::Mode;
-use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a message: what is longer is cut here, so that what is shown is what was written.
 const LONGEST: usize = 8_000;
-/// Milliseconds before a write that is not seen is repeated, doubled each time.
-const PAUSE: u64 = 5_000;
-/// So often: up to 80 s.
-const DOUBLED: u32 = 4;
-
 /// The end of the message of a pod whose grant was refused for good.
 const ADVICE: &str =
     ". A pod that no controller creates again is left as it is: delete it and create it again";
 
-/// What an agent says about the fence around a pod's share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Isolation {
-    /// `metadata.uid`.
-    pub pod_uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
-    /// The word for the weakest fence of its containers, or why there is none.
-    pub because: &'static str,
-    /// One line per container.
-    pub message: String,
-    /// What was done about a container of it, or is held against one: the first of it, until
-    /// all is well again.
-    pub complaint: Option<String>,
-}
-
-impl Isolation {
-    /// Whether the driver or the kernel holds every limit.
-    pub fn is_verified(&self) -> bool {
-        isolation::is_verified(self.because)
-    }
-
-    /// The condition's message.
-    pub(crate) fn text(&self) -> String {
-        let mut text = self.message.clone();
-        if let Some(complaint) = &self.complaint {
-            text.push('\n');
-            text.push_str(complaint);
-        }
-        let end = text.floor_char_boundary(LONGEST);
-        text.truncate(end);
-        text
-    }
-}
-
-/// A condition that is to be written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwedIsolation {
-    /// What it is to say.
-    pub isolation: Isolation,
-    /// Since when its status is what it is; `None`: from now on.
-    pub since: Option<Timestamp>,
-}
-
-/// The conditions of all pods: as agents say, and as the watch shows them. Whatever differs is
-/// written, by the replica that leads, until the watch shows it.
-#[derive(Debug, Default)]
+/// The conditions of all pods, as agents say.
+#[derive(Debug)]
 pub(super) struct IsolationConditions {
-    pods: BTreeMap<String, Entry>,
-    /// Pods whose condition is another than it is to be, by the time of the next write.
-    owed: BTreeSet<(Time, String)>,
+    conditions: OwedConditions,
+    /// Pods whose grant was refused for good. Limits that are read back are ignored then.
+    refused: BTreeSet<String>,
 }
 
-#[derive(Debug, Default)]
-struct Entry {
-    /// What the agent says.
-    wanted: Option<Isolation>,
-    /// True if the agent has refused the grant for good. Limits that it reads back are ignored then.
-    refused: bool,
-    /// What the watch shows.
-    shown: Option<Shown>,
-    /// When it is written next.
-    next: Option<Time>,
-    /// Writes since the agent said something else.
-    writes: u32,
+impl Default for IsolationConditions {
+    fn default() -> Self {
+        Self {
+            conditions: OwedConditions::of(ISOLATION_VERIFIED),
+            refused: BTreeSet::new(),
+        }
+    }
 }
 
 impl IsolationConditions {
     /// Takes in what the agent says of a pod.
-    fn want(&mut self, wanted: Isolation) {
-        let uid = wanted.pod_uid.clone();
-        let entry = self.pods.entry(uid.clone()).or_default();
-        if entry.refused && wanted.because != isolation::GRANT_REFUSED {
+    fn want(&mut self, wanted: PodCondition) {
+        if self.refused.contains(&wanted.uid) && wanted.because != isolation::GRANT_REFUSED {
             return;
         }
-        if entry.wanted.as_ref() != Some(&wanted) {
-            entry.wanted = Some(wanted);
-            entry.writes = 0;
-            self.settle(&uid);
-        }
+        self.conditions.want(wanted);
     }
 
     /// Takes in that the agent refuses the grant for good.
     pub(super) fn refuse(&mut self, refusal: &Refusal) {
-        let uid = refusal.pod_uid.clone();
-        self.pods.entry(uid).or_default().refused = true;
-        self.want(Isolation {
-            pod_uid: refusal.pod_uid.clone(),
+        self.refused.insert(refusal.pod_uid.clone());
+        let message = format!("{}{ADVICE}", refusal.reason.trim_end_matches('.'));
+        self.want(PodCondition {
+            uid: refusal.pod_uid.clone(),
             namespace: refusal.pod_namespace.clone(),
             name: refusal.pod_name.clone(),
+            holds: false,
             because: isolation::GRANT_REFUSED,
-            message: format!("{}{ADVICE}", refusal.reason.trim_end_matches('.')),
-            complaint: None,
+            message: whole(message),
+            event: None,
         });
     }
 
@@ -123,92 +59,19 @@ impl IsolationConditions {
     /// says so itself: the agent repeats its refusal for two minutes only, and a process that begins
     /// later learns of it here.
     pub(super) fn show(&mut self, uid: &str, pod: &Pod) {
-        let shown = Shown::on(pod, ISOLATION_VERIFIED);
         if refusal_on(pod).is_some() {
-            self.pods.entry(uid.to_owned()).or_default().refused = true;
+            self.refused.insert(uid.to_owned());
         }
-        if let Some(entry) = self.pods.get_mut(uid) {
-            if entry.shown == shown {
-                return;
-            }
-            entry.shown = shown;
-        } else if shown.is_some() {
-            let entry = Entry {
-                shown,
-                ..Entry::default()
-            };
-            self.pods.insert(uid.to_owned(), entry);
-        }
-        self.settle(uid);
+        self.conditions.show(uid, pod);
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
-        if let Some(entry) = self.pods.remove(uid)
-            && let Some(next) = entry.next
-        {
-            self.owed.remove(&(next, uid.to_owned()));
-        }
+        self.refused.remove(uid);
+        self.conditions.forget(uid);
     }
 
-    /// Owed from now on, where what is shown is not what is wanted.
-    fn settle(&mut self, uid: &str) {
-        let Some(entry) = self.pods.get_mut(uid) else {
-            return;
-        };
-        let wanted = entry.wanted.as_ref();
-        let differs = wanted.is_some_and(|wanted| {
-            !entry
-                .shown
-                .is_some_and(|one| one.says(wanted.is_verified(), wanted.because, &wanted.text()))
-        });
-        // A write that is under way shows before it is repeated.
-        let next = differs.then_some(match entry.next {
-            Some(next) if entry.writes > 0 => next,
-            _ => Time(0),
-        });
-        if next != entry.next {
-            if let Some(old) = entry.next.take() {
-                self.owed.remove(&(old, uid.to_owned()));
-            }
-            if let Some(next) = next {
-                self.owed.insert((next, uid.to_owned()));
-            }
-            entry.next = next;
-        }
-        if !differs {
-            entry.writes = 0;
-        }
-    }
-
-    /// When the next one is to be written.
-    pub(super) fn due(&self) -> Option<Time> {
-        self.owed.first().map(|(at, _)| *at)
-    }
-
-    pub(super) fn owed(&mut self, now: Time) -> Vec<OwedIsolation> {
-        let mut owed = Vec::new();
-        while let Some((at, uid)) = self.owed.first().cloned()
-            && at <= now
-        {
-            self.owed.remove(&(at, uid.clone()));
-            let Some(entry) = self.pods.get_mut(&uid) else {
-                continue;
-            };
-            let pause = PAUSE.saturating_mul(1 << entry.writes.min(DOUBLED));
-            entry.writes = entry.writes.saturating_add(1);
-            let next = Time(now.0.saturating_add(pause));
-            entry.next = Some(next);
-            self.owed.insert((next, uid));
-            if let Some(isolation) = entry.wanted.clone() {
-                let shown = entry.shown;
-                let same = shown.filter(|one| one.holds == isolation.is_verified());
-                owed.push(OwedIsolation {
-                    isolation,
-                    since: same.map(|one| one.since),
-                });
-            }
-        }
-        owed
+    pub(super) fn conditions(&mut self) -> &mut OwedConditions {
+        &mut self.conditions
     }
 
     /// Takes in what an agent says of pods that stand on its own node, as `is_here` says of a UID. Of a
@@ -221,19 +84,13 @@ impl IsolationConditions {
                 by_pod.entry(&share.pod_uid).or_default().push(share);
             }
         }
-        for shares in by_pod.into_values() {
-            let mut now = isolation_of(&shares);
-            // Its figures change from look to look.
-            let entry = self.pods.get(&now.pod_uid);
-            let before = entry.and_then(|entry| entry.wanted.as_ref());
-            if let Some(first) = before.and_then(|before| before.complaint.clone())
-                && now.complaint.is_some()
-            {
-                now.complaint = Some(first);
-            }
+        for (uid, shares) in by_pod {
+            let before = self.conditions.wanted(uid);
             let known = shares.iter().all(|share| !share.fence.is_empty());
             if known || before.is_some() {
-                self.want(now);
+                // Its figures change from look to look: the first complaint stays, until all is well.
+                let first = before.and_then(|before| before.event.clone());
+                self.want(isolation_of(&shares, first));
             }
         }
     }
@@ -250,22 +107,34 @@ pub(super) fn refusal_on(pod: &Pod) -> Option<&str> {
     Some(message.strip_suffix(ADVICE).unwrap_or(message))
 }
 
-fn isolation_of(shares: &[&HeldShare]) -> Isolation {
-    let first = shares.first();
+/// `first`: the complaint that was made before.
+fn isolation_of(shares: &[&HeldShare], first: Option<String>) -> PodCondition {
+    let one = shares.first();
     let text =
-        |of: fn(&HeldShare) -> &String| first.map(|share| of(share).clone()).unwrap_or_default();
+        |of: fn(&HeldShare) -> &String| one.map(|share| of(share).clone()).unwrap_or_default();
     let lines: Vec<String> = shares.iter().map(|share| held(share).line()).collect();
-    Isolation {
-        pod_uid: text(|share| &share.pod_uid),
+    let because = isolation::reason(shares.iter().map(|share| held(share)));
+    let complains = shares.iter().find(|share| !share.complaint.is_empty());
+    let complaint = complains.map(|share| {
+        first.unwrap_or_else(|| format!("container {} {}", share.container, share.complaint))
+    });
+    let message = lines.into_iter().chain(complaint.clone());
+    PodCondition {
+        uid: text(|share| &share.pod_uid),
         namespace: text(|share| &share.pod_namespace),
         name: text(|share| &share.pod_name),
-        because: isolation::reason(shares.iter().map(|share| held(share))),
-        message: lines.join("\n"),
-        complaint: shares
-            .iter()
-            .find(|share| !share.complaint.is_empty())
-            .map(|share| format!("container {} {}", share.container, share.complaint)),
+        holds: isolation::is_verified(because),
+        because,
+        message: whole(message.collect::<Vec<_>>().join("\n")),
+        event: complaint,
     }
+}
+
+/// Cuts a message that is too long.
+fn whole(mut text: String) -> String {
+    let end = text.floor_char_boundary(LONGEST);
+    text.truncate(end);
+    text
 }
 
 fn held(share: &HeldShare) -> Held<'_> {
@@ -283,16 +152,19 @@ fn held(share: &HeldShare) -> Held<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiff::Timestamp;
+    use scheduler_core::units::Time;
     use serde_json::json;
 
-    fn said(because: &'static str) -> Isolation {
-        Isolation {
-            pod_uid: "u".into(),
+    fn said(because: &'static str) -> PodCondition {
+        PodCondition {
+            uid: "u".into(),
             namespace: "ns".into(),
             name: "p".into(),
+            holds: isolation::is_verified(because),
             because,
             message: "a line".into(),
-            complaint: None,
+            event: None,
         }
     }
 
@@ -315,9 +187,9 @@ mod tests {
             ..Refusal::default()
         });
         all.want(said("Hard"));
-        let owed = all.owed(Time(0));
+        let owed = all.conditions.owed(Time(0));
         assert_eq!(owed.len(), 1);
-        assert_eq!(owed[0].isolation.because, isolation::GRANT_REFUSED);
+        assert_eq!(owed[0].condition.because, isolation::GRANT_REFUSED);
     }
 
     #[test]
@@ -326,7 +198,7 @@ mod tests {
         let pod = shows(false, isolation::GRANT_REFUSED, &format!("no{ADVICE}"));
         all.show("u", &pod);
         all.want(said("Hard"));
-        assert!(all.owed(Time(0)).is_empty());
+        assert!(all.conditions.owed(Time(0)).is_empty());
         assert_eq!(refusal_on(&pod), Some("no"));
         assert_eq!(refusal_on(&shows(false, "Guarded", "no")), None);
     }
@@ -337,43 +209,54 @@ mod tests {
         all.want(said("NotReadBack"));
         // At once for who asks first, as a replica that did not lead before; then ever later.
         for at in [900_000, 905_000, 915_000, 935_000, 975_000] {
-            assert_eq!(all.owed(Time(at)).len(), 1, "{at}");
-            assert_eq!(all.owed(Time(at)).len(), 0, "{at}");
+            assert_eq!(all.conditions.owed(Time(at)).len(), 1, "{at}");
+            assert_eq!(all.conditions.owed(Time(at)).len(), 0, "{at}");
         }
         all.show("u", &shows(false, "NotReadBack", "a line"));
-        assert_eq!((all.due(), all.owed(Time(u64::MAX))), (None, vec![]));
+        assert_eq!(
+            (all.conditions.due(), all.conditions.owed(Time(u64::MAX))),
+            (None, vec![])
+        );
         // Another writer, or an earlier leader, has changed the condition.
         all.show("u", &shows(true, "Hard", "a line"));
-        assert_eq!(all.owed(Time(0)).len(), 1);
+        assert_eq!(all.conditions.owed(Time(0)).len(), 1);
         all.show("u", &shows(false, "NotReadBack", "a line"));
-        assert_eq!(all.due(), None);
+        assert_eq!(all.conditions.due(), None);
         all.forget("u");
-        assert!(all.pods.is_empty() && all.owed.is_empty());
+        assert!(all.conditions.is_empty() && all.refused.is_empty());
     }
 
     #[test]
     fn a_change_is_owed_at_once_and_its_time_is_that_of_the_status() {
         let mut all = IsolationConditions::default();
         all.show("u", &shows(true, "Hard", "an older line"));
-        assert_eq!(all.due(), None, "no agent has spoken");
+        assert_eq!(all.conditions.due(), None, "no agent has spoken");
         all.want(said("Hard"));
         let since: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        assert_eq!(all.owed(Time(7)).pop().unwrap().since, Some(since));
+        assert_eq!(
+            all.conditions.owed(Time(7)).pop().unwrap().since,
+            Some(since)
+        );
         // The first is not shown yet.
         all.want(said("NotReadBack"));
-        let owed = all.owed(Time(8)).pop().unwrap();
-        assert_eq!((owed.since, owed.isolation.because), (None, "NotReadBack"));
+        let owed = all.conditions.owed(Time(8)).pop().unwrap();
+        assert_eq!((owed.since, owed.condition.because), (None, "NotReadBack"));
     }
 
     #[test]
     fn a_long_message_is_cut_where_it_is_made() {
-        let mut long = said("NotReadBack");
-        long.complaint = Some("é".repeat(LONGEST));
-        let text = long.text();
-        assert!(text.len() <= LONGEST);
+        let share = HeldShare {
+            pod_uid: "u".into(),
+            fence: "ServerLimit".into(),
+            complaint: "é".repeat(LONGEST),
+            ..HeldShare::default()
+        };
+        let long = isolation_of(&[&share], None);
+        assert!(long.message.len() <= LONGEST);
+        let shown = shows(long.holds, long.because, &long.message);
         let mut all = IsolationConditions::default();
         all.want(long);
-        all.show("u", &shows(false, "NotReadBack", &text));
-        assert_eq!(all.due(), None);
+        all.show("u", &shown);
+        assert_eq!(all.conditions.due(), None);
     }
 }

@@ -12,7 +12,8 @@
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `scale_down`: what may be moved for an autoscaler; `settings`: what a world is to be like.
 //! - `run_time`: how long a pod says that it runs.
-//! - `agent`: what agents say; `isolation`: the pod condition that follows from it.
+//! - `agent`: what agents say; `isolation`, `idle`: the pod conditions that
+//!   follow from it; `owed`: how these are written until they are seen.
 //! - `world`: what must be remembered between facts, and which part takes which fact; `pods`, `node`,
 //!   `gpu_nodes`, `agent`, `admin`: its parts for these. `whole`: whole cards that the kubelet chose;
 //!   `wishes`: pods that agents want gone.
@@ -30,11 +31,14 @@ mod devices;
 mod duration;
 mod gpu_nodes;
 mod hindrance;
+mod idle;
+mod idle_rule;
 mod isolation;
 mod listing;
 pub(crate) mod mig;
 mod namespaces;
 mod node;
+mod owed;
 mod pod;
 mod pod_rules;
 mod pods;
@@ -56,9 +60,10 @@ mod world;
 pub(crate) use devices::stand_in;
 pub use devices::{ClaimTerms, StandIn, Stray, Terms};
 pub(crate) use duration::duration;
-pub use isolation::{Isolation, OwedIsolation};
+pub(crate) use idle_rule::IdleRule;
+pub use owed::{OwedCondition, PodCondition};
 pub use shown::Shown;
-pub use world::World;
+pub use world::{QueueConditions, World};
 
 #[cfg(test)]
 mod fields;

@@ -37,6 +37,7 @@ impl World {
         let mut events = self.devices.pod_stands(&uid, &converted.phase);
         let seen_before = !self.there.insert(uid.clone());
         self.isolation.show(&uid, &pod);
+        self.idle.show(&uid, &pod);
         let waits = matches!(converted.phase, Phase::Pending);
         let reason = Shown::on(&pod, "PodScheduled").filter(|one| waits && !one.holds);
         let before = match reason {
@@ -147,6 +148,7 @@ impl World {
         self.whole.remove(uid);
         self.held.remove(uid);
         self.isolation.forget(uid);
+        self.idle.forget(uid);
         self.reasons.remove(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);

@@ -4,6 +4,7 @@
 
 use super::classes::Class;
 use super::duration::{duration, whole};
+use super::idle_rule::IdleRule;
 use crate::limits::Limits;
 use api::gpu_quota::ProductBounds;
 use api::kai;
@@ -41,6 +42,15 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
     let spec = &queue.spec;
     let resources = spec.resources.clone().unwrap_or_default();
     let (products, bad_products) = products(queue);
+    // With a rule that cannot be read nobody gives way, here and below: one that was meant otherwise
+    // takes no place.
+    let (idle, bad_idle) = match IdleRule::of(queue) {
+        Ok(rule) => (rule, None),
+        Err(why) => (
+            IdleRule::NEVER,
+            Some(format!("{why}; until then nobody gives way")),
+        ),
+    };
     Queue {
         name: QueueName::from(queue.name_any()),
         parent: spec
@@ -62,6 +72,9 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
         bad_products,
         preempt_min_runtime: duration(spec.preempt_min_runtime.as_deref()),
         reclaim_min_runtime: duration(spec.reclaim_min_runtime.as_deref()),
+        idle_after: idle.after,
+        idle_exempt_from: idle.exempt_from,
+        bad_idle: bad_idle.map(|why| Arc::from(why.replace('\n', " "))),
     }
 }
 

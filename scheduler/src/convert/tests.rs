@@ -501,7 +501,7 @@ fn what_befell_a_share_is_told_once() {
             ..HeldShare::default()
         };
         world.hear(heard(state(vec![share])));
-        Some(world.owed_isolation(Time(0)).pop()?.isolation.complaint)
+        Some(world.owed_conditions(Time(0)).pop()?.condition.event)
     };
     assert_eq!(told(""), Some(None));
     let first = Some(Some("container main holds 900 MiB".to_owned()));
@@ -530,17 +530,17 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
     let unknown = state(vec![share("", 0, 0)]);
     world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
     world.hear(heard(unknown));
-    assert_eq!(world.owed_isolation(Time(0)), [], "nothing is known yet");
+    assert_eq!(world.owed_conditions(Time(0)), [], "nothing is known yet");
     world.take(Fact::Pod(gone(pod("u1", Some("n1"), 1))));
     let first = share("ServerLimit", 0, 0);
     world.hear(heard(state(vec![first.clone()])));
-    world.read_isolation_again();
-    assert_eq!(world.owed_isolation(Time(0)), []);
+    assert!(world.read_shares_again().is_empty());
+    assert_eq!(world.owed_conditions(Time(0)), []);
     world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
-    world.read_isolation_again();
-    let told = world.owed_isolation(Time(0));
-    assert!(told.len() == 1 && told[0].isolation.because == "NotReadBack");
-    assert_eq!(world.owed_isolation(Time(0)), []);
+    assert!(world.read_shares_again().is_empty());
+    let told = world.owed_conditions(Time(0));
+    assert!(told.len() == 1 && told[0].condition.because == "NotReadBack");
+    assert_eq!(world.owed_conditions(Time(0)), []);
     let other = AgentEvent::State {
         node: "n2".into(),
         state: NodeState {
@@ -549,11 +549,11 @@ fn isolation_is_verified_only_by_a_limit_that_was_read_back_and_cannot_be_lifted
         },
     };
     world.hear(other);
-    assert_eq!(world.owed_isolation(Time(0)), [], "another node's agent");
+    assert_eq!(world.owed_conditions(Time(0)), [], "another node's agent");
     let mut said = |fence, observed, reach| {
         let heard = heard(state(vec![share(fence, observed, reach)]));
         world.hear(heard);
-        let one = world.owed_isolation(Time(0)).pop()?.isolation;
+        let one = world.owed_conditions(Time(0)).pop()?.condition;
         Some((one.because, one.message))
     };
     for (fence, observed, reach, because, message) in [

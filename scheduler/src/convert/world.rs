@@ -4,9 +4,11 @@ use super::cards::Strangers;
 use super::classes::Classes;
 use super::config_maps::ConfigMapUsers;
 use super::devices::{ClaimTerms, DeviceObjects, Stray};
-use super::isolation::{IsolationConditions, OwedIsolation};
+use super::idle::IdlePods;
+use super::isolation::IsolationConditions;
 use super::listing::{Listing, ListingState};
 use super::mig::MigNodes;
+use super::owed::OwedCondition;
 use super::recheck::{Due, LOOKS, RecheckQueue};
 use super::run_time::RunTime;
 use super::shown::Shown;
@@ -22,14 +24,14 @@ use crate::watch::{Fact, Key as _, Seen};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::api::storage::v1::CSINode;
-use proto::names::queue::QUOTA_CONDITION;
+use proto::names::queue::CONDITIONS;
 use proto::telemetry::NodeState;
 use scheduler_core::ids::{PodUid, QueueName, TopologyName};
 use scheduler_core::mig_layout::MigCard;
 use scheduler_core::model::{ContainerGrant, Mode, Node, NodeCards};
 use scheduler_core::scale_up::Groups;
 use scheduler_core::units::Time;
-use scheduler_core::{Bind, Event};
+use scheduler_core::{Bind, Event, IdlePod};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -41,6 +43,9 @@ pub(super) struct Leaving {
     /// The pod, which is converted again at that time. `None` once that was done.
     pub(super) pod: Option<Box<KubePod>>,
 }
+
+/// By queue and type of the condition: its status, and since when it has it.
+pub type QueueConditions = BTreeMap<(QueueName, &'static str), (bool, Timestamp)>;
 
 /// The state between two facts.
 #[derive(Debug)]
@@ -100,13 +105,14 @@ pub struct World {
     /// The cards that the kubelet chose instead, by UID of the pod.
     pub(super) held: BTreeMap<String, Vec<ContainerGrant>>,
     pub(super) isolation: IsolationConditions,
+    pub(super) idle: IdlePods,
     /// The reasons why pods wait, as the watch shows them, by UID.
     pub(super) reasons: BTreeMap<String, Shown>,
     /// Pods whose shown reason has changed since the last call of [`World::reasons_shown`].
     pub(super) reasons_shown: Vec<PodUid>,
-    /// The status of the condition of each queue, and the time since when it has that status, as the
+    /// The status of each condition of ours of a queue, and the time since when it has that status, as the
     /// watch shows them.
-    pub(super) queue_conditions: BTreeMap<QueueName, (bool, Timestamp)>,
+    pub(super) queue_conditions: QueueConditions,
     /// Node of each bound pod that asks for cards or has claims: an agent speaks of its own node's alone.
     pub(super) placed_on: BTreeMap<String, Arc<str>>,
     /// Nodes on which pods were seen since their agents' states were read for conditions.
@@ -166,6 +172,7 @@ impl World {
             whole: BTreeMap::new(),
             held: BTreeMap::new(),
             isolation: IsolationConditions::default(),
+            idle: IdlePods::default(),
             reasons: BTreeMap::new(),
             reasons_shown: Vec::new(),
             queue_conditions: BTreeMap::new(),
@@ -441,13 +448,25 @@ impl World {
 
     /// Conditions that are to be written now. Only the replica that leads asks for them: each is
     /// asked for again, ever later, until the watch shows it.
-    pub fn owed_isolation(&mut self, now: Time) -> Vec<OwedIsolation> {
-        self.isolation.owed(now)
+    pub fn owed_conditions(&mut self, now: Time) -> Vec<OwedCondition> {
+        let mut owed = self.isolation.conditions().owed(now);
+        owed.extend(self.idle.conditions().owed(now));
+        owed
     }
 
     /// Returns the time at which a condition is to be written next.
-    pub(crate) fn isolation_due(&self) -> Option<Time> {
-        self.isolation.due()
+    pub(crate) fn conditions_due(&mut self) -> Option<Time> {
+        let isolation = self.isolation.conditions().due();
+        isolation
+            .into_iter()
+            .chain(self.idle.conditions().due())
+            .min()
+    }
+
+    /// Takes in which idle pods give way, and when, for the conditions that warn of it. Returns when that
+    /// is to be told again though nothing happens.
+    pub(crate) fn warn_idle(&mut self, pods: &[IdlePod], now: Time) -> Option<Time> {
+        self.idle.warn(pods, now)
     }
 
     /// Whether some card may be given other slices.
@@ -462,22 +481,24 @@ impl World {
             .cards(|name| self.states.get(name).filter(|_| is_heard(name)))
     }
 
-    /// Remembers the status of the condition of a queue, and since when it has that status.
-    fn show_condition(&mut self, queue: &api::Queue) {
-        let name = QueueName::from(queue.key());
-        let all = queue.status.iter().flat_map(|status| &status.conditions);
-        let mut ours = all.filter(|one| one.type_ == QUOTA_CONDITION);
-        match ours.next() {
-            Some(one) => {
-                let shown = (one.status == "True", one.last_transition_time.0);
-                self.queue_conditions.insert(name, shown);
+    /// Remembers the status of the conditions of a queue, and since when each has that status.
+    fn show_conditions(&mut self, queue: &api::Queue) {
+        for kind in CONDITIONS {
+            let key = (QueueName::from(queue.key()), kind);
+            let all = queue.status.iter().flat_map(|status| &status.conditions);
+            let mut ours = all.filter(|one| one.type_ == kind);
+            match ours.next() {
+                Some(one) => {
+                    let shown = (one.status == "True", one.last_transition_time.0);
+                    self.queue_conditions.insert(key, shown);
+                }
+                None => drop(self.queue_conditions.remove(&key)),
             }
-            None => drop(self.queue_conditions.remove(&name)),
         }
     }
 
-    /// Returns the status of the condition of each queue, and since when it has that status.
-    pub fn queue_conditions(&self) -> &BTreeMap<QueueName, (bool, Timestamp)> {
+    /// Returns the status of the conditions of each queue, and since when each has that status.
+    pub fn queue_conditions(&self) -> &QueueConditions {
         &self.queue_conditions
     }
 
@@ -499,13 +520,13 @@ impl World {
     fn queue(&mut self, seen: Seen<api::Queue>) -> Option<Event> {
         match seen {
             Seen::There(object) => {
-                self.show_condition(&object);
+                self.show_conditions(&object);
                 Some(Event::Queue(self.usage.queue(queue::queue(&object))))
             }
             Seen::Gone(name) => {
                 let name = QueueName::from(name);
                 self.usage.gone(&name);
-                self.queue_conditions.remove(&name);
+                self.queue_conditions.retain(|(queue, _), _| *queue != name);
                 Some(Event::QueueGone(name))
             }
             Seen::Listing | Seen::Listed => None,

@@ -16,6 +16,10 @@ impl Cycle {
                     let _ = to.send(Box::new(self.core.fork()));
                 }
             }
+            Question::ForkOfPod(pod, to) => {
+                let there = self.core.pod(&pod).is_some();
+                let _ = to.send(there.then(|| Box::new(self.core.fork())));
+            }
             Question::Settings(to) => {
                 let _ = to.send(self.core.config().clone());
             }

@@ -13,6 +13,8 @@ pub enum Question {
     Fork(oneshot::Sender<Box<Core>>),
     /// The same of the shard that has this queue. Nothing is answered where none has.
     ForkOf(QueueName, oneshot::Sender<Box<Core>>),
+    /// The same of the shard that has this pod, by UID. `None`: no such pod.
+    ForkOfPod(PodUid, oneshot::Sender<Option<Box<Core>>>),
     /// The settings in force.
     Settings(oneshot::Sender<scheduler_core::Config>),
     /// Where a pod may go, by UID: a line per node and card. `None`: no such pod.

@@ -55,6 +55,7 @@ fn cycle() -> Cycle {
         swept: now,
         granted: Granted::default(),
         standstill: Standstill::default(),
+        idle_at: None,
     }
 }
 

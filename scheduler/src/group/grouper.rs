@@ -58,6 +58,8 @@ pub struct Settings {
     pub types: Option<TypesAt>,
     /// Pods without an owner wait for their group, too: their type may have a default.
     pub alone_wait: bool,
+    /// Whether the pods of a Deployment share one group.
+    pub deployment_gangs: bool,
     /// For timestamps.
     pub wall: Wall,
     /// Counts what waits in the grouper's channels.
@@ -116,6 +118,7 @@ pub async fn run(
             known: shared.known,
             client,
             queue_label: Arc::from(settings.queue_label.as_str()),
+            deployment_gangs: settings.deployment_gangs,
         },
         failures,
         groups: shared.groups,

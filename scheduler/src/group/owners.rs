@@ -137,7 +137,7 @@ impl Owners {
                 })
             }
             // Known from the watch.
-            Lookup::Flat { .. } => Ok(None),
+            Lookup::Former { .. } => Ok(None),
             Lookup::Pod { labels } => {
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
                 let params = ListParams::default().labels(labels);

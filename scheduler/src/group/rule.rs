@@ -36,6 +36,8 @@ pub(super) struct RuleContext<'a> {
     pub(super) chain: &'a [Object],
     pub(super) extra: Option<&'a LookupResult>,
     pub(super) classes: &'a Classes,
+    /// Whether the pods of a Deployment share one group.
+    pub(super) deployment_gangs: bool,
 }
 
 /// An object that a rule needs besides the owners.
@@ -51,8 +53,8 @@ pub(super) enum Lookup {
     Native { name: String },
     /// Whether a pod with these labels exists and is not being deleted.
     Pod { labels: String },
-    /// Whether the object with that UID has a group without sub-groups.
-    Flat { owner: String },
+    /// Whether the object with that UID has a group by the rule that KAI used before.
+    Former { owner: String },
 }
 
 /// The objects found.
@@ -60,7 +62,7 @@ pub(super) enum Lookup {
 pub(super) enum LookupResult {
     Object(Box<Object>),
     Pod(bool),
-    Flat(bool),
+    Former(bool),
 }
 
 /// The annotation's number, at least 1.

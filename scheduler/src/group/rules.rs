@@ -3,7 +3,7 @@
 //! Follows KAI's table (`pkg/podgrouper/podgrouper/hub/hub.go`). In: a pod, its owners from the
 //! nearest to the top, and what else a rule needs. Out: a [`Draft`], or an error.
 
-use super::draft::{BUILD, Draft, INFERENCE, TRAIN, group_name};
+use super::draft::{BUILD, Draft, INFERENCE, TRAIN, group_name, name_of_pod_alone};
 use super::object::{Object, Reference};
 use super::rule::{BATCH_MIN_MEMBER, Lookup, LookupResult, RuleContext, RuleError, min_member};
 use super::{gang, jobset, kubeflow, lws, native, ray};
@@ -18,9 +18,8 @@ const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
 enum Rule {
     /// One group per owner, of one pod at least.
     Owner(&'static str),
-    /// One group per pod.
-    Pod(&'static str),
     Bare,
+    Deployment,
     Job,
     CronJob,
     RunaiJob,
@@ -42,8 +41,8 @@ impl Rule {
     /// The priority class of a workload that names none.
     fn class(self) -> &'static str {
         match self {
-            Self::Owner(class) | Self::Pod(class) => class,
-            Self::Knative => INFERENCE,
+            Self::Owner(class) => class,
+            Self::Knative | Self::Deployment => INFERENCE,
             _ => TRAIN,
         }
     }
@@ -52,7 +51,7 @@ impl Rule {
 fn rule(owner: &Reference) -> Rule {
     match (owner.group(), owner.version(), owner.kind.as_str()) {
         ("", "v1", "Pod") => Rule::Bare,
-        ("apps", "v1", "Deployment") => Rule::Pod(INFERENCE),
+        ("apps", "v1", "Deployment") => Rule::Deployment,
         ("apps", "v1", "StatefulSet") => Rule::StatefulSet,
         ("batch", "v1", "Job") => Rule::Job,
         ("batch", "v1", "CronJob") => Rule::CronJob,
@@ -128,7 +127,7 @@ pub(super) fn needed_lookup(context: RuleContext<'_>) -> Option<Lookup> {
                 name: name.to_owned(),
             }),
         Rule::Mpi => kubeflow::launcher_wanted(&top, context.pod),
-        Rule::JobSet => Some(Lookup::Flat {
+        Rule::JobSet | Rule::Deployment => Some(Lookup::Former {
             owner: top.uid().to_owned(),
         }),
         _ => None,
@@ -183,7 +182,7 @@ pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
                 .collect();
             Ok(Draft::of(&top, &owners, pod, context.classes, class))
         }
-        Rule::Pod(class) => Ok(of_top(class).of_pod_alone(pod)),
+        Rule::Deployment => deployment(&top, of_top(INFERENCE), context),
         Rule::Bare => {
             let mut draft = of_top(TRAIN);
             if let [Some(_), Some(application)] = SPARK.map(|key| pod.label(key)) {
@@ -213,7 +212,7 @@ pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
         Rule::JobSet => {
             let min = min_member(&top, BATCH_MIN_MEMBER)?;
             let rule = match context.extra {
-                Some(LookupResult::Flat(true)) => jobset::old,
+                Some(LookupResult::Former(true)) => jobset::old,
                 _ => jobset::draft,
             };
             rule(&top, of_top(TRAIN), pod, min)
@@ -235,6 +234,28 @@ pub(super) fn draft(context: RuleContext<'_>) -> Result<Draft, RuleError> {
         }
         Rule::Skip => Ok(of_top(TRAIN)),
     }
+}
+
+/// One group for all pods, or one for each (KAI before 0.18). A pod that is in one of them stays in it,
+/// and so does a Deployment: pods of both kinds would not share a minimum.
+fn deployment(top: &Object, draft: Draft, context: RuleContext<'_>) -> Result<Draft, RuleError> {
+    let pod = context.pod;
+    let is_shared = match pod.annotation(proto::names::kai::POD_GROUP) {
+        Some(group) if group == draft.name => true,
+        Some(group) if group == name_of_pod_alone(pod.name(), pod.uid()) => false,
+        _ => {
+            let is_former = matches!(context.extra, Some(LookupResult::Former(true)));
+            context.deployment_gangs && !is_former
+        }
+    };
+    if !is_shared {
+        return Ok(draft.of_pod_alone(pod));
+    }
+    let min = min_member(top, BATCH_MIN_MEMBER)?;
+    Ok(Draft {
+        min: min.unwrap_or(1),
+        ..draft
+    })
 }
 
 /// One group per pod, because the pods of a Job do not wait for each other; one per Job if the

@@ -48,6 +48,7 @@ pub(super) struct Steps {
     pub(super) groups: Arc<Groups>,
     pub(super) known: KnownGroups,
     pub(super) queue_label: Arc<str>,
+    pub(super) deployment_gangs: bool,
 }
 
 impl Steps {
@@ -127,11 +128,12 @@ impl Steps {
             chain: &chain,
             extra: None,
             classes,
+            deployment_gangs: self.deployment_gangs,
         };
         let mut extra = match rules::needed_lookup(context) {
-            Some(Lookup::Flat { owner }) => {
-                let flat = self.known.is_flat(&owner).ok_or(GroupingError::Unlisted)?;
-                Some(LookupResult::Flat(flat))
+            Some(Lookup::Former { owner }) => {
+                let former = self.known.is_former(&owner);
+                Some(LookupResult::Former(former.ok_or(GroupingError::Unlisted)?))
             }
             Some(want) => self.owners.extra(pod.namespace(), &want, since).await?,
             None => None,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const HOUR: Duration = Duration::seconds(3600);
 const HOURS: u64 = 14 * 24;
-/// Entries that are kept: 0.6 MB.
+/// Entries that are kept: 0.8 MB.
 const MOST: usize = 40_000;
 /// Tenants that are known by name: 1.2 MB with names of fifty letters.
 const MOST_TENANTS: usize = 6000;
@@ -42,6 +42,8 @@ pub(crate) struct Held<'a> {
     pub(crate) used: Option<u64>,
     /// Of the card, in billionths.
     pub(crate) part: u64,
+    /// For how many minutes it has done no work; 0 where that is not known.
+    pub(crate) idle_minutes: u32,
 }
 
 /// Amounts held in a period. Sums over shares and cards, to one part in a hundred million.
@@ -53,6 +55,8 @@ pub(crate) struct Used {
     pub(crate) granted: u64,
     /// Of it, what was not in use. What is not known counts as in use.
     pub(crate) unused: u64,
+    /// The longest time that a share did no work, in minutes.
+    pub(crate) longest_idle: u32,
 }
 
 impl Used {
@@ -60,16 +64,18 @@ impl Used {
         self.gpu = self.gpu.saturating_add(other.gpu);
         self.granted = self.granted.saturating_add(other.granted);
         self.unused = self.unused.saturating_add(other.unused);
+        self.longest_idle = self.longest_idle.max(other.longest_idle);
     }
 }
 
-/// As it is kept: 16 bytes.
+/// As it is kept: 20 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     tenant: u32,
     gpu: Long,
     granted: Long,
     unused: Long,
+    longest_idle: u32,
 }
 
 impl Entry {
@@ -79,6 +85,7 @@ impl Entry {
             gpu: Long::of(used.gpu),
             granted: Long::of(used.granted),
             unused: Long::of(used.unused),
+            longest_idle: used.longest_idle,
         }
     }
 
@@ -87,6 +94,7 @@ impl Entry {
             gpu: self.gpu.get(),
             granted: self.granted.get(),
             unused: self.unused.get(),
+            longest_idle: self.longest_idle,
         }
     }
 }
@@ -263,6 +271,7 @@ impl Ledger {
                 gpu: share.part * seconds / 1_000_000,
                 granted: share.granted * seconds,
                 unused: unused * seconds,
+                longest_idle: share.idle_minutes,
             };
             self.entry(share.tenant, share.product).add(more);
         }
@@ -428,6 +437,7 @@ mod tests {
             granted,
             used,
             part: granted * 1_000_000_000 / 20_000,
+            idle_minutes: 0,
         }
     }
 
@@ -468,6 +478,7 @@ mod tests {
             gpu: 500 * seconds,
             granted: 10_000 * seconds,
             unused: 7500 * seconds,
+            longest_idle: 0,
         };
         assert_eq!(all.tenants[&a], of_a);
         let of_b = Used {
@@ -475,6 +486,7 @@ mod tests {
             granted: 5000 * seconds,
             // What is not known is not called unused.
             unused: 1000 * seconds / 2,
+            longest_idle: 0,
         };
         assert_eq!(all.tenants[&b], of_b);
         let last = ledger.since(Time(102 * HOUR.0));

@@ -21,6 +21,10 @@ pub(crate) enum MarkKind {
     Fault,
     /// It works again.
     Recovered,
+    /// An admin cordoned a card.
+    Cordoned,
+    /// It takes pods again.
+    Uncordoned,
     /// A container exceeded its limit, or had another problem on its card.
     Limit,
     /// A node did not honour a grant.
@@ -33,6 +37,8 @@ impl MarkKind {
             Self::Evicted => "evicted",
             Self::Fault => "fault",
             Self::Recovered => "recovered",
+            Self::Cordoned => "cordoned",
+            Self::Uncordoned => "uncordoned",
             Self::Limit => "limit",
             Self::Refused => "refused",
         }

@@ -57,6 +57,7 @@ impl Cluster {
             granted: 30_000,
             used: Some((at + slot) % 30_000),
             part: 370_000_000,
+            idle_minutes: 0,
         });
         let sample = Sample {
             cards: cards.collect(),
@@ -150,6 +151,7 @@ fn what_nobody_looked_at_is_not_counted_and_a_clock_that_steps_back_is_waited_fo
             granted: 1000,
             used: Some(500),
             part: 1_000_000_000,
+            idle_minutes: 0,
         };
         let sample = Sample {
             cards: vec![card],

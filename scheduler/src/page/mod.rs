@@ -26,6 +26,7 @@ mod timeline;
 
 use crate::clock::Wall;
 use crate::cycle::Question;
+use crate::page_link::PageLink;
 use crate::report::Views;
 use crate::serve::Endpoint;
 use crate::status::Status;
@@ -61,6 +62,8 @@ pub struct Sources {
     pub queue_label: String,
     /// URL of Prometheus, for what this process does not remember.
     pub prometheus: Option<String>,
+    /// Links of a pod's page to other tools.
+    pub links: Vec<PageLink>,
     /// The time.
     pub wall: Wall,
     /// Counts what waits in the page's channels.
@@ -156,6 +159,7 @@ pub fn start(
         questions: sources.questions,
         scheduler: scheduler.into(),
         prometheus: sources.prometheus.map(Arc::from),
+        links: sources.links.into(),
         trials: Arc::new(Semaphore::new(1)),
     });
     let until = |part: Pin<Box<dyn Future<Output = ()> + Send>>| -> Part {

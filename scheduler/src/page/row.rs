@@ -33,6 +33,25 @@ pub(super) struct PodRow {
     pub(super) why: String,
 }
 
+/// The longest reason that is kept of a pod, in bytes: the message of a condition may be as long as
+/// its object.
+const WHY: usize = 16 << 10;
+/// The longest first line of a reason in a list, in characters.
+const LINE: usize = 300;
+
+impl PodRow {
+    /// The first line of why it waits, cut to what a list has room for.
+    pub(super) fn reason(&self) -> &str {
+        let line = self.why.lines().next().unwrap_or_default();
+        // What follows is card by card.
+        let line = line.split(". node ").next().unwrap_or(line);
+        match line.char_indices().nth(LINE) {
+            Some((end, _)) => &line[..end],
+            None => line,
+        }
+    }
+}
+
 /// The state of a pod of this scheduler that does not run yet; `None`: nothing.
 ///
 /// Its queue is the one that its labels name, where `queue_label` comes first. Once its group is
@@ -66,7 +85,7 @@ pub(super) fn pod(pod: &Pod, scheduler: &str, queue_label: &str) -> Option<PodRo
         class: class.cloned().unwrap_or_default(),
         created: created.map_or(0, |stamp| stamp.0.as_millisecond()),
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
-        why: why(pod),
+        why: cut(why(pod)),
         name: pod.name_any(),
         namespace,
         uid,
@@ -124,6 +143,18 @@ pub(super) fn asks(pod: &Pod) -> String {
 fn part(nano: u64) -> String {
     let digits = format!("{nano:09}");
     format!("0.{}", digits.trim_end_matches('0'))
+}
+
+fn cut(mut why: String) -> String {
+    if why.len() > WHY {
+        let mut end = WHY;
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        why.truncate(end);
+        why.push('…');
+    }
+    why
 }
 
 fn why(pod: &Pod) -> String {
@@ -263,6 +294,10 @@ pub(super) struct LiveCard {
 pub(super) struct LiveShare {
     /// MiB in use, over all its cards.
     pub(super) used: u64,
+    /// For how many minutes it has done no work; `None`: that is not known.
+    pub(super) idle_minutes: Option<u32>,
+    /// Per cent of SM time, summed over its cards; `None`: not known.
+    pub(super) sm: Option<u32>,
     pub(super) cards: Vec<String>,
     pub(super) namespace: String,
     pub(super) phase: String,
@@ -294,6 +329,8 @@ pub(super) fn live(state: &NodeState) -> Live {
         let key = (share.pod_uid.clone(), share.container.clone());
         let live = LiveShare {
             used: share.memory_used_mib,
+            idle_minutes: share.idle_minutes,
+            sm: share.sm_percent,
             cards: share.gpu_uuids.clone(),
             namespace: share.pod_namespace.clone(),
             phase: share.phase.clone(),

@@ -135,7 +135,12 @@ impl Rows {
                         self.live.remove(name);
                         self.changes.gone(name);
                     }
-                    Change::Put(name, _) => self.changes.node(name),
+                    Change::Put(name, node) => {
+                        self.changes.node(name);
+                        for mark in self.cordons(name, node) {
+                            self.note(mark, Uid::of(UNKNOWN));
+                        }
+                    }
                 }
                 self.nodes.change(change);
             }
@@ -195,6 +200,30 @@ impl Rows {
         }
     }
 
+    /// Cards of a node that were cordoned or uncordoned.
+    fn cordons(&self, name: &str, node: &GpuNode) -> Vec<Mark> {
+        let before = self.nodes.get(name).and_then(|node| node.status.as_ref());
+        let before = before.into_iter().flat_map(|status| &status.gpus);
+        let was: HashMap<&str, bool> = before
+            .map(|gpu| (gpu.uuid.as_str(), gpu.cordoned))
+            .collect();
+        let status = node.status.iter();
+        let changed = status.flat_map(|status| &status.gpus).filter_map(|gpu| {
+            let kind = match (was.get(gpu.uuid.as_str())?, gpu.cordoned) {
+                (false, true) => MarkKind::Cordoned,
+                (true, false) => MarkKind::Uncordoned,
+                _ => return None,
+            };
+            Some(self.mark(
+                kind,
+                &gpu.uuid,
+                "",
+                &format!("GPU {} of node {name}", gpu.index),
+            ))
+        });
+        changed.collect()
+    }
+
     fn mark(&self, kind: MarkKind, card: &str, namespace: &str, words: &str) -> Mark {
         Mark {
             at: self.now,
@@ -228,6 +257,24 @@ impl Rows {
         self.tenants
             .get(&Uid::of(uid))
             .map_or("", |tenant| &tenant.queue)
+    }
+
+    /// The workload that made a pod, such as `Job/train`; empty where it holds nothing.
+    pub(super) fn owner(&self, uid: &str) -> &str {
+        self.tenants
+            .get(&Uid::of(uid))
+            .map_or("", |tenant| &tenant.owner)
+    }
+
+    /// Whether any pod has a grant and a container that does not run.
+    pub(super) fn has_crashes(&self) -> bool {
+        self.crashes.len() > 0
+    }
+
+    /// The first container of a pod with a grant that does not run, and why.
+    pub(super) fn crashes_of(&self, uid: &str) -> Option<(&str, &str)> {
+        let first = self.crashes.get(&Uid::of(uid))?.first()?;
+        Some((&first.0, &first.1))
     }
 
     /// Returns why a container of a pod with a grant does not run; `None` if it runs.
@@ -289,6 +336,7 @@ impl Rows {
                 granted: kept,
                 used: share.map(|share| share.used / share.cards.len().max(1) as u64),
                 part: u64::try_from(part).unwrap_or(0),
+                idle_minutes: share.and_then(|share| share.idle_minutes).unwrap_or(0),
             })
         });
         let sample = Sample {

@@ -199,7 +199,13 @@ fn waits_for(pod: &Pod) -> Option<Step> {
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
     let at = waits.last_transition_time.as_ref()?.0.as_millisecond();
     let line = waits.message.as_deref().unwrap_or_default().lines().next();
-    Some(Step::new(at, "waits", line.unwrap_or_default()))
+    Some(Step::new(at, "waits", summary(line.unwrap_or_default())))
+}
+
+/// A reason without its details. In an event they follow on the same line, in a condition on others.
+fn summary(line: &str) -> &str {
+    let all = line.split(". node ").next().unwrap_or(line);
+    all.trim_end_matches('.')
 }
 
 fn containers(pod: &Pod, steps: &mut Vec<Step>) {
@@ -262,6 +268,7 @@ fn of_event(event: &Event) -> Option<Step> {
     };
     let message = event.message.as_deref().unwrap_or_default();
     let line = message.lines().next().unwrap_or_default();
+    let line = if kind == "waits" { summary(line) } else { line };
     let counted = series.and_then(|series| series.count).or(event.count);
     Some(Step {
         until: last.filter(|last| *last > first),
@@ -400,6 +407,16 @@ mod tests {
                 })
                 .collect()
         };
+        let details = event(
+            "Unschedulable",
+            3,
+            "no room: 2 nodes. node n1: full; node n2: full",
+        );
+        let once = [(3, "no room: 2 nodes".to_owned())];
+        assert_eq!(
+            words(&waits("no room: 2 nodes.\nnode n1: full"), &[details]),
+            once
+        );
         let missing = (1, "Queue 'product' does not exist".to_owned());
         // The event of the present reason is missing, or it is there as well.
         let now = waits("no node has room");

@@ -10,7 +10,12 @@ use kube::api::Api;
 use kube::{Client, CustomResourceExt as _, ResourceExt as _};
 use serde_json::Value;
 
-pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
+/// Where the definition of pod groups has the status that KAI removed in 0.16.
+const PHASE: &str = "/properties/status/properties/phase";
+
+/// Returns whether pod groups have a phase.
+pub(super) async fn look(client: &Client) -> Result<bool, PreflightError> {
+    let mut has_phase = false;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for ours in [
         api::Queue::crd(),
@@ -38,7 +43,11 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
         };
         let mut missing = Vec::new();
         let (ours, found) = (value(&ours), value(&found));
-        if let Err(why) = compare(&ours, &found, &mut missing) {
+        let served = compare(&ours, &found, &mut missing);
+        has_phase |= served
+            .as_ref()
+            .is_ok_and(|schema| schema.pointer(PHASE).is_some());
+        if let Err(why) = served {
             return Err(PreflightError::Shape {
                 definition: name,
                 why,
@@ -52,15 +61,15 @@ pub(super) async fn look(client: &Client) -> Result<(), PreflightError> {
             );
         }
     }
-    Ok(())
+    Ok(has_phase)
 }
 
 fn value(definition: &CustomResourceDefinition) -> Value {
     serde_json::to_value(definition).unwrap_or_default()
 }
 
-/// Our only version must be there and alike.
-fn compare(ours: &Value, found: &Value, missing: &mut Vec<String>) -> Result<(), String> {
+/// Our only version must be there and alike. Returns its schema.
+fn compare(ours: &Value, found: &Value, missing: &mut Vec<String>) -> Result<Value, String> {
     for path in ["/spec/scope", "/spec/names/kind", "/spec/names/plural"] {
         let (ours, found) = (ours.pointer(path), found.pointer(path));
         if ours != found {
@@ -83,7 +92,8 @@ fn compare(ours: &Value, found: &Value, missing: &mut Vec<String>) -> Result<(),
         .find(|one| one["name"] == *version && one["served"] == true)
         .ok_or_else(|| format!("it does not serve version {version}"))?;
     let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
-    alike(&schema(ours), &schema(served), "", missing)
+    let theirs = schema(served);
+    alike(&schema(ours), &theirs, "", missing).map(|()| theirs)
 }
 
 /// Every field of ours, as far as they describe it.
@@ -141,9 +151,23 @@ mod tests {
         ] {
             let mut missing = Vec::new();
             let ours = value(&definition);
-            assert_eq!(compare(&ours, &ours, &mut missing), Ok(()));
+            assert!(compare(&ours, &ours, &mut missing).is_ok());
             assert_eq!(missing, Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn a_definition_of_pod_groups_has_a_phase_or_none() {
+        let ours = value(&api::PodGroup::crd());
+        let has_phase = |definition: &Value| {
+            let schema = compare(&ours, definition, &mut Vec::new()).unwrap();
+            schema.pointer(PHASE).is_some()
+        };
+        assert!(!has_phase(&ours));
+        let mut older = ours.clone();
+        let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
+        older.pointer_mut(status).unwrap()["phase"] = json!({"type": "string"});
+        assert!(has_phase(&older));
     }
 
     #[test]
@@ -155,7 +179,7 @@ mod tests {
         let fields = older.pointer_mut(schema).unwrap().as_object_mut().unwrap();
         fields.remove("preemptMinRuntime").unwrap();
         let mut missing = Vec::new();
-        assert_eq!(compare(&ours, &older, &mut missing), Ok(()));
+        assert!(compare(&ours, &older, &mut missing).is_ok());
         assert_eq!(missing, [".spec.preemptMinRuntime"]);
 
         let mut other = ours.clone();

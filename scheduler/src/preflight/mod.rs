@@ -18,11 +18,11 @@ use std::time::Duration;
 /// Between two tries against an API server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Checks that no other scheduler has this scheduler name and node pool.
+/// Checks that no other scheduler has this scheduler name and node pool. Returns what [`shapes`] does.
 ///
 /// # Errors
 /// There is none, or the API server refuses to say.
-pub async fn clear(client: &Client, territory: &PodSelection) -> Result<(), PreflightError> {
+pub async fn clear(client: &Client, territory: &PodSelection) -> Result<bool, PreflightError> {
     alone(client, territory).await?;
     shapes(client).await
 }
@@ -35,17 +35,18 @@ pub async fn alone(client: &Client, territory: &PodSelection) -> Result<(), Pref
     until_answered(|| kai::look(client, territory)).await
 }
 
-/// Checks only the CRDs.
+/// Checks only the CRDs. Returns whether pod groups have `status.phase`, `running` and `pending`, which
+/// KAI removed in 0.16.
 ///
 /// # Errors
 /// As [`clear`].
-pub async fn shapes(client: &Client) -> Result<(), PreflightError> {
+pub async fn shapes(client: &Client) -> Result<bool, PreflightError> {
     until_answered(|| crd_schema::look(client)).await
 }
 
-async fn until_answered<F>(look: impl Fn() -> F) -> Result<(), PreflightError>
+async fn until_answered<F, T>(look: impl Fn() -> F) -> Result<T, PreflightError>
 where
-    F: Future<Output = Result<(), PreflightError>>,
+    F: Future<Output = Result<T, PreflightError>>,
 {
     loop {
         match look().await {

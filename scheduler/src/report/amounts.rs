@@ -1,6 +1,7 @@
 //! The core's numbers as Kubernetes' quantities.
 
 use proto::names::resource;
+use scheduler_core::units::Bound;
 use serde_json::{Map, Value};
 
 /// GPU (nano), CPU (milli), memory (bytes) as a `ResourceList`; nothing is left out, so
@@ -11,6 +12,21 @@ pub(super) fn list([gpu, cpu, memory]: [u128; 3]) -> Value {
     list.insert("cpu".to_owned(), Value::String(milli(cpu)));
     list.insert("memory".to_owned(), Value::String(memory.to_string()));
     Value::Object(list)
+}
+
+/// The same of a queue's limits or quotas; -1 is no bound, as in the spec of a queue.
+pub(super) fn bounds(bounds: [Bound; 3]) -> Value {
+    let exact = bounds.map(|bound| match bound {
+        Bound::Exactly(amount) => u128::from(amount),
+        Bound::Unlimited => 0,
+    });
+    let mut list = list(exact);
+    for (name, bound) in [resource::GPU, "cpu", "memory"].into_iter().zip(bounds) {
+        if bound == Bound::Unlimited {
+            list[name] = Value::from("-1");
+        }
+    }
+    list
 }
 
 /// Nano-GPU, rounded up to thousandths: an allocation is never shown as zero.
@@ -42,5 +58,10 @@ mod tests {
             json!({"nvidia.com/gpu": "2", "cpu": "3", "memory": "0"})
         );
         assert_eq!(list([1, 0, 0])["nvidia.com/gpu"], "1m");
+        let half = Bound::Exactly(500_000_000);
+        assert_eq!(
+            bounds([half, Bound::Exactly(0), Bound::Unlimited]),
+            json!({"nvidia.com/gpu": "500m", "cpu": "0", "memory": "-1"})
+        );
     }
 }

@@ -116,6 +116,7 @@ mod tests {
             requested: [0; 3],
             core: Box::default(),
             reason: None,
+            over: None,
         };
         GroupReport::Change(pool.into(), GroupChange::Changed(Box::new(view)))
     }

@@ -24,10 +24,12 @@ pub use meters::QueueMeters;
 
 use crate::act::answer::{self, Answer};
 use crate::clock::Wall;
+use crate::convert::QueueConditions;
 use futures::StreamExt as _;
 use groups::{GroupStatus, GroupStatuses};
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use proto::names::queue::CONDITIONS;
 use scheduler_core::QueueView;
 use scheduler_core::ids::{GroupName, QueueName};
 use serde::de::DeserializeOwned;
@@ -53,9 +55,8 @@ pub struct Views {
     pub queues: Vec<QueueView>,
     /// What all nodes have together: GPU (nano), CPU (milli), memory (bytes).
     pub capacity: [u128; 3],
-    /// The status of the condition of each queue, and the time since when it has that status, as the
-    /// watch shows them.
-    pub shown: BTreeMap<QueueName, (bool, Timestamp)>,
+    /// The conditions of queues, as the watch shows them.
+    pub shown: QueueConditions,
     /// False while another replica reports.
     pub leading: bool,
 }
@@ -67,6 +68,8 @@ pub(crate) struct ReportInputs {
     pub views: watch::Receiver<Views>,
     /// Pod groups, each when its status is to be written.
     pub groups: mpsc::Receiver<GroupReport>,
+    /// The definition of pod groups has the fields `phase`, `running` and `pending` in its status.
+    pub with_phase: bool,
 }
 
 /// The statuses of queues that were written since this replica leads.
@@ -83,7 +86,7 @@ struct Written {
 }
 
 /// Conditions of queues: the status of each, and since when it has it.
-type Since = BTreeMap<QueueName, (bool, Timestamp)>;
+type Since = QueueConditions;
 
 impl Written {
     fn since(begin: Instant) -> Self {
@@ -95,15 +98,23 @@ impl Written {
         }
     }
 
-    /// Sets the time since when a queue's condition has its status. `before` has the conditions that
-    /// were written last or, before the first write, those that the watch shows.
+    /// Sets the time since when each of a queue's conditions has its status. `before` has the conditions
+    /// that were written last or, before the first write, those that the watch shows.
     fn stamp(&mut self, before: &mut Since, queue: &QueueName, status: &mut Value, now: Timestamp) {
-        if let Some(condition) = status.pointer_mut("/conditions/0") {
+        let conditions = status["conditions"].as_array_mut();
+        for condition in conditions.into_iter().flatten() {
+            let Some(kind) = CONDITIONS
+                .into_iter()
+                .find(|kind| condition["type"] == **kind)
+            else {
+                continue;
+            };
+            let key = (queue.clone(), kind);
             let is = condition["status"] == "True";
-            let known = before.remove(queue).filter(|(was, _)| *was == is);
+            let known = before.remove(&key).filter(|(was, _)| *was == is);
             let (is, since) = known.unwrap_or((is, now));
             condition["lastTransitionTime"] = Value::from(since.to_string());
-            self.since.insert(queue.clone(), (is, since));
+            self.since.insert(key, (is, since));
         }
     }
 
@@ -172,7 +183,15 @@ pub(crate) async fn run(
         written.settle(Instant::now());
         groups.settle(Instant::now());
         let round = async {
-            let whole = round(&client, &views, written, &mut groups, wall.second()).await;
+            let whole = round(
+                &client,
+                &views,
+                written,
+                &mut groups,
+                inputs.with_phase,
+                wall.second(),
+            )
+            .await;
             let told = match &mut events {
                 Some(events) => events.tell().await,
                 None => true,
@@ -209,11 +228,16 @@ fn take(report: GroupReport, groups: &mut GroupStatuses, events: Option<&mut Gro
 /// when it is written.
 enum Write {
     Queue(QueueName, Value, u64),
-    Group(GroupName, GroupStatus),
+    Group(GroupName, Box<GroupStatus>),
 }
 
 impl Write {
-    async fn send(&self, client: &kube::Client) -> Answer<()> {
+    async fn send(
+        &self,
+        client: &kube::Client,
+        queues: &[QueueView],
+        with_phase: bool,
+    ) -> Answer<()> {
         match self {
             Self::Queue(name, status, _) => {
                 let api: Api<api::Queue> = Api::all(client.clone());
@@ -224,7 +248,8 @@ impl Write {
                     return Answer::Done(());
                 };
                 let api: Api<api::PodGroup> = Api::namespaced(client.clone(), namespace);
-                patch_status(&api, name, &patch::group(&status.view, &status.pool)).await
+                let status = patch::group(&status.view, &status.pool, queues, with_phase);
+                patch_status(&api, name, &status).await
             }
         }
     }
@@ -245,14 +270,15 @@ async fn round(
     views: &Views,
     written: &mut Written,
     groups: &mut GroupStatuses,
+    with_phase: bool,
     now: Timestamp,
 ) -> bool {
     let queues = due(views, written, now).into_iter();
-    let of_group = |(name, status)| Write::Group(name, status);
+    let of_group = |(name, status)| Write::Group(name, Box::new(status));
     let writes = queues.chain(groups.take_due().into_iter().map(of_group));
     let writes = writes.map(|write| async move {
         let sent = Instant::now();
-        let answer = write.send(client).await;
+        let answer = write.send(client, &views.queues, with_phase).await;
         (write, sent, answer)
     });
     let writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
@@ -283,7 +309,7 @@ async fn round(
                     written.unknown.insert(name, until);
                 }
             }
-            Write::Group(name, status) => groups.ended(name, status, is_done, lost_until),
+            Write::Group(name, status) => groups.ended(name, *status, is_done, lost_until),
         }
     }
     whole
@@ -294,8 +320,8 @@ fn due(views: &Views, written: &mut Written, now: Timestamp) -> Vec<Write> {
     let mut known = std::mem::take(&mut written.digests);
     let mut due = Vec::new();
     let mut since = std::mem::take(&mut written.since);
-    for (queue, shown) in &views.shown {
-        since.entry(queue.clone()).or_insert(*shown);
+    for (condition, shown) in &views.shown {
+        since.entry(condition.clone()).or_insert(*shown);
     }
     let children = patch::children(&views.queues);
     for view in &views.queues {

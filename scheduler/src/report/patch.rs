@@ -1,8 +1,9 @@
 //! A view → the status that an object is to have, in KAI's fields. Pure.
 
 use super::amounts;
-use proto::names::queue::QUOTA_CONDITION;
+use proto::names::queue::{IDLE_CONDITION, QUOTA_CONDITION};
 use scheduler_core::ids::QueueName;
+use scheduler_core::model::Grace;
 use scheduler_core::{GroupView, QueueView, ReasonKind};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -37,8 +38,39 @@ pub(super) fn queue(view: &QueueView, children: &Children<'_>) -> Value {
         "allocated": amounts::list(view.held),
         "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
         "requested": amounts::list(requested),
-        "conditions": by_product(view).map_or(Value::Null, |condition| json!([condition])),
+        "conditions": conditions(view),
     })
+}
+
+/// The conditions of the queue; null removes them in a merge patch.
+fn conditions(view: &QueueView) -> Value {
+    let all: Vec<Value> = by_product(view).into_iter().chain(idle(view)).collect();
+    if all.is_empty() {
+        Value::Null
+    } else {
+        json!(all)
+    }
+}
+
+/// What became of the queue's annotations about idle pods. `None`: it has none.
+fn idle(view: &QueueView) -> Option<Value> {
+    let (status, reason, message) = match (&view.bad_idle, view.idle_after) {
+        (Some(bad), _) => ("False", "Invalid", bad.to_string()),
+        (None, Some(Grace::Never)) => (
+            "True",
+            "Never",
+            "no pod gives way for being idle".to_owned(),
+        ),
+        (None, Some(Grace::For(after))) => {
+            let message = format!(
+                "pods give way to pods that wait after {} s without work",
+                after.0 / 1000
+            );
+            ("True", "InForce", message)
+        }
+        (None, None) => return None,
+    };
+    Some(json!({"type": IDLE_CONDITION, "status": status, "reason": reason, "message": message}))
 }
 
 /// What became of the queue's annotation about GPU products. `None`: it has none.
@@ -62,12 +94,9 @@ fn by_product(view: &QueueView) -> Option<Value> {
     Some(json!({"type": QUOTA_CONDITION, "status": status, "reason": reason, "message": message}))
 }
 
-/// `PodGroup.status`, in the node pool of that name.
-pub(super) fn group(view: &GroupView, pool: &str) -> Value {
-    let phase = match (view.running, view.pending) {
-        (0, _) => "Pending",
-        (_, _) => "Running",
-    };
+/// `PodGroup.status`, in the node pool of that name. With `with_phase`, it has the fields that KAI
+/// removed in 0.16, because the definition in the cluster has them.
+pub(super) fn group(view: &GroupView, pool: &str, queues: &[QueueView], with_phase: bool) -> Value {
     // A group that is incomplete, or has a place that is being freed, needs no room or nodes from
     // others, and was not tried without success.
     let ready = |kind: &ReasonKind| {
@@ -87,15 +116,14 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
                 "status": "True",
                 "reason": "Unschedulable",
                 "message": line.as_ref(),
-                "reasons": [{"reason": code(*kind), "message": line.as_ref()}],
+                "reasons": [{
+                    "reason": code(*kind), "message": line.as_ref(), "details": details(view, queues),
+                }],
             })
         })
         .collect();
     let core: Vec<&str> = view.core.iter().map(AsRef::as_ref).collect();
-    json!({
-        "phase": phase,
-        "running": view.running,
-        "pending": view.pending,
+    let mut status = json!({
         "resourcesStatus": {
             "allocated": amounts::list(view.held),
             "allocatedNonPreemptible": amounts::list(view.held_non_preemptible),
@@ -104,7 +132,40 @@ pub(super) fn group(view: &GroupView, pool: &str) -> Value {
         "schedulingConditions": conditions,
         // Null removes it in a merge patch.
         "schedulingState": if core.is_empty() { Value::Null } else { json!({"corePods": core}) },
-    })
+    });
+    if with_phase {
+        let phase = if view.running == 0 {
+            "Pending"
+        } else {
+            "Running"
+        };
+        status["phase"] = json!(phase);
+        status["running"] = json!(view.running);
+        status["pending"] = json!(view.pending);
+    }
+    status
+}
+
+/// The amounts of the queue whose limit or quota the group would exceed. Null if its reason is another
+/// one, or the queue is gone.
+fn details(view: &GroupView, queues: &[QueueView]) -> Value {
+    let Some(over) = &view.over else {
+        return Value::Null;
+    };
+    let Some(queue) = queues.iter().find(|queue| queue.queue == over.queue) else {
+        return Value::Null;
+    };
+    let requested: [u128; 3] = std::array::from_fn(|at| queue.held[at] + queue.wanted[at]);
+    json!({"queueDetails": {
+        "name": over.queue.as_str(),
+        "queueRequestedResources": amounts::list(requested),
+        "queueDeservedResources": amounts::bounds(queue.quota),
+        "queueAllocatedResources": amounts::list(queue.held),
+        "queueAllocatedNonPreemptibleResources": amounts::list(queue.held_non_preemptible),
+        "queueResourceLimits": amounts::bounds(queue.limit),
+        "podGroupRequestedResources": amounts::list(over.wanted),
+        "podGroupRequestedNonPreemptibleResources": amounts::list(over.wanted_non_preemptible),
+    }})
 }
 
 /// KAI's codes; `PodSchedulingErrors` where it has none of its own.

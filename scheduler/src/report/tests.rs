@@ -4,9 +4,9 @@ use super::*;
 use kube::CustomResourceExt as _;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use scheduler_core::model::{ProductQuota, ProductUnit};
+use scheduler_core::model::{Grace, ProductQuota, ProductUnit};
 use scheduler_core::units::Bound;
-use scheduler_core::{GroupChange, GroupView, ProductView, QueueView, ReasonKind};
+use scheduler_core::{GroupChange, GroupView, OverQueue, ProductView, QueueView, ReasonKind};
 use serde_json::json;
 use sim_cluster::api_server::{ApiServer, Config, Fault, Handle};
 
@@ -29,6 +29,8 @@ fn queue(name: &str, parent: Option<&str>, held: u128, wanted: u128) -> QueueVie
         usage: [0; 3],
         products: Vec::new(),
         bad_products: None,
+        idle_after: None,
+        bad_idle: None,
         holding: 1,
         waiting: 1,
     }
@@ -44,6 +46,11 @@ fn group(reason: Option<&str>) -> GroupView {
         requested: [1_500_000_000, 0, 0],
         core: Box::default(),
         reason: reason.map(|line| (ReasonKind::OverLimit, line.into())),
+        over: reason.map(|_| OverQueue {
+            queue: "team".into(),
+            wanted: [1_000_000_000, 0, 0],
+            wanted_non_preemptible: [0; 3],
+        }),
     }
 }
 
@@ -58,6 +65,11 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
+        Self::start_with(true).await
+    }
+
+    /// `with_phase`: the definition of pod groups is of KAI 0.15 or older.
+    async fn start_with(with_phase: bool) -> Self {
         let server = ApiServer::bind(Config::default()).await.unwrap();
         let handle = server.handle();
         let client = kube::Client::try_from(handle.config()).unwrap();
@@ -94,6 +106,7 @@ impl Site {
         let inputs = ReportInputs {
             views: reported,
             groups: changed,
+            with_phase,
         };
         let mut registry = Registry::default();
         let meters = Arc::new(QueueMeters::registered(&mut registry));
@@ -183,6 +196,22 @@ async fn queues_and_groups_show_what_they_have_in_kais_fields() {
         status["resourcesStatus"]["requested"]["nvidia.com/gpu"],
         "1500m"
     );
+    let reason = &status["schedulingConditions"][0]["reasons"][0];
+    let gpus = |amount: &str| json!({"nvidia.com/gpu": amount, "cpu": "0", "memory": "0"});
+    assert_eq!(reason["reason"], "OverLimit");
+    assert_eq!(
+        reason["details"]["queueDetails"],
+        json!({
+            "name": "team",
+            "queueRequestedResources": {"nvidia.com/gpu": "1500m", "cpu": "250m", "memory": "0"},
+            "queueDeservedResources": {"nvidia.com/gpu": "2", "cpu": "-1", "memory": "-1"},
+            "queueAllocatedResources": {"nvidia.com/gpu": "500m", "cpu": "250m", "memory": "0"},
+            "queueAllocatedNonPreemptibleResources": gpus("0"),
+            "queueResourceLimits": {"nvidia.com/gpu": "-1", "cpu": "-1", "memory": "-1"},
+            "podGroupRequestedResources": gpus("1"),
+            "podGroupRequestedNonPreemptibleResources": gpus("0"),
+        })
+    );
     let condition = &status["schedulingConditions"][0];
     assert_eq!(condition["type"], "UnschedulableOnNodePool");
     assert_eq!(condition["reasons"][0]["reason"], "OverLimit");
@@ -190,6 +219,16 @@ async fn queues_and_groups_show_what_they_have_in_kais_fields() {
     site.say(queues(), vec![group(None)], true);
     site.until(GROUP, |status| status["schedulingConditions"] == json!([]))
         .await;
+}
+
+#[tokio::test]
+async fn a_definition_without_a_phase_gets_none() {
+    let site = Site::start_with(false).await;
+    site.say(Vec::new(), vec![group(None)], true);
+    let status = site.until(GROUP, Value::is_object).await;
+    for field in ["phase", "running", "pending"] {
+        assert_eq!(status[field], Value::Null, "{field}");
+    }
 }
 
 #[tokio::test]
@@ -366,6 +405,7 @@ async fn written(lost: bool) -> Vec<Duration> {
     let inputs = ReportInputs {
         views: reported,
         groups: changed,
+        with_phase: true,
     };
     let meters = Arc::new(QueueMeters::registered(&mut Registry::default()));
     let client = kube::Client::new(service, "default");
@@ -491,4 +531,26 @@ async fn of_many_groups_that_begin_to_wait_at_once_each_is_told_though_nothing_e
     tokio::time::timeout(Duration::from_secs(20), all)
         .await
         .expect("40 events");
+}
+
+#[test]
+fn a_queue_says_what_became_of_its_rule_about_idle_pods() {
+    let said = |after: Option<Grace>, bad: Option<&str>| {
+        let mut view = queue("team", None, 0, 0);
+        (view.idle_after, view.bad_idle) = (after, bad.map(Into::into));
+        let status = patch::queue(&view, &patch::Children::new());
+        let condition = status["conditions"][0].clone();
+        ["type", "status", "reason", "message"].map(|key| condition[key].clone())
+    };
+    let minutes = Grace::For(scheduler_core::units::Duration::seconds(1800));
+    let message = "pods give way to pods that wait after 1800 s without work";
+    assert_eq!(
+        said(Some(minutes), None),
+        ["IdleRule", "True", "InForce", message]
+    );
+    assert_eq!(
+        said(Some(Grace::Never), Some("wrong")),
+        ["IdleRule", "False", "Invalid", "wrong"]
+    );
+    assert_eq!(said(None, None)[0], Value::Null);
 }

@@ -62,7 +62,11 @@ pub(super) fn observe(
             client,
             show.queue_meters,
             None,
-            report::ReportInputs { views, groups },
+            report::ReportInputs {
+                views,
+                groups,
+                with_phase: false,
+            },
             wall.clone(),
             end.clone(),
         ),

@@ -97,6 +97,10 @@ async fn ask(cores: &[CoreChannels], question: Question) {
             let of = |to| Question::Explain(pod.clone(), to);
             first(cores, of, to).await;
         }
+        Question::ForkOfPod(pod, to) => {
+            let of = |to| Question::ForkOfPod(pod.clone(), to);
+            first(cores, of, to).await;
+        }
         Question::Resize {
             pod,
             request,

@@ -164,6 +164,8 @@ pub struct InForce {
     pub node_pool_label_key: String,
     /// `binder.volumeBindingTimeoutSeconds`.
     pub volume_binding_timeout_s: u64,
+    /// `podGrouper.args.gangScheduleDeployment`.
+    pub deployment_gang_schedule: bool,
 }
 
 impl Live {
@@ -338,54 +340,63 @@ impl InForce {
     /// here is remarked upon.
     fn against(&self, fields: &Map<String, Value>, remarks: &mut Vec<Remark>) -> Option<String> {
         let timeout = self.volume_binding_timeout_s.to_string();
+        let gangs = self.deployment_gang_schedule.to_string();
         let read = [
             (
-                "global",
-                "schedulerName",
+                "global.schedulerName",
                 self.scheduler_name.as_str(),
                 "--scheduler-name",
             ),
             (
-                "global",
-                "queueLabelKey",
+                "global.queueLabelKey",
                 self.queue_label_key.as_str(),
                 "--queue-label-key",
             ),
             (
-                "global",
-                "nodePoolLabelKey",
+                "global.nodePoolLabelKey",
                 self.node_pool_label_key.as_str(),
                 "--node-pool-label-key",
             ),
             (
-                "binder",
-                "volumeBindingTimeoutSeconds",
+                "binder.volumeBindingTimeoutSeconds",
                 timeout.as_str(),
                 "--volume-binding-timeout-s",
             ),
+            (
+                "podGrouper.args.gangScheduleDeployment",
+                gangs.as_str(),
+                "--deployment-gang-schedule",
+            ),
         ];
+        let is_read_below = |field: &str| {
+            let mut known = read.iter();
+            known.any(|(known, ..)| known.starts_with(&format!("{field}.")))
+        };
         let mut wrong = Vec::new();
-        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-            let Value::Object(inner) = value else {
-                remarks.push(remark_at(name, "has no effect"));
-                continue;
-            };
-            for (key, value) in inner.iter().filter(|(_, value)| !value.is_null()) {
-                let field = format!("{name}.{key}");
-                let known = read
-                    .iter()
-                    .find(|(section, known, ..)| section == name && known == key);
-                let Some((.., here, flag)) = known else {
-                    remarks.push(remark_at(&field, "has no effect"));
-                    continue;
-                };
-                let text = value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), str::to_owned);
-                if text != *here {
-                    wrong.push(format!(
-                        "spec.{field}: it is {here} in the running scheduler: start it with {flag}={text}"
-                    ));
+        let mut left: Vec<(String, &Value)> = fields.iter().map(|(k, v)| (k.clone(), v)).collect();
+        left.reverse();
+        while let Some((field, value)) = left.pop() {
+            match value {
+                Value::Null => {}
+                // Sections are told by their fields, down to those that are read as a whole.
+                Value::Object(inner) if !field.contains('.') || is_read_below(&field) => {
+                    let inner = inner.iter().rev();
+                    left.extend(inner.map(|(key, value)| (format!("{field}.{key}"), value)));
+                }
+                value => {
+                    let Some((_, here, flag)) = read.iter().find(|(known, ..)| *known == field)
+                    else {
+                        remarks.push(remark_at(&field, "has no effect"));
+                        continue;
+                    };
+                    let text = value
+                        .as_str()
+                        .map_or_else(|| value.to_string(), str::to_owned);
+                    if text != *here {
+                        wrong.push(format!(
+                            "spec.{field}: it is {here} in the running scheduler: start it with {flag}={text}"
+                        ));
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@
 use super::remark::{Remark, remark};
 use super::usage;
 use super::value::{Pairs, duration};
+use crate::label_selector;
 use scheduler_core::units::NanoGpu;
 use scheduler_core::{GpuJobOrder, Placement, Plugin as Switch, Resolve, Step};
 use serde::Deserialize;
@@ -334,6 +335,8 @@ fn switch(
         "gpuspread" => {}
         // KAI has it off unless it is named.
         "gpujoborder" => core.gpu_job_order = on.then_some(GpuJobOrder::PreferLarger),
+        // KAI has it on unless it is switched off.
+        "backgroundpods" => core.background = on.then(label_selector::background),
         known => match Switch::named(known) {
             Some(switch) if on => {
                 core.without.remove(&switch);
@@ -379,7 +382,8 @@ fn arguments(
             ("proportion", "kValue") => {
                 core.k_value = billionths(value, &field, number(value, &field)?, 0.0)?;
             }
-            ("proportion", "relcaimerSaturationMultiplier") => {
+            // KAI's documents have the second name, its code the first.
+            ("proportion", "relcaimerSaturationMultiplier" | "reclaimerUtilizationMultiplier") => {
                 core.saturation_multiplier =
                     billionths(value, &field, number(value, &field)?, 1.0)?.max(NanoGpu::ONE.0);
             }
@@ -410,6 +414,11 @@ fn arguments(
                 };
                 // Only where the plugin is enabled.
                 core.gpu_job_order = core.gpu_job_order.map(|_| order);
+            }
+            ("backgroundpods", "labelSelector") => {
+                let labels = label_selector::parse(&value.value);
+                let labels = labels.map_err(|why| remark(value, &field, why))?;
+                core.background = core.background.take().map(|_| labels);
             }
             ("proportion", "queuePriorityInQuotaReclaim") => {
                 core.queue_priority_in_quota = truth(value, &field)?;

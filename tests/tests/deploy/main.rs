@@ -502,3 +502,57 @@ fn the_notes_of_the_chart_know_every_value() {
         "add them to the list in NOTES.txt"
     );
 }
+
+/// Whether a pod of this workload may be on a node with these labels, by its selector and the
+/// operators that its affinity uses.
+fn admits(workload: &Value, labels: &[(&str, &str)]) -> bool {
+    let label = |key: &str| {
+        labels
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map(|(_, is)| *is)
+    };
+    let spec = &workload["spec"]["template"]["spec"];
+    let selector = spec["nodeSelector"].as_object().unwrap();
+    let selected = |(key, value): (&String, &Value)| label(key) == value.as_str();
+    let affinity = &spec["affinity"]["nodeAffinity"];
+    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+    let holds = |expression: &Value| {
+        let is = label(expression["key"].as_str().unwrap());
+        match expression["operator"].as_str().unwrap() {
+            "DoesNotExist" => is.is_none(),
+            "In" => is.is_some_and(|is| strings(&expression["values"]).contains(&is)),
+            other => panic!("operator {other}"),
+        }
+    };
+    selector.iter().all(selected)
+        && list(&required["nodeSelectorTerms"])
+            .into_iter()
+            .any(|term| list(&term["matchExpressions"]).into_iter().all(holds))
+}
+
+#[test]
+fn an_agent_starts_where_an_admin_says_so_and_nothing_of_nvidias_serves_the_gpus() {
+    const OURS: (&str, &str) = (names::node_label::AGENT, "true");
+    const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
+    const DRIVER: &str = "nvidia.com/gpu.deploy.dra-driver";
+    let present = ("nvidia.com/gpu.present", "true");
+    for name in ["aliquot-agent", "aliquot-mps"] {
+        let workload = one("DaemonSet", name);
+        let on = |labels: &[(&str, &str)]| admits(&workload, labels);
+        // NVIDIA's stand-alone plugin sets no label, and nobody has asked for the agent.
+        assert!(!on(&[]) && !on(&[present]), "{name}");
+        assert!(!on(&[present, (PLUGIN, "false")]), "{name}");
+        assert!(on(&[OURS]) && on(&[present, OURS]), "{name}");
+        assert!(!on(&[(OURS.0, "false")]), "{name}");
+        // The operator's driver manager pauses an operand by another value.
+        for label in [PLUGIN, DRIVER] {
+            assert!(on(&[present, OURS, (label, "false")]), "{name} {label}");
+            for value in ["true", "", "paused-for-driver-upgrade"] {
+                assert!(!on(&[present, OURS, (label, value)]), "{name} {label}");
+            }
+        }
+        assert!(on(&[OURS, (PLUGIN, "false"), (DRIVER, "false")]), "{name}");
+        assert!(!on(&[OURS, (PLUGIN, "false"), (DRIVER, "true")]), "{name}");
+    }
+}

@@ -16,6 +16,7 @@ fn process(pid: u32, mib: u64, command: &str) -> Process {
         memory: Some(Mib(mib)),
         mps_client: false,
         sm_percent: None,
+        works: None,
         origin: Origin {
             command: command.to_owned(),
             ..Origin::default()

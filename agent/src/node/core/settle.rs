@@ -6,6 +6,7 @@ use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, ProofName, Share, SharePhase};
 use crate::mps::plan::server_name;
+use crate::node::activity;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
 use crate::pods::Standing;
@@ -19,6 +20,18 @@ use std::time::{Duration, Instant};
 /// A runtime that ignored CDI is not tried again for this time: each try costs a pod. A restarted
 /// agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
+
+/// Returns whether a process is of the share's container. One of which the container is not known may
+/// be of any container of its pod.
+fn is_own(share: &Share, container_id: Option<&str>) -> impl Fn(&Process) -> bool {
+    move |process| {
+        let origin = &process.origin;
+        let container = origin.container_id.as_deref();
+        origin.pod_uid.as_deref() == Some(share.pod.uid.as_str())
+            && container_id.is_none_or(|id| container.is_none_or(|other| other == id))
+    }
+}
+
 impl Core {
     /// Recomputes everything that follows from the known facts.
     pub(in crate::node) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
@@ -206,7 +219,8 @@ impl Core {
 
     /// The progress and use of each share.
     fn follow(&mut self, now: Instant) {
-        let keys: Vec<HolderKey> = self.ledger.all().map(Share::key).collect();
+        let keys: BTreeSet<HolderKey> = self.ledger.all().map(Share::key).collect();
+        self.activities.keep(|key| keys.contains(key));
         for key in keys {
             let Some(share) = self.ledger.get(&key) else {
                 continue;
@@ -218,6 +232,10 @@ impl Core {
             let sm_percent = processes()
                 .filter_map(|process| process.sm_percent)
                 .reduce(u32::saturating_add);
+            let idle_minutes = self.idle_minutes(&key, phase, container_id.as_deref(), used, now);
+            let Some(share) = self.ledger.get(&key) else {
+                continue;
+            };
             let started = container_id.is_some()
                 && matches!(phase, SharePhase::Running | SharePhase::Terminating);
             let fence = started.then(|| self.fence(share, now)).flatten();
@@ -226,9 +244,37 @@ impl Core {
                 share.container_id = container_id;
                 share.used = used;
                 share.sm_percent = sm_percent;
+                share.idle_minutes = idle_minutes;
                 share.fence = fence;
             });
         }
+    }
+
+    /// For how many whole minutes the share has done no work. `None`: that is not known, as of a
+    /// container that does not run, or while a card of it does not answer.
+    fn idle_minutes(
+        &mut self,
+        key: &HolderKey,
+        phase: SharePhase,
+        container_id: Option<&str>,
+        used: Mib,
+        now: Instant,
+    ) -> Option<u32> {
+        let share = self.ledger.get(key)?;
+        let Some(container) = container_id.filter(|_| phase == SharePhase::Running) else {
+            self.activities.forget(key);
+            return None;
+        };
+        let servers = self.mps.seen.servers.iter();
+        let servers: BTreeSet<u32> = servers.flat_map(|s| &s.server_pids).copied().collect();
+        let seen = share.gpus.iter().map(|card| {
+            let reading = self.builder.reading(card);
+            reading.map_or(activity::Seen::Unknown, |reading| {
+                activity::on_card(reading, is_own(share, container_id), &servers)
+            })
+        });
+        let seen = seen.max()?;
+        self.activities.follow(key, container, used, seen, now)
     }
 
     /// What really holds a container that the hook let start. `None` also while its card was
@@ -350,16 +396,11 @@ impl Core {
         share: &'a Share,
         container_id: Option<&'a str>,
     ) -> impl Iterator<Item = &'a Process> {
-        let of_this = move |process: &&Process| {
-            let origin = &process.origin;
-            let container = origin.container_id.as_deref();
-            origin.pod_uid.as_deref() == Some(share.pod.uid.as_str())
-                && container_id.is_none_or(|id| container.is_none_or(|other| other == id))
-        };
+        let is_own = is_own(share, container_id);
         let cards = share.gpus.iter();
         cards
             .flat_map(|card| self.builder.processes(card))
-            .filter(of_this)
+            .filter(move |process| is_own(process))
     }
 
     fn suspect(&mut self, now: Instant, effects: &mut Vec<Effect>) {

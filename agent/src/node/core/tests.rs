@@ -360,6 +360,7 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
         memory: Some(Mib(550)),
         mps_client: true,
         sm_percent: None,
+        works: None,
         origin: crate::attribute::Origin {
             pod_uid: Some("u1".into()),
             container_id: Some("c-u1".into()),
@@ -385,6 +386,48 @@ fn a_dead_pods_memory_is_free_when_its_processes_are_gone() {
     world.tell(&mut core, Event::Observed(Arc::new(idle)));
     assert!(world.pre_start(&mut core, "u2").unwrap().is_ok());
     assert_eq!(core.ledger.shares().count(), 1);
+}
+
+#[test]
+fn a_share_whose_processes_do_nothing_is_idle_and_nothing_is_known_where_nvml_does_not_say() {
+    let mut world = World::new();
+    let mut core = world.started();
+    step(&mut world, &mut core, &Step::Bind(1, false, 0, 600));
+    step(&mut world, &mut core, &Step::Allocate(1));
+    step(&mut world, &mut core, &Step::PreStart(1));
+    step(&mut world, &mut core, &Step::Prove(1));
+    step(&mut world, &mut core, &Step::Look);
+    let minutes = |core: &Core| core.ledger.shares().next().unwrap().idle_minutes;
+    let mut look = |core: &mut Core, busy, works| {
+        let process = Process {
+            pid: 7,
+            memory: Some(Mib(550)),
+            mps_client: true,
+            sm_percent: None,
+            works,
+            origin: crate::attribute::Origin {
+                pod_uid: Some("u1".into()),
+                container_id: Some("c-u1".into()),
+                command: "python".into(),
+            }
+            .into(),
+        };
+        let mut seen = observation(&BTreeMap::from([(0, vec![process])]));
+        for device in &mut seen.devices {
+            device.reading.as_mut().unwrap().busy = busy;
+        }
+        world.now += Duration::from_mins(1);
+        world.tell(core, Event::Observed(Arc::new(seen)));
+        minutes(core)
+    };
+    assert_eq!(look(&mut core, Some(true), Some(true)), Some(0));
+    assert_eq!(look(&mut core, Some(false), Some(false)), Some(1));
+    assert_eq!(look(&mut core, Some(false), Some(false)), Some(2));
+    assert_eq!(look(&mut core, Some(true), Some(false)), None);
+    assert_eq!(look(&mut core, Some(false), Some(false)), Some(1));
+    assert_eq!(look(&mut core, None, None), None);
+    step(&mut world, &mut core, &Step::ContainerEnds(1));
+    assert_eq!(minutes(&core), None);
 }
 
 #[test]

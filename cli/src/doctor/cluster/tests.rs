@@ -22,6 +22,9 @@ fn good() -> Value {
         "webhooks": [{"metadata": {"name": "aliquot"}, "webhooks": [{"name": "a", "admissionReviewVersions": ["v1"],
             "sideEffects": "None", "clientConfig": {"url": "https://x", "caBundle": "AAAA"}}]}],
         "policies": GUARD.map(|name| json!({"metadata": {"name": name}})),
+        "namespaces": [{"metadata": {"name": "nvidia", "labels": {"aliquot.dev/guard": "exempt"}}}],
+        "clusterPolicies": [],
+        "gpuClusters": [],
     })
 }
 
@@ -37,6 +40,9 @@ fn seen(cluster: &Value) -> Seen {
         pods: of(&cluster["pods"]),
         webhooks: of(&cluster["webhooks"]),
         policies: of(&cluster["policies"]),
+        namespaces: of(&cluster["namespaces"]),
+        cluster_policies: of(&cluster["clusterPolicies"]),
+        gpu_clusters: of(&cluster["gpuClusters"]),
     }
 }
 
@@ -158,4 +164,101 @@ fn an_old_server_is_broken() {
     let mut seen = seen(&good());
     seen.version = Some((1, 30, "v1.30.0".into()));
     assert_eq!(findings(&seen)[0].state, State::Broken);
+}
+
+/// The objects and labels of the operator's release 26.7, in both of its modes.
+fn operator(mode: (&str, &str), label: Value, ours: Value) -> Value {
+    let mut cluster = good();
+    let (list, kind) = mode;
+    cluster[list] = json!([
+        {"apiVersion": "nvidia.com/v1", "kind": kind, "metadata": {"name": "one"},
+            "status": {"state": "ready", "namespace": "nvidia"}},
+        {"apiVersion": "nvidia.com/v1", "kind": kind, "metadata": {"name": "two"},
+            "status": {"state": "ignored"}},
+    ]);
+    let key = if kind == "ClusterPolicy" {
+        "nvidia.com/gpu.deploy.device-plugin"
+    } else {
+        "nvidia.com/gpu.deploy.dra-driver"
+    };
+    let labels = cluster["nodes"][0]["metadata"]["labels"].as_object_mut();
+    let labels = labels.unwrap();
+    for (key, value) in [(key, label), ("aliquot.dev/agent", ours)] {
+        if !value.is_null() {
+            labels.insert(key.to_owned(), value);
+        }
+    }
+    cluster
+}
+
+const MODES: [(&str, &str); 2] = [
+    ("clusterPolicies", "ClusterPolicy"),
+    ("gpuClusters", "GPUCluster"),
+];
+
+#[test]
+fn the_operators_mode_is_named_with_the_label_that_hands_a_node_over() {
+    let told = |cluster: &Value| -> Vec<String> {
+        let found = findings(&seen(cluster)).into_iter();
+        let found = found.filter(|finding| finding.check == "GPU Operator");
+        found.map(|finding| finding.what).collect()
+    };
+    assert_eq!(told(&good()), ["none"]);
+    let expected = [
+        "ClusterPolicy one: a node is handed over with nvidia.com/gpu.deploy.device-plugin=false and aliquot.dev/agent=true",
+        "GPUCluster one: a node is handed over with nvidia.com/gpu.deploy.dra-driver=false and aliquot.dev/agent=true",
+    ];
+    for (mode, expected) in MODES.into_iter().zip(expected) {
+        assert_eq!(
+            told(&operator(mode, json!("true"), Value::Null)),
+            [expected]
+        );
+    }
+}
+
+#[test]
+fn a_node_that_the_operator_still_serves_is_found_in_both_of_its_modes() {
+    for mode in MODES {
+        let faults = |label, ours| faults(&operator(mode, label, ours));
+        assert_eq!(faults(json!("false"), json!("true")), [], "{mode:?}");
+        // Nobody wants the agent there.
+        assert_eq!(faults(json!("true"), Value::Null), [], "{mode:?}");
+        assert_eq!(
+            faults(json!("true"), json!("true")),
+            [("GPU Operator", State::Broken)],
+            "{mode:?}"
+        );
+    }
+}
+
+#[test]
+fn an_operator_whose_pods_the_guard_rejects_is_found() {
+    for mode in MODES {
+        let mut cluster = operator(mode, json!("false"), json!("true"));
+        cluster["namespaces"][0]["metadata"]["labels"] = json!({});
+        let expected = [("GPU Operator", State::Warning)];
+        assert_eq!(faults(&cluster), expected, "{mode:?}");
+        cluster["policies"] = json!([]);
+        // Without the guard nothing is rejected.
+        assert_eq!(faults(&cluster), [("guard", State::Warning)], "{mode:?}");
+    }
+}
+
+#[test]
+fn a_node_with_nvidias_fractioning_and_an_agent_is_found() {
+    for condition in [
+        "gpu-fractioning.nvidia.com/Ready",
+        "gpu-sharing.nvidia.com/Ready",
+    ] {
+        let mut cluster = good();
+        let status = &mut cluster["nodes"][0]["status"];
+        status["conditions"] = json!([{"type": condition, "status": "True"}]);
+        assert_eq!(
+            faults(&cluster),
+            [("GPU fractioning", State::Broken)],
+            "{condition}"
+        );
+        cluster["nodes"][0]["status"]["conditions"][0]["status"] = json!("False");
+        assert_eq!(faults(&cluster), []);
+    }
 }

@@ -33,7 +33,8 @@ impl PermittedVictims {
             Self::Below(queue, priority) => {
                 let placed = state.standing.get(queue);
                 let lowest = placed.and_then(|placed| placed.first_key_value());
-                lowest.is_none_or(|(lowest, _)| lowest >= priority) && state.idle.is_empty()
+                lowest.is_none_or(|(lowest, _)| lowest >= priority)
+                    && state.idle_jobs().next().is_none()
             }
         }
     }
@@ -50,7 +51,7 @@ impl PermittedVictims {
         if job.group.is_none() && !job.single {
             return true;
         }
-        if state.idle.contains(&task) {
+        if state.gives_way(key) {
             return match self {
                 Self::All => state.placed_at.contains_key(key),
                 Self::Of(queues) => job.queue.is_some_and(|queue| queues.contains(&queue)),

@@ -257,6 +257,28 @@ fn a_wrong_quota_of_a_product_is_refused_where_it_is_written() {
 }
 
 #[test]
+fn a_rule_about_idle_pods_that_cannot_be_read_is_refused_where_it_is_written() {
+    let read = |text: &str, priority: i32| -> Queue {
+        serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+            "metadata": {"name": "q", "annotations": {"aliquot.dev/idle-after": text}},
+            "spec": {"resources": {}, "priority": priority},
+        }))
+        .unwrap()
+    };
+    let of = |new: &Queue, old: Option<&Queue>| {
+        let verdict = queue(new, old, &Limits::default(), &QueueTree::default());
+        verdict.map_err(|why| why.to_string())
+    };
+    let good = read("30m", 100);
+    assert_eq!(of(&good, None), Ok(()));
+    let said = "annotation aliquot.dev/idle-after: \"soon\" is no duration of at least 2 minutes: write 30m, 2h or never";
+    assert_eq!(of(&read("soon", 100), Some(&good)), Err(said.to_owned()));
+    // It got in before: all else may change.
+    assert_eq!(of(&read("soon", 1), Some(&read("soon", 100))), Ok(()));
+}
+
+#[test]
 fn a_queue_says_its_resources_and_is_not_its_own_parent() {
     let of = |spec: Value| {
         queue(

@@ -65,6 +65,45 @@ fn quotas_of_products_come_from_an_annotation_and_wrong_ones_are_named() {
 }
 
 #[test]
+fn rules_about_idle_pods_come_from_annotations_and_a_wrong_one_takes_no_place() {
+    let of = |annotations: serde_json::Value| {
+        let read: kai::Queue = serde_json::from_value(json!({
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue",
+            "metadata": {"name": "a", "annotations": annotations}, "spec": {},
+        }))
+        .unwrap();
+        let queue = queue(&read);
+        let bad = queue.bad_idle.map(|bad| bad.to_string());
+        (queue.idle_after, queue.idle_exempt_from, bad)
+    };
+    let after = |text: &str| of(json!({"aliquot.dev/idle-after": text}));
+    let minutes = |minutes: u64| Some(Grace::For(Duration::seconds(minutes * 60)));
+    assert_eq!(of(json!({})), (None, None, None));
+    assert_eq!(after("1h30m"), (minutes(90), None, None));
+    assert_eq!(after("2m"), (minutes(2), None, None));
+    assert_eq!(after("never"), (Some(Grace::Never), None, None));
+    let both = json!({"aliquot.dev/idle-after": "30m", "aliquot.dev/idle-exempt-priority": "125"});
+    assert_eq!(of(both), (minutes(30), Some(125), None));
+    let refused = |(rule, exempt, bad): (Option<Grace>, Option<i32>, Option<String>)| {
+        assert_eq!((rule, exempt), (Some(Grace::Never), None), "{bad:?}");
+        bad.unwrap()
+    };
+    for text in ["119s", "30", "-1h", "0", "", "soon", "1h-5m"] {
+        assert_eq!(
+            refused(after(text)),
+            format!(
+                "annotation aliquot.dev/idle-after: {text:?} is no duration of at least 2 minutes: write 30m, 2h or never; until then nobody gives way"
+            )
+        );
+    }
+    let exempt = |text: &str| json!({"aliquot.dev/idle-after": "30m", "aliquot.dev/idle-exempt-priority": text});
+    let said = refused(of(exempt("inference")));
+    assert!(said.contains("\"inference\" is no priority"), "{said}");
+    let alone = of(json!({"aliquot.dev/idle-exempt-priority": "125"}));
+    assert!(refused(alone).contains("is set without aliquot.dev/idle-after"));
+}
+
+#[test]
 fn a_group_says_its_own_grace_and_delay_in_its_spec_or_by_annotation() {
     let read = |spec: serde_json::Value, annotations: serde_json::Value| {
         let object = serde_json::json!({"metadata": {"name": "g", "annotations": annotations},

@@ -9,27 +9,59 @@ use serde_json::json;
 use sim_cluster::api_server::Fault;
 use std::time::Duration;
 
-#[tokio::test]
-async fn pods_of_a_deployment_are_groups_of_their_own_with_its_queue() {
-    let site = Site::start(true).await;
-    let deployment =
-        json!({"metadata": {"name": "web", "labels": {"kai.scheduler/queue": "team"}}});
+/// A Deployment, and its replica set as the owner of pods.
+async fn deployment(site: &Site, name: &str) -> (serde_json::Value, serde_json::Value) {
+    let deployment = json!({"metadata": {"name": name, "labels": {"kai.scheduler/queue": "team"}}});
     let deployment = site
         .make("apps/v1", "Deployment", "deployments", deployment)
         .await;
-    let set = json!({"metadata": {"name": "web-1", "ownerReferences": [deployment]}});
+    let set = json!({"metadata": {"name": format!("{name}-1"), "ownerReferences": [deployment]}});
     let set = site.make("apps/v1", "ReplicaSet", "replicasets", set).await;
+    (deployment, set)
+}
+
+#[tokio::test]
+async fn pods_of_a_deployment_share_a_group_with_its_queue() {
+    let site = Site::start(true).await;
+    let (deployment, set) = deployment(&site, "web").await;
+    let uid = deployment["uid"].as_str().unwrap();
     for name in ["a", "b"] {
-        let pod = site.pod(name, Some(&set), json!({})).await;
+        site.pod(name, Some(&set), json!({})).await;
         let group = site.grouped(name).await;
-        assert_eq!(
-            group.name_any(),
-            format!("pg-{name}-{}", pod.uid().unwrap())
-        );
+        assert_eq!(group.name_any(), format!("pg-web-{uid}"));
         assert_eq!(group.spec.queue.as_deref(), Some("team"));
         assert_eq!(group.spec.priority_class_name.as_deref(), Some("inference"));
-        assert_eq!(group.owner_references()[0].uid, pod.uid().unwrap());
+        assert_eq!(group.owner_references()[0].uid, uid);
     }
+}
+
+#[tokio::test]
+async fn a_deployment_whose_pods_run_in_groups_of_their_own_keeps_to_that() {
+    let site = Site::start(true).await;
+    let (deployment, set) = deployment(&site, "web").await;
+    let uid = deployment["uid"].as_str().unwrap();
+    let before = json!({"apiVersion": "v1", "kind": "Pod", "name": "before", "uid": "up"});
+    // As KAI's pod grouper writes it.
+    let top = format!("name: web\nuid: {uid}\ngroup: apps\nversion: v1\nkind: Deployment\n");
+    let made = json!({
+        "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+        "metadata": {"name": "pg-before-up", "ownerReferences": [before],
+            "annotations": {"kai.scheduler/top-owner-metadata": top}},
+        "spec": {"minMember": 1}});
+    let made = serde_json::from_value(made).unwrap();
+    let create = kube::api::PostParams::default();
+    site.groups().create(&create, &made).await.unwrap();
+    // Until the watch has told of it.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let pod = site.pod("after", Some(&set), json!({})).await;
+    let alone = format!("pg-after-{}", pod.uid().unwrap());
+    assert_eq!(site.grouped("after").await.name_any(), alone);
+    for group in ["pg-before-up", &alone] {
+        let delete = DeleteParams::default();
+        site.groups().delete(group, &delete).await.unwrap();
+    }
+    // Its pod still runs, and says which group it is in.
+    until(|| async { site.groups().get_opt(&alone).await.unwrap() }).await;
 }
 
 #[tokio::test]

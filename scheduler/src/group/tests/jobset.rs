@@ -96,7 +96,7 @@ fn a_replica_of_a_job_set_starts_with_what_its_template_says_where_it_says() {
 
 #[test]
 fn a_job_set_that_was_grouped_by_the_rule_before_stays_so() {
-    let flat = LookupResult::Flat(true);
+    let flat = LookupResult::Former(true);
     for (order, min, name, expected) in [
         (Some("InOrder"), None, "pg-o-uo-workers", 6),
         (None, None, "pg-o-uo-workers", 6),

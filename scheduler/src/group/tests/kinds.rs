@@ -39,10 +39,10 @@ fn kinds_without_parts_get_the_name_the_size_and_the_class_that_kai_gives_them()
         (
             "Deployment",
             under(set("apps/v1", "ReplicaSet"), of("apps/v1", "Deployment")),
-            "pg-p-0-up",
+            "pg-o-uo",
             1,
             "inference",
-            "Pod",
+            "Deployment",
         ),
         (
             "StatefulSet",
@@ -262,10 +262,10 @@ fn kinds_without_parts_get_the_name_the_size_and_the_class_that_kai_gives_them()
                 owner("apps/v1", "Deployment", &json!({})),
                 owner("run.ai/v2", "InferenceWorkload", &json!({})),
             ],
-            "pg-p-0-up",
+            "pg-o-uo",
             1,
             "inference",
-            "Pod",
+            "Deployment",
         ),
         (
             "anything",
@@ -341,6 +341,79 @@ fn pods_of_a_spark_application_share_a_group_named_by_its_selector() {
 }
 
 #[test]
+fn a_deployment_is_one_group_unless_its_pods_have_groups_already_or_the_setting_says_so() {
+    let chain = |min: Option<&str>| {
+        let annotations =
+            json!({"metadata": {"annotations": {"kai.scheduler/batch-min-member": min}}});
+        vec![
+            between("apps/v1", "ReplicaSet"),
+            owner("apps/v1", "Deployment", &annotations),
+        ]
+    };
+    let drafted = |gangs: bool, pod: &Object, former: bool, min: Option<&str>| {
+        let chain = chain(min);
+        let drafted = rules::draft(RuleContext {
+            pod,
+            chain: &chain,
+            extra: Some(&LookupResult::Former(former)),
+            classes: &classes(),
+            deployment_gangs: gangs,
+        });
+        drafted.map_err(|error| error.to_string())
+    };
+    let (shared, alone) = ("pg-o-uo", "pg-p-0-up");
+    let member =
+        |group: &str| pod(&json!({"metadata": {"annotations": {"pod-group-name": group}}}));
+    let new = pod(&json!({}));
+    for (gangs, pod, former, min, expected) in [
+        (true, &new, false, None, Ok((shared, 1, "uo"))),
+        (true, &new, false, Some("3"), Ok((shared, 3, "uo"))),
+        (
+            true,
+            &new,
+            false,
+            Some("0"),
+            Err("no whole number from 1 on"),
+        ),
+        (true, &new, true, Some("3"), Ok((alone, 1, "up"))),
+        (false, &new, false, Some("3"), Ok((alone, 1, "up"))),
+        // Of a deleted group, which is made again.
+        (true, &member(alone), false, Some("3"), Ok((alone, 1, "up"))),
+        (
+            false,
+            &member(shared),
+            false,
+            Some("3"),
+            Ok((shared, 3, "uo")),
+        ),
+    ] {
+        match (drafted(gangs, pod, former, min), expected) {
+            (Ok(draft), Ok(expected)) => {
+                let of = (draft.name.as_str(), draft.min, draft.owner.uid.as_str());
+                assert_eq!(of, expected);
+                assert_eq!(draft.class, "inference");
+            }
+            (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+            (drafted, expected) => panic!("{drafted:?}, not {expected:?}"),
+        }
+    }
+    let (chain, classes) = (chain(None), classes());
+    let context = RuleContext {
+        pod: &new,
+        chain: &chain,
+        extra: None,
+        classes: &classes,
+        deployment_gangs: true,
+    };
+    assert_eq!(
+        rules::needed_lookup(context),
+        Some(Lookup::Former {
+            owner: "uo".to_owned()
+        })
+    );
+}
+
+#[test]
 fn a_job_that_says_how_many_belong_together_is_one_group() {
     let of = |text: &str| {
         owner(
@@ -391,6 +464,7 @@ fn an_mpi_launcher_that_comes_late_counts_when_it_is_there() {
         chain: &job,
         extra: None,
         classes: &there,
+        deployment_gangs: true,
     };
     assert_eq!(
         rules::needed_lookup(context(&worker)),

@@ -62,6 +62,7 @@ async fn a_group_that_cannot_be_recreated_is_tried_again_less_and_less_often() {
         queue_label: proto::names::kai::QUEUE_LABEL.into(),
         types: None,
         alone_wait: false,
+        deployment_gangs: true,
         lengths: channel::Lengths::default(),
         wall: Wall::machine(),
     };

@@ -72,6 +72,7 @@ fn draft_with(
         chain,
         extra,
         classes: &classes(),
+        deployment_gangs: true,
     })
     .map_err(|error| error.to_string())
 }

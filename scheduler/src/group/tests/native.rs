@@ -114,6 +114,7 @@ fn its_pods_wait_for_it_and_it_is_asked_for_before_what_their_owners_need() {
             chain,
             extra: None,
             classes: &classes,
+            deployment_gangs: true,
         };
         let name = "trainers".to_owned();
         assert_eq!(rules::needed_lookup(context), Some(Lookup::Native { name }));

@@ -371,7 +371,8 @@ fn groves_pod_gang_says_which_pods_belong_together() {
             pod: &of("p-0"),
             chain: &chain,
             extra: None,
-            classes: &there
+            classes: &there,
+            deployment_gangs: true,
         }),
         Some(Lookup::Object {
             api_version: "scheduler.grove.io/v1alpha1",

@@ -91,6 +91,7 @@ impl Site {
                 name: name.to_owned(),
             }),
             alone_wait: types.is_some(),
+            deployment_gangs: true,
             lengths: channel::Lengths::default(),
             wall: crate::clock::Wall::machine(),
         };

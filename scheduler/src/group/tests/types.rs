@@ -21,6 +21,7 @@ fn drafted(types: &Value, pod: &Object, chain: &[Object]) -> Draft {
         chain,
         extra: None,
         classes: &classes,
+        deployment_gangs: true,
     };
     rules::draft(context).unwrap()
 }

@@ -1,13 +1,10 @@
 //! Cards: one, many, and sums over all of them.
 
-use super::{Answer, Pods, Rights, Rows, Span, Which};
+use super::{Answer, Rights, Rows, Span, Which};
+use api::GpuNode;
 use api::gpu_node::{GpuStatus, GrantStatus};
 use api::units::Fence;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-
-/// Cards with trouble that the overview names.
-const TROUBLES: usize = 20;
 
 /// One card and where it is.
 #[derive(Clone, Copy)]
@@ -17,17 +14,25 @@ pub(super) struct Card<'a> {
     pub(super) used: u64,
 }
 
-fn all_cards(rows: &Rows) -> impl Iterator<Item = Card<'_>> {
-    rows.nodes.iter().flat_map(|(node, object)| {
-        let live = rows.live.get(node);
-        let gpus = object.status.iter().flat_map(|status| &status.gpus);
-        gpus.map(move |gpu| Card {
-            node,
-            gpu,
-            used: live
-                .and_then(|live| live.cards.get(&gpu.uuid))
-                .map_or(gpu.used_mib.0, |card| card.used),
-        })
+pub(super) fn all_cards(rows: &Rows) -> impl Iterator<Item = Card<'_>> {
+    let nodes = rows.nodes.iter();
+    nodes.flat_map(move |(node, object)| cards_of(node, object, rows))
+}
+
+/// The cards of one node.
+pub(super) fn cards_of<'a>(
+    node: &'a str,
+    object: &'a GpuNode,
+    rows: &'a Rows,
+) -> impl Iterator<Item = Card<'a>> {
+    let live = rows.live.get(node);
+    let gpus = object.status.iter().flat_map(|status| &status.gpus);
+    gpus.map(move |gpu| Card {
+        node,
+        gpu,
+        used: live
+            .and_then(|live| live.cards.get(&gpu.uuid))
+            .map_or(gpu.used_mib.0, |card| card.used),
     })
 }
 
@@ -116,7 +121,7 @@ pub(super) fn many(span: &Span, rights: &Rights, rows: &Rows) -> Value {
 }
 
 /// `node-9` before `node-10`: names of one stem by their number.
-fn natural(a: &str, b: &str) -> std::cmp::Ordering {
+pub(super) fn natural(a: &str, b: &str) -> std::cmp::Ordering {
     let split = |name: &str| {
         let stem = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         (name[..stem].to_owned(), name[stem..].parse::<u64>().ok())
@@ -149,6 +154,7 @@ pub(super) fn one(which: &Which, rights: &Rights, rows: &Rows) -> Answer {
             "memory": grant.memory_mib.0, "compute": grant.compute_percent,
             "phase": crash.filter(|_| seen).unwrap_or(&grant.phase),
             "used": live.and_then(|live| live.shares.get(&key)).map(|share| share.used),
+            "sm": live.and_then(|live| live.shares.get(&key)).and_then(|share| share.sm),
             "fence": grant.fence.map(Fence::words), "complaint": grant.complaint,
         })
     });
@@ -169,79 +175,4 @@ pub(super) fn one(which: &Which, rights: &Rights, rows: &Rows) -> Answer {
     answer["strangers"] = json!(gpu.strangers);
     answer["heard"] = json!(live.is_some());
     Answer::Json(answer)
-}
-
-/// Sums over cards.
-#[derive(Default)]
-struct Sum {
-    cards: u64,
-    free: u64,
-    grantable: u64,
-    granted: u64,
-    used: u64,
-    shares: usize,
-}
-
-impl Sum {
-    fn add(&mut self, card: &Card<'_>) {
-        let gpu = card.gpu;
-        self.cards += 1;
-        self.free += u64::from(gpu.grants.is_empty() && gpu.ready && !gpu.cordoned);
-        self.grantable += gpu.grantable_mib.0;
-        self.granted += gpu.granted_mib.0;
-        self.used += card.used;
-        self.shares += gpu.grants.len();
-    }
-
-    fn json(&self, product: &str) -> Value {
-        json!({
-            "product": product, "cards": self.cards, "free": self.free, "grantable": self.grantable,
-            "granted": self.granted, "used": self.used, "shares": self.shares,
-        })
-    }
-}
-
-pub(super) fn overview(rights: &Rights, rows: &Rows) -> Value {
-    let (mut waiting, mut starting) = (0_u64, 0_u64);
-    for (_, pod) in rows
-        .pods
-        .iter()
-        .filter(|(_, pod)| rights.sees(&pod.namespace))
-    {
-        if pod.node.is_none() {
-            waiting += 1;
-        } else {
-            starting += 1;
-        }
-    }
-    let mut answer = json!({
-        "pods": {"waiting": waiting, "starting": starting, "whole": rights.pods == Pods::All},
-        "cards": null, "queues": null,
-    });
-    if rights.queues {
-        answer["queues"] = json!(rows.queues.len());
-    }
-    if rights.cards {
-        let mut all = Sum::default();
-        let mut products: BTreeMap<&str, Sum> = BTreeMap::new();
-        let mut troubles = Vec::new();
-        let mut troubled = 0_u64;
-        for card in all_cards(rows) {
-            all.add(&card);
-            products.entry(&card.gpu.product).or_default().add(&card);
-            if !card.trouble().is_empty() {
-                troubled += 1;
-                if troubles.len() < TROUBLES {
-                    troubles.push(card.json());
-                }
-            }
-        }
-        let products = products.iter().map(|(product, sum)| sum.json(product));
-        answer["nodes"] = json!(rows.nodes.len());
-        answer["cards"] = all.json("");
-        answer["products"] = products.collect();
-        answer["troubled"] = json!(troubled);
-        answer["troubles"] = json!(troubles);
-    }
-    answer
 }

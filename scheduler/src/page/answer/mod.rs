@@ -2,11 +2,14 @@
 //!
 //! - `cards`, `queues`, `pods`: lists and single things; `fleet`: every card in the smallest form;
 //!   `time`: the history; `report`: what was granted and not used.
+//! - `overview`: sums, changes and a tenant's home; `now`: what is wrong.
 //!
 //! Pure. What a user may not see is reported as left out, never shown as empty.
 
 mod cards;
 mod fleet;
+mod now;
+mod overview;
 mod pods;
 mod queues;
 mod report;
@@ -81,12 +84,15 @@ pub(super) struct Span {
     /// Column; its name with `-` in front: the other way round.
     #[serde(default)]
     sort: String,
-    /// `free`, `shared`, `trouble`; of pods `waiting`, `starting`; empty: all.
+    /// `free`, `shared`, `trouble`; of pods `waiting`, `starting`, `running`, `trouble`; empty: all.
     #[serde(default)]
     state: String,
     /// Pods of this queue alone.
     #[serde(default)]
     queue: String,
+    /// Pods of this namespace alone.
+    #[serde(default)]
+    namespace: String,
     /// The first row, from 0.
     #[serde(default)]
     from: usize,
@@ -182,9 +188,10 @@ pub(super) const CARD_COLUMNS: [&str; 6] = ["node", "product", "mode", "granted"
 /// States of cards.
 pub(super) const CARD_STATES: [&str; 3] = ["free", "shared", "trouble"];
 /// Columns by which pods can be sorted.
-pub(super) const POD_COLUMNS: [&str; 4] = ["name", "queue", "place", "age"];
+pub(super) const POD_COLUMNS: [&str; 7] =
+    ["name", "queue", "place", "age", "node", "granted", "used"];
 /// States of pods.
-pub(super) const POD_STATES: [&str; 2] = ["waiting", "starting"];
+pub(super) const POD_STATES: [&str; 4] = ["waiting", "starting", "running", "trouble"];
 
 /// The response.
 #[derive(Clone, Debug, PartialEq)]
@@ -198,12 +205,13 @@ pub(super) enum Answer {
 }
 
 const NO_CARDS: &str = "you may not list gpunodes.aliquot.dev";
+const NO_AGENT: &str = "its agent is disconnected";
 const NO_QUEUES: &str = "you may not list queues.scheduling.run.ai";
 
 /// Answers a query.
 pub(super) fn to(query: &Query, rights: &Rights, rows: &Rows) -> Answer {
     match query {
-        Query::Overview => Answer::Json(cards::overview(rights, rows)),
+        Query::Overview => Answer::Json(overview::overview(rights, rows)),
         Query::Cards(_) | Query::Card(_) | Query::Fleet(_) if !rights.cards => {
             Answer::Denied(NO_CARDS)
         }
@@ -232,9 +240,8 @@ fn health(rights: &Rights, rows: &Rows) -> Value {
     });
     if rights.cards {
         let odd = rows.nodes.iter().filter_map(|(name, node)| {
-            let why = not_offering(node).or_else(|| {
-                (!rows.live.contains_key(name)).then(|| "its agent is disconnected".to_owned())
-            })?;
+            let why = not_offering(node)
+                .or_else(|| (!rows.live.contains_key(name)).then(|| NO_AGENT.to_owned()))?;
             Some(json!({"node": name, "why": why}))
         });
         let odd: Vec<Value> = odd.take(LONGEST).collect();

@@ -37,7 +37,7 @@ fn product(view: &ProductView) -> Value {
     })
 }
 
-fn queue(view: &QueueView) -> Value {
+pub(super) fn queue(view: &QueueView) -> Value {
     json!({
         "name": view.queue.as_str(),
         "parent": view.parent.as_ref().map(scheduler_core::ids::QueueName::as_str),

@@ -103,6 +103,7 @@ fn of(used: &Used) -> Value {
     json!({
         "gpuHours": used.gpu / HOUR, "unusedGpuHours": unused_gpu(used) / HOUR,
         "grantedMibHours": used.granted / HOUR, "unusedMibHours": used.unused / HOUR,
+        "longestIdleMinutes": used.longest_idle,
     })
 }
 
@@ -148,6 +149,7 @@ mod tests {
             gpu: 1000,
             granted: 200,
             unused: 50,
+            longest_idle: 0,
         };
         assert_eq!(unused_gpu(&used), 250);
     }

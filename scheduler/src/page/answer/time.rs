@@ -126,8 +126,11 @@ fn waiting(span: Span, rows: &Rows) -> (Duration, Option<Time>, Value) {
 }
 
 /// A mark as this reader may see it; `None`: it is of something else, or not for this reader.
-fn mark(mark: &Mark, of: &Series, rights: &Rights) -> Option<Value> {
-    let is_of_card = matches!(mark.kind, MarkKind::Fault | MarkKind::Recovered);
+pub(super) fn mark(mark: &Mark, of: &Series, rights: &Rights) -> Option<Value> {
+    let is_of_card = matches!(
+        mark.kind,
+        MarkKind::Fault | MarkKind::Recovered | MarkKind::Cordoned | MarkKind::Uncordoned
+    );
     let about = match of {
         Series::Fleet => true,
         Series::Card(uuid) => *mark.card == **uuid,

@@ -1,24 +1,42 @@
 // Which page, its data every two seconds, and the token that the data needs.
 
-import { h, renew, show } from './dom.js';
+import { age, h, renew, show } from './dom.js';
 import { fleetReset } from './fleet.js';
 import { route } from './views.js';
 
 const EVERY = 2000;
+const SLOW = 5000; // An answer that takes longer is missed.
 const KEY = 'aliquot-token';
 const main = document.getElementById('main');
 const state = document.getElementById('state');
 const leave = document.getElementById('leave');
+const stale = document.getElementById('stale');
+const find = document.getElementById('find');
 
 let here = null; // The route that is shown.
 let shown = null; // The answer that is shown.
 let timer = 0;
 let renewed = false; // The address changed, and fields are to say so.
 let turn = 0; // Answers of older turns are dropped.
+let answered = 0; // When the answer that is shown came; 0: none has.
+let asked = 0; // When the question went out that is not answered yet; 0: none is open.
+let failed = false; // The last question got no answer.
 
 function say(words, bad = false) {
   if (state.textContent !== words) state.textContent = words;
   state.classList.toggle('bad', bad);
+}
+
+/** A bar across the page while the scheduler is gone or slow: how old is what is shown? */
+function watch() {
+  const gone = failed || (asked > 0 && Date.now() - asked > SLOW);
+  stale.hidden = !gone;
+  main.classList.toggle('old', gone);
+  if (!gone) return;
+  // A screen reader hears that once; the age alone changes.
+  if (!stale.firstChild) stale.append(h('b', {}, 'The scheduler does not answer.'), ' ', h('span', { id: 'age', 'aria-live': 'off' }));
+  const words = answered ? `This page is ${age(answered)} old, and is asked for again every 2 s.` : 'Nothing was read yet; it is asked again every 2 s.';
+  document.getElementById('age').textContent = words;
 }
 
 function put(title, parts) {
@@ -60,14 +78,30 @@ async function get(address, headers) {
   return body;
 }
 
-/** What the page needs; the answers of other pages are forgotten. */
+// By address: answers to what is asked once, as it takes long; null until there is one.
+const tried = new Map();
+
+function once(address, headers) {
+  if (!tried.has(address)) {
+    tried.set(address, null);
+    get(address, headers).catch((error) => ({ error: error.message })).then((body) => {
+      tried.set(address, body);
+      load();
+    });
+  }
+  return tried.get(address);
+}
+
+/** What the page needs; the answers of other pages are forgotten. A place of `{once}` is not waited for. */
 async function gather(wanted, headers) {
   const address = typeof wanted.data === 'function' ? wanted.data() : wanted.data;
   const body = await get(address, headers);
   const places = body.error || !wanted.more ? [] : Object.entries(wanted.more(body));
-  const answers = await Promise.all(places.map(async ([name, place]) => [name, await get(place, headers)]));
-  const used = new Set([address, ...places.map(([, place]) => place)]);
-  for (const place of known.keys()) if (!used.has(place)) known.delete(place);
+  const of = (place) => place.once ?? place;
+  const ask = (place) => (place.once ? once(place.once, headers) : get(place, headers));
+  const answers = await Promise.all(places.map(async ([name, place]) => [name, await ask(place)]));
+  const used = new Set([address, ...places.map(([, place]) => of(place))]);
+  for (const answers of [known, tried]) for (const place of answers.keys()) if (!used.has(place)) answers.delete(place);
   return { body, more: Object.fromEntries(answers) };
 }
 
@@ -80,12 +114,17 @@ async function load() {
   const headers = {};
   if (token) headers.authorization = `Bearer ${token}`;
   leave.hidden = !token;
+  asked = Date.now();
   try {
     const { body, more } = await gather(wanted, headers);
     if (mine !== turn) return;
+    answered = Date.now();
+    failed = false;
     if (body.error) {
       shown = null;
-      put('Nothing to show', [h('p', {}, body.error)]);
+      const why = [h('p', {}, body.error)];
+      if (body.error.startsWith('you may not list')) why.push(h('p', {}, 'An admin can grant that right. ', h('code', {}, 'kubectl auth can-i --list'), ' shows what you may do.'));
+      put('Nothing to show', why);
     } else {
       shown = { wanted, body, more };
       if (renewed) renew();
@@ -98,11 +137,18 @@ async function load() {
     if (error instanceof Unknown) {
       forget();
       leave.hidden = true;
+      failed = false;
       say('');
       if (!document.getElementById('ask')) ask(token ? error.message : '');
       return;
     }
-    say('No answer: the data shown may be old', true);
+    failed = true;
+    say('No answer', true);
+  } finally {
+    if (mine === turn) {
+      asked = 0;
+      watch();
+    }
   }
   if (!wanted.once) schedule();
 }
@@ -118,6 +164,7 @@ function redraw() {
 function forget() {
   sessionStorage.removeItem(KEY);
   known.clear();
+  tried.clear();
   fleetReset();
   shown = null;
 }
@@ -149,6 +196,7 @@ function move(first) {
   }
   renewed = same;
   if (!same) {
+    answered = 0;
     main.replaceChildren(h('p', {}, 'Loading…'));
     // A change of page by keyboard moves the focus to its top.
     if (!first) main.focus();
@@ -156,6 +204,19 @@ function move(first) {
   load();
 }
 
+document.getElementById('search').addEventListener('submit', (event) => {
+  event.preventDefault();
+  if (find.value.trim()) location.hash = `#/search?${new URLSearchParams({ filter: find.value.trim() })}`;
+});
+document.addEventListener('keydown', (event) => {
+  const typing = event.target.closest?.('input, textarea, select');
+  if (event.key === '/' && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    find.focus();
+  }
+  if (event.key === 'Escape' && event.target === find) main.focus();
+});
+setInterval(watch, 1000);
 leave.addEventListener('click', () => {
   forget();
   main.replaceChildren();

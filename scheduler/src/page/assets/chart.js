@@ -1,23 +1,25 @@
 // Lines over time as SVG, with a cursor for mouse and keyboard and the same numbers as a table.
 
-import { h, number } from './dom.js';
+import { h, listen, number, visible } from './dom.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
-const W = 960;
 const H = 180;
 const LEFT = 64;
 const BOTTOM = 20;
 const cursors = new Map(); // By chart: which point is read out.
+/** As wide as the window has room for, so that text keeps its size. */
+const room = () => Math.max(300, Math.min(1200, window.innerWidth - 48));
 
 /** An SVG element. */
 export function s(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (key.startsWith('on')) element.addEventListener(key.slice(2), value);
-    else element.setAttribute(key, value);
+    if (key.startsWith('on')) listen(element, key.slice(2), value);
+    else element.setAttribute(key, typeof value === 'string' ? visible(value) : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ''));
+  const said = children.flat().filter((child) => child !== null && child !== undefined && child !== '');
+  element.append(...said.map((child) => (typeof child === 'string' ? visible(child) : child)));
   return element;
 }
 
@@ -67,6 +69,7 @@ export function chart(id, title, series, { from, step, marks = [], unit = number
   if (!known.length || from === null) {
     return h('figure', { id: `figure-${id}` }, h('figcaption', {}, title), h('p', {}, 'Nothing is known of that time yet.'));
   }
+  const W = room();
   const count = known[0].values.length;
   const most = roof(Math.max(...known.flatMap((one) => one.values.map((value) => value ?? 0))), base);
   const x = (at) => Math.round((LEFT + ((W - LEFT - 8) * (at + 0.5)) / count) * 10) / 10;
@@ -75,8 +78,8 @@ export function chart(id, title, series, { from, step, marks = [], unit = number
   const when = (at) => from + at * step;
   const lines = [0, 0.5, 1].map((part) => [s('line', { class: 'grid', x1: LEFT, x2: W - 8, y1: y(most * part), y2: y(most * part) }),
     s('text', { x: LEFT - 6, y: y(most * part) + 4, 'text-anchor': 'end' }, unit(most * part))]).flat();
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => Math.min(count - 1, Math.round(part * count))).map((at, tick) => s('text', {
-    x: x(at), y: H - 4, 'text-anchor': tick === 0 ? 'start' : tick === 4 ? 'end' : 'middle' }, moment(when(at), wide)));
+  const ticks = (W < 600 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => Math.min(count - 1, Math.round(part * count))).map((at, tick, all) => s('text', {
+    x: x(at), y: H - 4, 'text-anchor': tick === 0 ? 'start' : tick === all.length - 1 ? 'end' : 'middle' }, moment(when(at), wide)));
   const curves = known.map((one) => s('path', { class: `${one.kind ?? 'line'} k${one.k}`, d: path(one.values, x, y, one.kind === 'area') }));
   const shown = marks.map((mark) => ({ ...mark, place: Math.round((mark.at - from) / step - 0.5) })).filter((mark) => mark.place >= 0 && mark.place < count);
   const flags = shown.map((mark) => s('g', { class: `mark ${mark.kind}` }, s('title', {}, `${moment(mark.at, true)} ${mark.kind}: ${mark.words}`),
@@ -101,8 +104,9 @@ export function chart(id, title, series, { from, step, marks = [], unit = number
   const point = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     const size = Number(event.currentTarget.dataset.count);
-    const across = ((event.clientX - box.left) / box.width) * W;
-    move(Math.round(((across - LEFT) / (W - LEFT - 8)) * size - 0.5));
+    const wide = event.currentTarget.viewBox.baseVal.width;
+    const across = ((event.clientX - box.left) / box.width) * wide;
+    move(Math.round(((across - LEFT) / (wide - LEFT - 8)) * size - 0.5));
   };
   const words = `${title}: ${known.map((one) => `${one.name} ${last(one.values) === null ? 'not known' : unit(last(one.values))}, at most ${unit(Math.max(...one.values.map((v) => v ?? 0)))}`).join('; ')}. Arrow keys read out single moments.`;
   const rows = [];

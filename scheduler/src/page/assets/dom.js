@@ -1,23 +1,31 @@
 // Elements, and putting them where others are without taking the focus away.
 
 // Names, reasons and commands are what tenants wrote. Control characters, characters without width
-// and those that reorder a line let one text look like another.
+// and those that reorder a line let one text look like another, so they are shown by their number.
 const UNSEEN = /[\p{Default_Ignorable_Code_Point}\u2028\u2029\ufff9-\ufffb]|(?![\n\t])\p{Cc}/gu;
 
-/** A text without the characters that are obeyed and not shown. */
-export const visible = (text) => text.replace(UNSEEN, '');
+/** A text in which each character that is obeyed and not shown is escaped, as the terminal does it. */
+export const visible = (text) => text.replace(UNSEEN, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+
+const relay = (event) => event.currentTarget.heard?.[event.type]?.(event);
+
+/** The only listener of this kind on an element: another one takes its place. */
+export function listen(element, kind, listener) {
+  if (!element.heard?.[kind]) element.addEventListener(kind, relay);
+  element.heard = { ...element.heard, [kind]: listener };
+}
 
 /** An element: h('a', {href: '#/'}, 'text', child). Text is never read as HTML. */
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (key.startsWith('on')) element.addEventListener(key.slice(2), value);
-    else if (key === 'width') element.style.width = value;
+    if (key.startsWith('on')) listen(element, key.slice(2), value);
+    else if (key === 'width' || key === 'height') element.style[key] = value;
     else if (key === 'title' || key === 'aria-label') element.setAttribute(key, visible(String(value)));
     else element.setAttribute(key, value === true ? '' : value);
   }
-  const said = children.flat().filter((child) => child !== null && child !== undefined && child !== '');
+  const said = children.flat().filter((child) => child !== null && child !== undefined && child !== '' && child !== false);
   element.append(...said.map((child) => (typeof child === 'string' ? visible(child) : child)));
   return element;
 }
@@ -52,11 +60,15 @@ function merge(old, node) {
     if (old.data !== node.data) old.data = node.data;
     return;
   }
-  // What a person types into stays as it is, until the address says otherwise; listeners of buttons
-  // are those of the first.
+  // The element stays, and does what the new one would do.
+  const kinds = Object.keys({ ...old.heard, ...node.heard });
+  for (const kind of kinds) listen(old, kind, node.heard?.[kind] ?? (() => {}));
+  // What a person types into stays as it is, until the address says otherwise.
   if (['INPUT', 'SELECT', 'TEXTAREA'].includes(old.nodeName)) {
-    if (!renewing || old === document.activeElement) return;
-    const { value } = node;
+    if (old === document.activeElement) return;
+    const more = old.nodeName === 'SELECT' && old.options.length !== node.options.length;
+    if (!renewing && !more) return;
+    const { value } = renewing ? node : old;
     if (old.nodeName === 'SELECT') old.replaceChildren(...node.childNodes);
     old.value = value;
     return;
@@ -66,11 +78,35 @@ function merge(old, node) {
   for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
   if (own.includes('hidden')) return;
   for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) {
-    if (name === 'style') old.style.width = node.style.width;
+    if (name === 'style') Object.assign(old.style, { width: node.style.width, height: node.style.height });
     else old.setAttribute(name, value);
   }
   if (old.nodeName === 'CANVAS') return;
   put(old, [...node.childNodes]);
+}
+
+/** A command with a button that copies it. */
+export function copy(command, id) {
+  const take = () => navigator.clipboard.writeText(command)
+    .then(() => tell(`Copied: ${command}`), () => tell('The browser does not let this page copy: select the command.'));
+  return h('span', { class: 'command' }, h('code', {}, command), h('button', { id, 'aria-label': `Copy ${command}`, onclick: take }, 'Copy'));
+}
+
+let telling = 0;
+
+/** Says something for a few seconds, to screen readers too. */
+export function tell(words) {
+  const said = document.getElementById('said');
+  clearTimeout(telling);
+  said.textContent = visible(words);
+  said.hidden = false;
+  telling = setTimeout(() => { said.hidden = true; }, 4000);
+}
+
+/** Which rights are missing, and what is left out for that. */
+export function lacks(rights, what) {
+  if (!rights.length) return null;
+  return h('p', { class: 'lacks' }, `You may not list ${rights.join(', ')}: ${what}. An admin can grant it, and `, h('code', {}, 'kubectl auth can-i --list'), ' shows what you may do.');
 }
 
 /** Granted and used of what can be granted, as a bar with words. */

@@ -130,7 +130,7 @@ function parts(card, colour, queues) {
 function palette() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
-  return { free: of('--cell'), text: of('--text'), line: of('--accent'), k: [...Array(15).keys()].map((at) => of(at < 10 ? `--k${at}` : `--h${at - 10}`)) };
+  return { free: of('--cell'), edge: of('--edge'), text: of('--text'), line: of('--accent'), k: [...Array(15).keys()].map((at) => of(at < 10 ? `--k${at}` : `--h${at - 10}`)) };
 }
 
 /** A colour as the pixel of an image. A canvas reads any notation and answers `#rrggbb`. */
@@ -160,19 +160,22 @@ function draw(colour) {
   const colours = palette();
   const pixels = colours.k.map((name) => pixel(context, name));
   const free = pixel(context, colours.free);
+  const edge = pixel(context, colours.edge);
   const queues = colour === 'queue' ? queueColours() : new Map();
   const { size } = layout;
   const image = context.createImageData(width, height);
   const picture = new Uint32Array(image.data.buffer);
-  const rectangle = (x, y, across, value) => {
+  const rectangle = (x, y, across, value, high = size) => {
     const [left, right] = [Math.round(x * scale), Math.min(width, Math.round((x + across) * scale))];
-    const [top, bottom] = [Math.round(y * scale), Math.min(height, Math.round((y + size) * scale))];
+    const [top, bottom] = [Math.round(y * scale), Math.min(height, Math.round((y + high) * scale))];
     for (let row = top * width; row < bottom * width; row += width) {
       for (let at = row + left; at < row + right; at += 1) picture[at] = value;
     }
   };
   for (const { card, x, y } of layout.cells) {
-    rectangle(x, y, size, free);
+    // The edge keeps a free card apart from the ground.
+    rectangle(x, y, size, edge);
+    rectangle(x + 1, y + 1, size - 2, free, size - 2);
     for (const [from, to, k] of parts(card, colour, queues)) {
       // A share that is there is seen.
       const left = Math.round(from * size);

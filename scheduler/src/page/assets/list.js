@@ -9,7 +9,7 @@ export const ROWS = 100;
 export function spanOf(parameters) {
   return {
     filter: parameters.get('filter') ?? '', sort: parameters.get('sort') ?? '',
-    state: parameters.get('state') ?? '', queue: parameters.get('queue') ?? '',
+    state: parameters.get('state') ?? '', queue: parameters.get('queue') ?? '', namespace: parameters.get('namespace') ?? '',
     from: Number(parameters.get('from')) || 0,
   };
 }
@@ -25,13 +25,15 @@ function go(page, span, change) {
   location.hash = `#/${page}?${query({ ...span, from: 0, ...change })}`;
 }
 
-/** Filter and states. */
-export function tools(page, span, states) {
+/** Filter, states and namespaces. */
+export function tools(page, span, states, namespaces = []) {
   const field = (event) => go(page, currentSpan(), { filter: event.target.value });
   return h('form', { class: 'tools', role: 'search', onsubmit: (event) => event.preventDefault() },
     h('label', {}, 'Filter ', h('input', { id: 'filter', type: 'search', value: span.filter, autocomplete: 'off', onchange: field })),
     h('label', {}, 'Show ', h('select', { id: 'show', onchange: (event) => go(page, currentSpan(), { state: event.target.value }) },
       states.map(([value, text]) => h('option', { value, selected: span.state === value }, text)))),
+    namespaces.length > 1 || span.namespace ? h('label', {}, 'Namespace ', h('select', { id: 'namespace', onchange: (event) => go(page, currentSpan(), { namespace: event.target.value }) },
+      h('option', { value: '' }, 'all'), [...new Set([...namespaces, span.namespace])].filter(Boolean).map((name) => h('option', { value: name, selected: span.namespace === name }, name)))) : null,
     span.queue ? h('span', {}, `Queue ${span.queue} `, h('a', { href: `#/${page}` }, 'all queues')) : null);
 }
 
@@ -53,7 +55,7 @@ export function table(page, span, caption, columns, rows) {
     return h('th', { scope: 'col', class: kind, 'aria-sort': order },
       key ? h('button', { id: `sort-${key}`, onclick: flip }, title + (on ? (back ? ' ▲' : ' ▼') : '')) : title);
   });
-  const body = rows.map((row) => h('tr', {}, columns.map(([, , kind, of], at) => h(at ? 'td' : 'th', { class: kind, scope: at ? undefined : 'row' }, of(row)))));
+  const body = rows.map((row) => h('tr', {}, columns.map(([title, , kind, of], at) => h(at ? 'td' : 'th', { class: kind, scope: at ? undefined : 'row', 'data-title': title }, of(row)))));
   return h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
     h('table', {}, h('caption', {}, caption), h('thead', {}, h('tr', {}, head)), h('tbody', {}, body)));
 }

@@ -1,7 +1,7 @@
-// Pages about time: the history, a pod's timeline, the victims of a request, the report.
+// Pages about time: the history, the victims of a request, the report.
 
-import { age, h, memory, number } from './dom.js';
-import { chart, moment, s } from './chart.js';
+import { h, memory, number } from './dom.js';
+import { chart, moment } from './chart.js';
 import { query, spanOf, table } from './list.js';
 
 const noSpan = spanOf(new URLSearchParams());
@@ -76,7 +76,7 @@ export function queue(data, { parameters, more, name }) {
     ...row.products.map((one) => [one.product, `${number(one.held)} ${one.unit} held, quota ${one.quota === null ? 'none' : number(one.quota)}, limit ${one.limit === null ? 'none' : number(one.limit)}`])]
     .filter(([, value]) => value !== '').flatMap(([key, value]) => [h('dt', {}, key), h('dd', {}, value)]));
   return [`Queue ${row?.display || name}`, [row ? facts : h('p', {}, 'There is no such queue.'),
-    h('p', {}, h('a', { href: `#/pods?${query({ queue: name })}` }, 'Its pods that do not run yet'), ' · ', h('a', { id: 'ask-for-more', href: `#/whatif?${query({ queue: name })}` }, 'Who would give way if it asked for more?')),
+    h('p', {}, h('a', { href: `#/workloads?${query({ queue: name })}` }, 'Its pods'), ' · ', h('a', { id: 'ask-for-more', href: `#/whatif?${query({ queue: name })}` }, 'Who would give way if it asked for more?')),
     spans(`queue/${encodeURIComponent(name)}`, parameters, more.time, true), more.time && !more.time.error ? h('p', {}, since(more.time)) : '', ...queueCharts(more.time)]];
 }
 
@@ -114,49 +114,6 @@ export function whatif(data, { parameters, more }) {
     if (nodes.length) parts.push(h('h2', {}, 'Where they go'), table('', noSpan, 'Pods by node', [['Node', null, '', ([node]) => node], ['Pods', null, 'num', ([, count]) => number(count)]], nodes.slice(0, 100)));
   }
   return ['Who would give way?', parts];
-}
-
-const KINDS = { asked: [6, 'requested'], waits: [1, 'pending'], reserved: [4, 'reserved'], bound: [0, 'bound'], prepared: [3, 'prepared'], running: [2, 'running'], hard: [2, 'Hard fence'], guarded: [0, 'Guarded fence'], watched: [1, 'Watched'], unverified: [1, 'fence not read back'], limit: [5, 'limit exceeded'], refused: [5, 'refused'], evicted: [5, 'evicted'], ended: [6, 'ended'] };
-
-/** One line of time: between two steps the colour of the former. */
-function line(steps) {
-  const first = steps[0].at;
-  const end = Math.max(Date.now(), steps.at(-1).at + 1);
-  const over = ['ended', 'evicted'].includes(steps.at(-1).kind) ? steps.at(-1).at : end;
-  // By rank as much as by time: what took milliseconds is seen beside what took days.
-  const log = (at) => Math.log1p(Math.max(0, at - first) / 100) / Math.log1p(Math.max(1, over - first) / 100);
-  const states = steps.filter((step) => !['hard', 'guarded', 'watched', 'unverified', 'limit', 'refused'].includes(step.kind));
-  const x = (at) => Math.round(10 + 940 * Math.min(1, log(at)));
-  const bars = states.map((step, at) => s('rect', { class: `k${KINDS[step.kind][0]}`, x: x(step.at), y: 14, height: 16, width: Math.max(2, x(states[at + 1]?.at ?? over) - x(step.at)) }, s('title', {}, `${KINDS[step.kind][1]}: ${step.words}`)));
-  const dots = steps.map((step) => s('circle', { class: `k${KINDS[step.kind][0]}`, cx: x(step.at), cy: 22, r: 6 }, s('title', {}, `${moment(step.at, true)} ${KINDS[step.kind][1]}: ${step.words}`)));
-  return s('svg', { class: 'line', viewBox: '0 0 960 44', role: 'img', 'aria-label': `From requested to ${KINDS[steps.at(-1).kind][1]}, each step below` }, bars, dots);
-}
-
-function between(steps, at) {
-  const passed = steps[at].at - steps[0].at;
-  return at === 0 ? '' : passed < 10e3 ? `+${(passed / 1000).toFixed(passed % 1000 ? 2 : 0)} s` : `+${age(Date.now() - passed)}`;
-}
-
-/** Everything that is known of one pod. */
-export function timeline(data, { more, uid }) {
-  const waits = more.pod && !more.pod.error ? more.pod : null;
-  const pairs = [['State', data.gone ? 'deleted' : data.phase], ['Queue', data.queue ? h('a', { href: `#/queue/${encodeURIComponent(data.queue)}` }, data.queue) : ''], ['Requests', data.asks], ['Node', data.node],
-    ['Priority', waits ? `${waits.priority} ${waits.class}` : ''], ['Position in the queue', waits ? (waits.place ? number(waits.place) : 'none: it has a node') : ''], ['Age', waits ? age(waits.created) : ''],
-    ['Trace', data.trace ? h('code', {}, data.trace) : ''], ['UID', h('code', {}, uid)], ['Decision', data.decision ? h('code', {}, data.decision) : ''], ['Allocation', data.allocations.length ? h('code', {}, data.allocations.join(', ')) : '']];
-  const shown = pairs.filter(([, value]) => value !== '' && value !== null && value !== undefined);
-  const steps = data.steps;
-  const parts = [h('dl', {}, shown.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]))];
-  if (steps.length) {
-    parts.push(h('h2', {}, 'Timeline'), line(steps), h('ol', { class: 'timeline' }, steps.map((step, at) => h('li', {}, h('i', { class: `swatch k${KINDS[step.kind][0]}` }), h('time', { datetime: new Date(step.at).toISOString() }, `${moment(step.at, true)}:${String(new Date(step.at).getSeconds()).padStart(2, '0')}`),
-      h('span', { class: 'since' }, between(steps, at)), h('b', {}, KINDS[step.kind][1]), h('span', {}, step.words + (step.count > 1 ? ` (${number(step.count)} times)` : ''))))));
-  }
-  if (!data.events) parts.push(h('p', {}, `Its events are not shown: you may not list events in ${data.namespace}, or they could not be read.`));
-  if (waits) {
-    parts.push(h('h2', {}, 'Why it does not run'), h('pre', {}, (waits.explain ? waits.why.split('\n')[0] : waits.why) || 'The scheduler has not tried it yet.'));
-    if (waits.explain) parts.push(h('h2', {}, 'Node by node'), h('pre', {}, waits.explain));
-  }
-  if (more.time && !more.time.error) parts.push(memoryChart('pod', 'Memory of its shares', more.time));
-  return [`${data.namespace}/${data.name}`, parts];
 }
 
 /** What was granted and not used. */

@@ -1,17 +1,17 @@
 // What each page shows of the server's answer.
 
-import { age, bar, h, memory, number } from './dom.js';
+import { age, bar, copy, h, lacks, number } from './dom.js';
 import { s } from './chart.js';
 import { fleet, fleetAfter, fleetData } from './fleet.js';
 import { pager, query, ROWS, spanOf, table, tools } from './list.js';
-import { memoryChart, queue, report, timeline, time, timeOf, whatif } from './pages.js';
+import { overview } from './now.js';
+import { memoryChart, queue, report, time, timeOf, whatif } from './pages.js';
+import { pod } from './pod.js';
 
-const tile = (count, words, href) => h('li', {}, h('b', {}, count), href ? h('a', { href }, words) : h('span', {}, words));
 const cardLink = (card) => h('a', { href: `#/card/${card.uuid}`, id: `card-${card.uuid}` }, `${card.node} / ${card.index}`);
 const amount = (gpus) => (gpus === null ? 'no limit' : number(gpus));
-// Of one card exactly; `memory` rounds sums.
 const mib = (value) => `${number(value)} MiB`;
-const partial = 'Pods of namespaces that you may not list are left out.';
+const partial = (data) => (data.whole ? null : lacks(['pods in all namespaces'], 'the pods of other namespaces are left out'));
 
 const cardColumns = [
   ['Card', 'node', '', cardLink],
@@ -24,28 +24,7 @@ const cardColumns = [
   ['Problem', null, 'bad', (card) => card.trouble],
 ];
 
-const plain = (columns) => columns.map(([title, , kind, of]) => [title, null, kind, of]);
 const noSpan = spanOf(new URLSearchParams());
-
-function overview(data) {
-  const { cards, pods } = data;
-  const tiles = [];
-  if (cards) {
-    tiles.push(tile(number(data.nodes), 'nodes with an agent', '#/health'), tile(number(cards.cards), 'cards', '#/cards'),
-      tile(number(cards.free), 'cards free', '#/cards?state=free'), tile(number(cards.shares), 'shares', '#/cards?state=shared'),
-      tile(number(data.troubled), 'cards with problems', '#/cards?state=trouble'));
-  }
-  tiles.push(tile(number(pods.waiting), 'pods waiting', '#/pods?state=waiting'), tile(number(pods.starting), 'pods starting', '#/pods?state=starting'));
-  if (data.queues !== null) tiles.push(tile(number(data.queues), 'queues', '#/queues'));
-  const products = cards && table('', noSpan, 'Memory by product', [
-    ['Product', null, '', (row) => row.product], ['Cards', null, 'num', (row) => number(row.cards)], ['Free', null, 'num', (row) => number(row.free)],
-    ['Memory', null, '', (row) => bar(row.granted, row.used, row.grantable)],
-    ['Granted', null, 'num', (row) => `${memory(row.granted)} of ${memory(row.grantable)}`], ['Used', null, 'num', (row) => memory(row.used)],
-  ], data.products);
-  const troubles = cards && data.troubles.length && [h('h2', {}, 'Cards with problems'), table('', noSpan, 'The first ones', plain(cardColumns), data.troubles)];
-  return ['Overview', [h('ul', { class: 'tiles' }, tiles), products ? h('h2', {}, 'Products') : h('p', {}, 'Cards are left out: you may not list gpunodes.aliquot.dev.'),
-    products, troubles, pods.whole ? null : h('p', {}, partial)].flat().filter(Boolean)];
-}
 
 function cards(data, { span }) {
   return ['Cards', [tools('cards', span, [['', 'all cards'], ['free', 'free'], ['shared', 'with shares'], ['trouble', 'with problems']]),
@@ -63,13 +42,14 @@ function card(data, { more }) {
   const shares = table('', noSpan, 'Shares on this card', [
     ['Pod', null, '', (grant) => (grant.pod ? podLink(grant.uid, grant.pod) : '(of a namespace that you may not see)')], ['Queue', null, '', (grant) => grant.queue], ['Container', null, '', (grant) => grant.container],
     ['Memory', null, '', (grant) => bar(grant.memory, grant.used ?? 0, data.grantable)],
-    ['Limit', null, 'num', (grant) => mib(grant.memory)], ['Used', null, 'num', (grant) => (grant.used === null ? '?' : mib(grant.used))],
+    ['Limit', null, 'num', (grant) => mib(grant.memory)], ['Used', null, 'num', (grant) => (grant.used === null ? '?' : mib(grant.used))], ['SM', null, 'num', (grant) => (grant.sm === null ? '' : `${grant.sm} %`)],
     ['Compute', null, 'num', (grant) => `${grant.compute} %`], ['Fence', null, '', (grant) => grant.fence ?? 'none yet'],
     ['State', null, '', (grant) => grant.phase], ['Complaint', null, 'bad', (grant) => grant.complaint],
   ], data.grants);
   const strangers = data.strangers.length && [h('h2', {}, 'Processes without a grant'), table('', noSpan, 'On the node', [
     ['Process', null, '', (one) => one.command], ['PID', null, 'num', (one) => String(one.pid)], ['Memory', null, 'num', (one) => mib(one.memoryMib)]], data.strangers)];
-  return [`Card ${data.index} of ${data.node}`, [facts([
+  const plain = /^[A-Za-z0-9.-]+$/.test(data.node);
+  return [`Card ${data.index} of ${data.node}`, [plain ? h('p', {}, copy(`kubectl aliquot ${data.cordoned ? 'uncordon' : 'cordon'} ${data.node}/${data.index}`, 'copy-card')) : null, facts([
     ['UUID', data.uuid], ['Product', data.product], ['Mode', data.mode || 'idle'], ['Can switch to', data.switchable.join(', ')],
     ['Memory', `${mib(data.total)}, of it ${mib(data.grantable)} grantable, ${mib(data.granted)} granted, ${mib(data.used)} used`],
     ['Health', data.health + (data.healthReason ? `: ${data.healthReason}` : '')], ['Ready', data.ready ? 'yes' : 'no'], ['Cordoned', data.cordoned ? 'yes' : 'no'],
@@ -108,24 +88,47 @@ function queues(data) {
     const indent = h('span', { class: 'tree', width: `${(row.level - 1) * 24}px` });
     return [indent, link, h('span', { class: 'level nowrap' }, row.level > 1 ? ` in ${row.parent}` : '')];
   };
-  return ['Queues', [h('p', {}, h('a', { href: '#/whatif' }, 'Who would give way if a queue asked for more?')), ordered.length ? table('', noSpan, 'GPUs, by queue; each with everything below it', [
+  return ['Queues', [h('p', {}, h('a', { href: '#/whatif' }, 'Who would give way if a queue asked for more?')), ordered.length ? table('', noSpan, 'GPUs and pods, by queue; each with everything below it', [
     ['Queue', null, 'nowrap', name], ['Allocated, limits, requested', null, '', (row) => ruler(row, most)],
     ['Held', null, 'num', (row) => number(row.held)], ['Fair share', null, 'num', (row) => (row.fair === null ? 'parent missing' : number(row.fair))],
-    ['Quota', null, 'num', (row) => amount(row.quota)], ['Limit', null, 'num', (row) => amount(row.limit)], ['Wanted', null, 'num', (row) => number(row.wanted)],
-    ['Past use', null, 'num', (row) => (row.past ? `${(row.past * 100).toFixed(1)} %` : '')],
-    ['Pods holding', null, 'num', (row) => number(row.holding)], ['Pods waiting', null, 'num', (row) => h('a', { href: `#/pods?${query({ queue: row.name })}` }, number(row.waiting))], ['Priority', null, 'num', (row) => String(row.priority)],
+    ['Limit', null, 'num', (row) => amount(row.limit)], ['Quota', null, 'num', (row) => amount(row.quota)], ['Wanted', null, 'num', (row) => number(row.wanted)],
+    ['Waiting', null, 'num', (row) => h('a', { href: `#/workloads?${query({ state: 'waiting', queue: row.name })}` }, number(row.waiting))], ['Holding', null, 'num', (row) => number(row.holding)],
+    ...(ordered.some((row) => row.past) ? [['Past use', null, 'num', (row) => `${(row.past * 100).toFixed(1)} %`]] : []), ['Priority', null, 'num', (row) => String(row.priority)],
   ], ordered) : h('p', {}, 'There is no queue.'),
   h('ul', { class: 'legend' }, [['has', 'allocated'], ['wants', 'requested in addition'], ['quota', 'quota'], ['fair', 'fair share now'], ['limit', 'limit']].map(([kind, text]) => h('li', {}, h('i', { class: `swatch ${kind}` }), text)))]];
 }
 
-function pods(data, { span }) {
-  return ['Pods that do not run yet', [tools('pods', span, [['', 'all'], ['waiting', 'waiting for a place'], ['starting', 'bound, starting']]),
-    table('pods', span, 'Reason, and position in the queue: by priority, then by age', [
-      ['Pod', 'name', '', (pod) => podLink(pod.uid, `${pod.namespace}/${pod.name}`)],
-      ['Queue', 'queue', '', (pod) => h('a', { href: `#/pods?${query({ queue: pod.queue })}` }, pod.queue)],
-      ['Position', 'place', 'num', (pod) => (pod.place ? number(pod.place) : 'placed')], ['Requests', null, '', (pod) => pod.asks],
-      ['Age', 'age', 'num', (pod) => age(pod.created)], ['Why', null, '', (pod) => pod.why || 'the scheduler has not tried it yet'],
-    ], data.rows), pager('pods', span, data), data.whole ? null : h('p', {}, partial)].filter(Boolean)];
+const states = { waiting: 'waits', starting: 'starts', running: 'runs' };
+
+/** What a pod's row says: what is wrong, or why it waits. */
+const says = (row) => (row.trouble ? h('span', { class: 'bad' }, row.trouble) : row.state === 'running' ? (row.owner === `Pod/${row.name}` ? '' : row.owner) : row.why || 'the scheduler has not tried it yet');
+
+const podColumns = [
+  ['Pod', 'name', '', (row) => podLink(row.uid, `${row.namespace}/${row.name}`)],
+  ['State', null, 'nowrap', (row) => h('span', { class: `state ${row.trouble ? 'trouble' : row.state}` }, row.trouble ? 'broken' : states[row.state] + (row.place ? `, position ${number(row.place)}` : ''))],
+  ['Queue', 'queue', '', (row) => (row.queue ? h('a', { href: `#/workloads?${query({ queue: row.queue })}` }, row.queue) : '')],
+  ['Node', 'node', 'nowrap extra', (row) => (row.node ? `${row.node}${row.cards ? ` / ${row.cards.join(', ')}` : ''}` : '')],
+  ['Granted', 'granted', 'num', (row) => (row.granted === undefined ? row.asks : mib(row.granted))],
+  ['Used', 'used', 'num extra', (row) => (row.used === undefined || row.used === null ? '' : mib(row.used))],
+  ['Waits for', 'age', 'num extra', (row) => (row.created === undefined ? '' : age(row.created))],
+  ['Why, or made by', null, 'wide', says],
+];
+const plain = (columns) => columns.map(([title, , kind, of]) => [title, null, kind, of]);
+
+function workloads(data, { span }) {
+  const choices = [['', 'all'], ['waiting', 'that wait'], ['starting', 'that start'], ['running', 'that run'], ['trouble', 'with problems']];
+  return ['Workloads', [partial(data), tools('workloads', span, choices, data.namespaces), table('workloads', span, 'Pods with GPUs; those that wait come first, in the order of their queues', podColumns, data.rows), pager('workloads', span, data)].filter(Boolean)];
+}
+
+/** Everything with a text in it: pods, cards with their nodes, queues. */
+function search(data, { span, more }) {
+  const words = span.filter.toLowerCase();
+  const queues = (more.queues?.rows ?? []).filter((row) => `${row.name} ${row.display ?? ''}`.toLowerCase().includes(words));
+  const found = (title, total, page, content) => [h('h2', {}, `${title}: ${number(total)}`), total ? content : null, total > 20 && page ? h('p', {}, h('a', { href: `#/${page}?${query({ filter: span.filter })}` }, 'All of them')) : null];
+  const lists = [...found('Pods', data.total, 'workloads', table('', noSpan, 'Pods', plain(podColumns), data.rows)),
+    ...(more.cards?.error ? [lacks(['gpunodes.aliquot.dev'], 'cards and nodes are not searched')] : found('Cards', more.cards?.total ?? 0, 'cards', table('', noSpan, 'Cards', plain(cardColumns), more.cards?.rows ?? []))),
+    ...(more.queues?.error ? [lacks(['queues.scheduling.run.ai'], 'queues are not searched')] : found('Queues', queues.length, '', h('ul', {}, queues.slice(0, 50).map((row) => h('li', {}, h('a', { href: `#/queue/${encodeURIComponent(row.name)}` }, row.display || row.name))))))];
+  return [`Search: ${span.filter}`, [partial(data), ...lists].filter(Boolean)];
 }
 
 function health(data) {
@@ -157,9 +160,11 @@ export function route(hash) {
     case 'queue': return { page: 'queues', data: 'api/queues', view: queue, name: id, span, parameters, more: () => ({ time: timeOf('queue', id, parameters) }) };
     case 'whatif': return { page: 'queues', data: 'api/queues', view: whatif, span, parameters, once: true,
       more: () => (['memory', 'fraction', 'gpus'].some((key) => parameters.get(key)) ? { answer: `api/whatif?${parameters}` } : {}) };
-    case 'pods': return { page, data: list('pods'), view: pods, span };
-    case 'pod': return { page: 'pods', uid: id, data: `api/timeline/${at(id)}?${query({ pod: parameters.get('in') ?? '' })}`, view: timeline, span,
-      more: (body) => ({ ...(body.waits ? { pod: `api/pods/${at(id)}` } : {}), ...(body.range ? { time: timeOf('pod', `${body.namespace}/${body.name}`, new URLSearchParams('span=7d')) } : {}) }) };
+    case 'workloads': return { page, data: list('pods'), view: workloads, span };
+    case 'search': return { page, data: `api/pods?${query({ filter: span.filter, count: 20 })}`, view: search, name: span.filter, span,
+      more: () => ({ cards: `api/cards?${query({ filter: span.filter, count: 20 })}`, queues: 'api/queues' }) };
+    case 'pod': return { page: 'workloads', uid: id, parameters, instant: true, data: `api/timeline/${at(id)}?${query({ pod: parameters.get('in') ?? '' })}`, view: pod, span,
+      more: (body) => ({ ...(body.waits ? { pod: `api/pods/${at(id)}` } : {}), ...(body.waits && !body.node && parameters.get('advice') ? { advice: { once: `api/advice/${at(id)}?${query({ time: parameters.get('advice') })}` } } : {}), ...(body.range ? { time: timeOf('pod', `${body.namespace}/${body.name}`, new URLSearchParams('span=7d')) } : {}) }) };
     case 'time': return { page, data: timeOf('fleet', '', parameters), view: time, span, parameters, more: () => ({ waiting: timeOf('waiting', '', parameters) }) };
     case 'report': return { page, data: `api/report?${query({ by: parameters.get('by') ?? 'queue', hours: parameters.get('hours') ?? '24' })}`, view: report, span, parameters };
     case 'health': return { page, data: 'api/health', view: health, span };

@@ -13,6 +13,7 @@ use super::answer::{Answer, Pods, Query, Rights};
 use super::caller::{CallerError, Callers};
 use super::rows::PendingQuery;
 use crate::cycle::Question;
+use crate::page_link::PageLink;
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{ConnectInfo, Query as Parameters, State as Extract};
@@ -31,7 +32,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
     img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Path, kind, content.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 12] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -78,6 +79,16 @@ const FILES: [(&str, &str, &str); 10] = [
         include_str!("../assets/chart.js"),
     ),
     (
+        "/now.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/now.js"),
+    ),
+    (
+        "/pod.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../assets/pod.js"),
+    ),
+    (
         "/pages.js",
         "text/javascript; charset=utf-8",
         include_str!("../assets/pages.js"),
@@ -99,6 +110,8 @@ pub(super) struct HttpState {
     pub(super) scheduler: Arc<str>,
     /// URL of Prometheus, where there is one.
     pub(super) prometheus: Option<Arc<str>>,
+    /// Links of a pod's page to other tools.
+    pub(super) links: Arc<[PageLink]>,
     /// One request is tried at a time: each takes a copy of the core.
     pub(super) trials: Arc<Semaphore>,
 }
@@ -218,7 +231,7 @@ impl HttpState {
             Answer::Json(value) => Ok(value),
             Answer::Absent => Err(Refusal(
                 StatusCode::NOT_FOUND,
-                "it is not there, or not any more".to_owned(),
+                "it is not there any more, or you may not list it".to_owned(),
             )),
             Answer::Denied(why) => Err(Refusal(StatusCode::FORBIDDEN, why.to_owned())),
         }

@@ -7,7 +7,7 @@ use crate::history::Span;
 use crate::page::answer::{Line, Pods, Query, Rights, Series};
 use crate::page::range::{self, Of};
 use crate::page::timeline::{self, PodFacts};
-use crate::trial::{Wanted, WhatIf, what_if};
+use crate::trial::{ClusterState, Wanted, WhatIf, advice, what_if};
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query as Parameters, State as Extract};
@@ -16,20 +16,26 @@ use axum::routing::get;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, ListParams};
 use scheduler_core::Core;
+use scheduler_core::ids::PodUid;
 use scheduler_core::units::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::time::Duration;
-use tokio::sync::oneshot;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// Timeout for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pods of one question at most.
 const MOST: u32 = 1000;
+/// Changes are tried for this time: in a large cluster all of them would take minutes.
+const ADVICE: Duration = Duration::from_secs(5);
+/// How the line with the estimate begins ([`crate::forecast::Estimate::line`]).
+const START: &str = "estimated start: ";
 
 pub(super) fn routes() -> Router<HttpState> {
     Router::new()
         .route("/api/pods/{uid}", get(pod))
+        .route("/api/advice/{uid}", get(advice_for))
         .route("/api/timeline/{uid}", get(timeline_of))
         .route("/api/time", get(time))
         .route("/api/whatif", get(whatif))
@@ -44,6 +50,14 @@ impl HttpState {
         let text = answer.await.ok()??;
         // The first line is the reason, which is shown already.
         Some(text.split_once('\n')?.1.to_owned())
+    }
+
+    /// The turn of a trial. One is tried at a time: each takes copies of the core.
+    fn trial(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.trials.clone().try_acquire_owned().map_err(|_| {
+            let text = "another request is being tried; try again in a moment";
+            Refusal(StatusCode::TOO_MANY_REQUESTS, text.to_owned())
+        })
     }
 
     /// The core of the shard that has this queue, once more.
@@ -61,11 +75,70 @@ async fn pod(
     Path(uid): Path<String>,
 ) -> Answered {
     let mut value = state.ask(&headers, Query::Pod(uid.clone())).await?;
-    // Only users who may see cards see their names.
-    if value["node"].is_null() && state.rights(&headers).await?.cards {
-        value["explain"] = json!(state.explain(&uid).await);
+    if value["node"].is_null() {
+        let rights = state.rights(&headers).await?;
+        let text = state.explain(&uid).await.unwrap_or_default();
+        let start = text.lines().find_map(|line| line.strip_prefix(START));
+        value["start"] = json!(start.map(|start| estimate_for(start, &rights)));
+        // Only users who may see cards see their names.
+        if rights.cards {
+            value["explain"] = json!(text);
+        } else {
+            value["lacks"] = json!("gpunodes.aliquot.dev");
+        }
     }
     Ok(tagged(&headers, "application/json", value.to_string()))
+}
+
+/// The estimate as this reader may see it: what follows the time names a pod of any namespace.
+fn estimate_for<'a>(start: &'a str, rights: &Rights) -> &'a str {
+    let time = start.split(", when ").next().unwrap_or(start);
+    if rights.pods == Pods::All {
+        start
+    } else {
+        time
+    }
+}
+
+/// Changes that would let a waiting pod run, tried on copies of the core.
+async fn advice_for(
+    Extract(state): Extract<HttpState>,
+    headers: HeaderMap,
+    Path(uid): Path<String>,
+) -> Answered {
+    // Whether the reader may see the pod is decided here.
+    state.ask(&headers, Query::Pod(uid.clone())).await?;
+    let rights = state.rights(&headers).await?;
+    let _trial = state.trial()?;
+    let (to, answer) = oneshot::channel();
+    let question = Question::ForkOfPod(uid.as_str().into(), to);
+    let asked = state.questions.send(question).await;
+    asked.map_err(|_| super::ended())?;
+    let core = answer.await.map_err(|_| super::ended())?.ok_or_else(|| {
+        let text = "the scheduler does not know the pod";
+        Refusal(StatusCode::NOT_FOUND, text.to_owned())
+    })?;
+    let tried = tokio::task::spawn_blocking(move || changes(&core, &PodUid::from(uid.as_str())));
+    let changes = tried.await.map_err(|_| super::ended())?;
+    let all = rights.cards && rights.pods == Pods::All;
+    let (shown, hidden): (Vec<_>, Vec<_>) = changes
+        .into_iter()
+        .partition(|change| all || !change.names_others);
+    let shown = shown.iter().map(|change| {
+        json!({"what": change.what, "command": change.command, "suffices": change.suffices})
+    });
+    let value = json!({"changes": shown.collect::<Vec<_>>(), "hidden": hidden.len()});
+    Ok(tagged(&headers, "application/json", value.to_string()))
+}
+
+fn changes(core: &Core, uid: &PodUid) -> Vec<advice::Change> {
+    let facts = ClusterState::of(core);
+    let explanation = core.explain(uid);
+    let Some((pod, explanation)) = facts.pods.get(uid).zip(explanation) else {
+        return Vec::new();
+    };
+    let until = Some(Instant::now() + ADVICE);
+    advice::that_help(core, core.now(), &facts, pod, explanation.kind, until)
 }
 
 #[derive(Deserialize)]
@@ -96,7 +169,7 @@ async fn timeline_of(
         .or_else(|| pod.split_once('/'))
         .filter(|(namespace, name)| rights.sees(namespace) && !name.is_empty())
         .ok_or_else(|| {
-            let text = "there is no such pod, as far as you may list pods";
+            let text = "there is no such pod, or you may not list pods in its namespace";
             Refusal(StatusCode::NOT_FOUND, text.to_owned())
         })?;
     let pods: Api<Pod> = Api::namespaced(state.client.clone(), namespace);
@@ -128,6 +201,8 @@ async fn timeline_of(
     value["name"] = json!(name);
     value["queue"] = live["queue"].clone();
     value["shares"] = live["shares"].clone();
+    value["holds"] = live["holds"].clone();
+    value["owner"] = live["owner"].clone();
     value["waits"] = live["waits"].as_bool().unwrap_or_default().into();
     if let Some(pod) = &found {
         value["node"] = json!(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()));
@@ -136,6 +211,13 @@ async fn timeline_of(
         value["phase"] = json!(crate::crash::of(pod).or(phase));
     }
     value["range"] = json!(state.prometheus.is_some());
+    let about = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let values = ["namespace", "name", "uid", "node", "queue"].map(|key| (key, about(key)));
+    let links = state
+        .links
+        .iter()
+        .map(|link| json!({"name": link.name, "url": link.of(&values)}));
+    value["links"] = links.collect();
     Ok(tagged(&headers, "application/json", value.to_string()))
 }
 
@@ -221,7 +303,7 @@ async fn time(
         let pod = name.split_once('/');
         let pod = pod.filter(|(namespace, _)| rights.sees(namespace));
         let (namespace, name) = pod.ok_or_else(|| {
-            let text = "there is no such pod, as far as you may list pods";
+            let text = "there is no such pod, or you may not list pods in its namespace";
             Refusal(StatusCode::NOT_FOUND, text.to_owned())
         })?;
         Of::Pod(namespace.to_owned(), name.to_owned())
@@ -289,10 +371,7 @@ async fn whatif(
     if !(1..=MOST).contains(&count) {
         return Err(bad(format!("count must be from 1 to {MOST}")));
     }
-    let Ok(_trial) = state.trials.clone().try_acquire_owned() else {
-        let text = "another request is being tried; try again in a moment";
-        return Err(Refusal(StatusCode::TOO_MANY_REQUESTS, text.to_owned()));
-    };
+    let _trial = state.trial()?;
     let Some(core) = state.fork(&request.queue).await else {
         return Err(bad(format!("there is no queue {}", request.queue)));
     };

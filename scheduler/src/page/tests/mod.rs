@@ -1,5 +1,6 @@
 //! Over HTTP, with an API server that knows three people.
 
+mod now;
 mod seen;
 mod time;
 
@@ -173,6 +174,9 @@ impl Site {
                 questions: questions_out,
                 scheduler: "us".into(),
                 prometheus: prometheus.map(Arc::from),
+                links: ["Logs=https://logs.example/?pod={namespace}/{name}"]
+                    .map(|link| link.parse().unwrap())
+                    .into(),
                 trials: Arc::new(Semaphore::new(1)),
             }),
             facts,
@@ -272,15 +276,11 @@ async fn who_may_list_sees_and_who_may_not_is_told_what_he_lacks() {
     let site = Site::start(everything());
     site.rows("/api/cards", "admin", 2).await;
     assert_eq!(
-        site.rows("/api/pods", "admin", 2)
-            .await
-            .as_array()
-            .unwrap()
-            .len(),
-        2
+        names(&site.rows("/api/pods", "admin", 4).await, "name"),
+        ["q", "p", "x", "y"]
     );
-    let pods = site.rows("/api/pods", "tenant", 1).await;
-    assert_eq!(names(&pods, "name"), ["p"]);
+    let pods = site.rows("/api/pods", "tenant", 2).await;
+    assert_eq!(names(&pods, "name"), ["p", "x"]);
     let (code, answer) = site.json("/api/cards", "tenant").await;
     assert_eq!(code, StatusCode::FORBIDDEN);
     assert_eq!(answer["error"], "you may not list gpunodes.aliquot.dev");
@@ -308,7 +308,7 @@ async fn who_may_list_sees_and_who_may_not_is_told_what_he_lacks() {
 #[tokio::test]
 async fn the_api_server_is_asked_once_for_many_looks() {
     let site = Site::start(everything());
-    site.rows("/api/pods", "tenant", 1).await;
+    site.rows("/api/pods", "tenant", 2).await;
     let asked = site.asked.load(Ordering::Relaxed);
     for _ in 0..20 {
         site.json("/api/pods", "tenant").await;
@@ -464,9 +464,9 @@ async fn every_fact_goes_on_in_its_order() {
         };
         assert_eq!(got, wanted);
     }
-    // A pod that runs is shown no more.
-    site.rows("/api/pods", "admin", 2).await;
+    // A pod that runs and holds nothing is shown no more.
+    site.rows("/api/pods", "admin", 4).await;
     let runs = json!({"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}});
     site.facts.send(pod("a/p", 1, runs)).unwrap();
-    site.rows("/api/pods", "admin", 1).await;
+    site.rows("/api/pods", "admin", 3).await;
 }

@@ -45,6 +45,9 @@ async fn a_pods_way_is_told_to_who_may_list_it_and_events_to_who_may_list_those(
         (&told["asks"], &told["node"], &told["events"]),
         (&json!("2000 MiB"), &json!("n1"), &json!(true))
     );
+    let logs = json!([{"name": "Logs", "url": "https://logs.example/?pod=a/x"}]);
+    assert_eq!(told["links"], logs);
+    assert_eq!(told["holds"][0]["node"], "n1");
     // The tenant may list pods of `a`, and no events.
     let (code, told) = site.json(path, "tenant").await;
     assert_eq!((code, &told["events"]), (StatusCode::OK, &json!(false)));

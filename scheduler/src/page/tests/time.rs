@@ -66,6 +66,8 @@ fn queue(name: &str, held: u128, waiting: u32) -> QueueView {
         usage: [0; 3],
         products: Vec::new(),
         bad_products: None,
+        idle_after: None,
+        bad_idle: None,
         holding: 1,
         waiting,
     }
@@ -73,7 +75,12 @@ fn queue(name: &str, held: u128, waiting: u32) -> QueueView {
 
 impl Site {
     /// Asks until the answer is right.
-    async fn until(&self, path: &str, token: &str, right: impl Fn(&Value) -> bool) -> Value {
+    pub(super) async fn until(
+        &self,
+        path: &str,
+        token: &str,
+        right: impl Fn(&Value) -> bool,
+    ) -> Value {
         for _ in 0..2000 {
             let (_, answer) = self.json(path, token).await;
             if right(&answer) {

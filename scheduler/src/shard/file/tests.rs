@@ -1,4 +1,5 @@
 use super::*;
+use crate::label_selector;
 use scheduler_core::units::Duration;
 use scheduler_core::{GpuJobOrder, Placement, Resolve, Step, Workers};
 
@@ -148,6 +149,34 @@ fn nodes_are_for_pods_with_gpus_or_without_by_kais_labels_or_an_admins() {
 }
 
 #[test]
+fn which_pods_are_background_work_is_set_as_kai_has_it() {
+    let with = |plugin: &str| format!("  plugins: {{backgroundpods: {{{plugin}}}}}\n");
+    let of = |plugin: &str| {
+        let core = read(&format!("{HEAD}{}", with(plugin)))
+            .0
+            .shards
+            .swap_remove(0)
+            .core;
+        core.background.map(|labels| label_selector::text(&labels))
+    };
+    let argument = |text: &str| format!("arguments: {{labelSelector: \"{text}\"}}");
+    assert_eq!(
+        of("").as_deref(),
+        Some("kai.scheduler/background in (true)")
+    );
+    let named = argument("role in (check,probe)");
+    assert_eq!(of(&named).as_deref(), Some("role in (check,probe)"));
+    assert_eq!(of(&format!("enabled: false, {named}")), None);
+    for (odd, why) in [
+        ("role in", "no requirement of labels"),
+        ("", "the selector is empty"),
+    ] {
+        let odd = refused(&with(&argument(odd)));
+        assert!(odd.contains(why), "{odd}");
+    }
+}
+
+#[test]
 fn whose_time_counts_and_what_priority_takes_are_set_as_kai_has_it() {
     let with = |plugin: &str, argument: &str| {
         format!("  plugins:\n    {plugin}: {{arguments: {{{argument}}}}}\n")
@@ -160,6 +189,13 @@ fn whose_time_counts_and_what_priority_takes_are_set_as_kai_has_it() {
     assert_eq!(queue.reclaim_resolve, Resolve::Queue);
     let taken = of(&with("proportion", "queuePriorityInQuotaReclaim: \"true\""));
     assert!(taken.queue_priority_in_quota);
+    for name in [
+        "relcaimerSaturationMultiplier",
+        "reclaimerUtilizationMultiplier",
+    ] {
+        let more = of(&with("proportion", &format!("{name}: \"1.5\"")));
+        assert_eq!(more.saturation_multiplier, 1_500_000_000);
+    }
     assert_eq!(plain.gpu_job_order, None);
     let larger = of("  plugins: {gpujoborder: {}}\n");
     assert_eq!(larger.gpu_job_order, Some(GpuJobOrder::PreferLarger));

@@ -19,6 +19,7 @@ fn live(pool: Pool) -> Live {
         queue_label_key: "kai.scheduler/queue".to_owned(),
         node_pool_label_key: "kai.scheduler/node-pool".to_owned(),
         volume_binding_timeout_s: 120,
+        deployment_gang_schedule: true,
     };
     Live::new(&shard, Some(in_force))
 }
@@ -217,13 +218,22 @@ fn what_a_config_cannot_change_is_said_and_the_rest_is_named() {
         "spec.global.openshift: has no effect\nspec.namespace: has no effect"
     );
     live.config(config(json!({"global": {"queueLabelKey": "team"},
-        "binder": {"volumeBindingTimeoutSeconds": 60}})));
-    let (ready, why) = said(&live.reports(Time(2)), "Ready");
+        "binder": {"volumeBindingTimeoutSeconds": 60},
+        "podGrouper": {"args": {"gangScheduleDeployment": false, "gangScheduleKnative": true}}})));
+    let reports = live.reports(Time(2));
+    let (_, ignored) = said(&reports, "KeysIgnored");
+    assert_eq!(
+        ignored,
+        "spec.podGrouper.args.gangScheduleKnative: has no effect"
+    );
+    let (ready, why) = said(&reports, "Ready");
     assert!(!ready, "{why}");
     for words in [
         "spec.global.queueLabelKey: it is kai.scheduler/queue",
         "--queue-label-key=team",
         "--volume-binding-timeout-s=60",
+        "spec.podGrouper.args.gangScheduleDeployment: it is true",
+        "--deployment-gang-schedule=false",
     ] {
         assert!(why.contains(words), "{why}");
     }

@@ -63,7 +63,7 @@ fn run(input: &[u8]) {
         _ => return,
     };
     let events = cluster.world.hear(heard.clone());
-    let isolation = cluster.world.owed_isolation(Time(0));
+    let isolation = cluster.world.owed_conditions(Time(0));
     assert_eq!(
         told(&events).err(),
         None,
@@ -85,12 +85,10 @@ fn run(input: &[u8]) {
         cluster.core.apply(event.clone());
     }
     if let AgentEvent::State { state, .. } = &heard {
-        let told = isolation.iter().map(|owed| &owed.isolation);
-        for told in told.filter(|told| told.is_verified()) {
+        let told = isolation.iter().map(|owed| &owed.condition);
+        for told in told.filter(|told| told.holds) {
             let shares = state.shares.iter().filter(|share| {
-                share.pod_uid == told.pod_uid
-                    && share.phase == "Running"
-                    && share.mode != "exclusive"
+                share.pod_uid == told.uid && share.phase == "Running" && share.mode != "exclusive"
             });
             for share in shares {
                 let held = share.fence == "DriverLimit";
@@ -105,7 +103,7 @@ fn run(input: &[u8]) {
     // The same word twice changes nothing.
     if matches!(heard, AgentEvent::State { .. }) {
         let again = cluster.world.hear(heard);
-        let conditions = cluster.world.owed_isolation(Time(0));
+        let conditions = cluster.world.owed_conditions(Time(0));
         assert!(again.iter().all(|event| !matches!(event, Event::Cards(_))));
         assert!(conditions.is_empty(), "{conditions:?}");
     }

@@ -129,7 +129,7 @@ async fn uid(cluster: &Cluster, kind: &str, namespace: &str, name: &str) -> Resu
     Ok(out.trim().to_owned())
 }
 
-pub(crate) async fn pods_of_a_deployment_have_a_group_each_that_goes_with_them(
+pub(crate) async fn pods_of_a_deployment_share_a_group_that_goes_with_it(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let ns = ready(cluster).await?;
@@ -147,24 +147,22 @@ pub(crate) async fn pods_of_a_deployment_have_a_group_each_that_goes_with_them(
         .await?;
     let pods = running(cluster, &ns, 2).await?;
     let api = groups(cluster, &ns);
-    for pod in &pods {
-        let expected = format!("pg-{}-{}", pod.name_any(), pod.uid().unwrap_or_default());
-        all_in(std::slice::from_ref(pod), &expected)?;
-        let group = api.get(&expected).await?;
-        ensure!(
-            group.spec.queue.as_deref() == Some(QUEUE)
-                && group.spec.priority_class_name.as_deref() == Some("inference")
-                && group.spec.min_member == Some(1),
-            "{:?}",
-            group.spec
-        );
-    }
+    let expected = format!("pg-web-{}", uid(cluster, "deployment", &ns, "web").await?);
+    all_in(&pods, &expected)?;
+    let group = api.get(&expected).await?;
+    ensure!(
+        group.spec.queue.as_deref() == Some(QUEUE)
+            && group.spec.priority_class_name.as_deref() == Some("inference")
+            && group.spec.min_member == Some(1),
+        "{:?}",
+        group.spec
+    );
     cluster
         .kubectl
         .run(&["-n", &ns, "delete", "deployment", "web"])
         .await?;
     until(
-        "the groups gone with their pods",
+        "the group gone with its Deployment",
         Duration::from_mins(1),
         || async {
             let left = api.list(&ListParams::default()).await?.items.len();

@@ -311,7 +311,7 @@ async fn doctor(cluster: &Cluster) -> Result<()> {
 
 async fn label(cluster: &Cluster, value: Value) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let patch = Patch::Merge(json!({"metadata": {"labels": {"nvidia.com/gpu.present": value}}}));
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"aliquot.dev/agent": value}}}));
     nodes
         .patch(node::NAME, &PatchParams::default(), &patch)
         .await?;

@@ -24,6 +24,7 @@ mod guard;
 mod helm;
 mod hostile;
 mod identity;
+mod idle;
 mod install;
 mod jobs;
 mod karpenter;
@@ -322,6 +323,7 @@ async fn test(
             new_node::a_pod_waits_for_a_booting_driver_and_is_bound_within_five_seconds_of_its_cards,
             numa::what_a_topology_manager_would_refuse_waits_and_none_of_many_pods_is_refused,
             products::a_queue_has_at_most_its_limit_of_a_product_and_what_is_over_goes_to_another,
+            idle::idle_notebooks_give_way_after_a_warning_and_come_back_last,
             reclaim::a_queue_takes_back_its_quota_with_one_eviction_and_then_all_is_at_rest,
             usage::a_queue_that_used_much_waits_behind_the_one_that_used_little,
             placement::two_halves_fit_one_card,
@@ -340,7 +342,7 @@ async fn test(
             grouper::a_pod_names_its_group_from_its_binding_on,
             grouper::a_pod_that_waits_names_its_group_with_its_reason,
             grouper::a_gang_goes_on_without_members_that_have_succeeded,
-            grouper::pods_of_a_deployment_have_a_group_each_that_goes_with_them,
+            grouper::pods_of_a_deployment_share_a_group_that_goes_with_it,
             grouper::a_job_that_is_a_gang_starts_whole_or_not_at_all,
             grouper::pods_of_a_job_or_a_cron_job_are_grouped_as_kai_does,
             grouper::a_stateful_sets_group_keeps_what_a_person_edits,

@@ -143,6 +143,7 @@ fn a_container_that_breaks_its_share_after_its_pod_is_gone_is_killed_since_nobod
         memory: Some(Mib(900)),
         mps_client: true,
         sm_percent: None,
+        works: None,
         origin: crate::attribute::Origin {
             pod_uid: Some("u1".into()),
             container_id: Some("c-u1".into()),

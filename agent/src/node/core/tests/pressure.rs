@@ -69,6 +69,7 @@ fn sampled(at: Instant, held: Mib) -> Event {
         memory: Some(held),
         mps_client: true,
         sm_percent: None,
+        works: None,
         origin: crate::attribute::Origin {
             pod_uid: Some("u1".into()),
             container_id: Some("c-u1".into()),

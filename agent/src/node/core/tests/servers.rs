@@ -15,6 +15,7 @@ pub(super) fn client(pid: u32, pod: &str) -> Process {
         memory: Some(Mib(30)),
         mps_client: true,
         sm_percent: None,
+        works: None,
         origin: crate::attribute::Origin {
             pod_uid: Some(pod.to_owned()),
             ..Default::default()

@@ -10,6 +10,7 @@ fn process(pid: u32, command: &str, pod: Option<&str>, container: Option<&str>) 
         memory: Some(Mib(30)),
         mps_client: false,
         sm_percent: None,
+        works: None,
         origin: crate::attribute::Origin {
             command: command.to_owned(),
             pod_uid: pod.map(str::to_owned),

@@ -1,24 +1,23 @@
-//! Pods and cards of a shadow core, and what each pod holds.
+//! Pods and cards of a core, and what each pod holds.
 
-use crate::failure::Failure;
-use crate::shadow::Shadow;
 use scheduler_core::ids::{GroupName, NodeName, PodUid, QueueName};
 use scheduler_core::model::{Card, ContainerGrant, Node, Phase, Placement, Pod, Queue};
 use scheduler_core::units::Mib;
-use scheduler_core::{Bind, Event};
+use scheduler_core::{Bind, Core, Event};
 use std::collections::BTreeMap;
 
 /// A card and the holders of its parts, the largest part first.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
-    pub(super) card: Card,
+pub struct CardHolders {
+    /// The card.
+    pub card: Card,
     /// `namespace/name`, and its limit on this card.
-    pub(super) holders: Vec<(String, Mib)>,
+    pub holders: Vec<(String, Mib)>,
 }
 
-impl Held {
+impl CardHolders {
     /// What could still be granted, were the card fine.
-    pub(super) fn free(&self) -> Mib {
+    pub fn free(&self) -> Mib {
         let held = self
             .holders
             .iter()
@@ -29,20 +28,25 @@ impl Held {
 
 /// Everything, by name.
 #[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) pods: BTreeMap<PodUid, Pod>,
-    pub(super) nodes: BTreeMap<NodeName, Node>,
-    pub(super) queues: Vec<Queue>,
+pub struct ClusterState {
+    /// Pods, by UID.
+    pub pods: BTreeMap<PodUid, Pod>,
+    /// Nodes.
+    pub nodes: BTreeMap<NodeName, Node>,
+    /// Queues, in no order.
+    pub queues: Vec<Queue>,
     /// The queues of pod groups.
-    pub(super) groups: BTreeMap<GroupName, QueueName>,
-    pub(super) agents: BTreeMap<NodeName, scheduler_core::model::NodeCards>,
+    pub groups: BTreeMap<GroupName, QueueName>,
+    /// Cards, by node.
+    pub agents: BTreeMap<NodeName, scheduler_core::model::NodeCards>,
     assumed: BTreeMap<PodUid, Bind>,
 }
 
-impl State {
-    pub(super) fn of(shadow: &Shadow) -> Self {
+impl ClusterState {
+    /// The state of a core.
+    pub fn of(core: &Core) -> Self {
         let mut state = Self::default();
-        for event in shadow.events() {
+        for event in core.snapshot() {
             match event {
                 Event::Pod(pod) => {
                     state.pods.insert(pod.uid.clone(), *pod);
@@ -66,39 +70,13 @@ impl State {
         state
     }
 
-    /// The pod of that name; of several that had it, the one that is not over.
-    pub(super) fn pod(&self, namespace: &str, name: &str) -> Result<&Pod, Failure> {
-        let over = |pod: &Pod| matches!(pod.phase, Phase::Succeeded | Phase::Failed);
-        let mut found: Vec<&Pod> = self
-            .pods
-            .values()
-            .filter(|pod| &*pod.namespace == namespace && &*pod.name == name)
-            .collect();
-        found.sort_by_key(|pod| (over(pod), std::cmp::Reverse(pod.created)));
-        let Some(pod) = found.first() else {
-            return Err(Failure::no(format!(
-                "no pod {name} in namespace {namespace} is this scheduler's, or is on a node"
-            )));
-        };
-        if pod.ours {
-            Ok(pod)
-        } else {
-            Err(Failure::no(format!(
-                "{namespace}/{name} is placed by another scheduler: its spec.schedulerName is not this one's"
-            )))
-        }
-    }
-
     /// A binding that is under way.
-    pub(super) fn assumed(&self, pod: &PodUid) -> Option<&Bind> {
+    pub fn assumed(&self, pod: &PodUid) -> Option<&Bind> {
         self.assumed.get(pod)
     }
 
     /// A pod's node, and what it holds.
-    pub(super) fn placement<'a>(
-        &'a self,
-        pod: &'a Pod,
-    ) -> Option<(&'a NodeName, &'a [ContainerGrant])> {
+    pub fn placement<'a>(&'a self, pod: &'a Pod) -> Option<(&'a NodeName, &'a [ContainerGrant])> {
         match &pod.phase {
             Phase::Bound(Placement { node, grants, .. })
             | Phase::Running(Placement { node, grants, .. })
@@ -113,14 +91,14 @@ impl State {
     }
 
     /// The cards of a node, in its order.
-    pub(super) fn cards(&self, node: &NodeName) -> Vec<Held> {
+    pub fn cards(&self, node: &NodeName) -> Vec<CardHolders> {
         let Some(agent) = self.agents.get(node) else {
             return Vec::new();
         };
-        let mut cards: Vec<Held> = agent
+        let mut cards: Vec<CardHolders> = agent
             .cards
             .iter()
-            .map(|card| Held {
+            .map(|card| CardHolders {
                 card: card.clone(),
                 holders: Vec::new(),
             })

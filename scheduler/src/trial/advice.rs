@@ -7,16 +7,16 @@
 //! others is: changes without a cost, a smaller request, changes by an admin, losses of another
 //! pod, new hardware.
 
-use super::state::State;
-use crate::shadow::Shadow;
+use super::cluster_state::ClusterState;
 use scheduler_core::ids::{GroupName, NodeName, QueueName};
 use scheduler_core::model::{
     Amount, Ask, Mode, Node, NodeCards, NodeRules, Phase, Pod, Preemptibility, Tolerated,
     Toleration,
 };
-use scheduler_core::units::{Bound, Mib, NanoGpu};
-use scheduler_core::{Action, Event, ReasonKind};
+use scheduler_core::units::{Bound, Mib, NanoGpu, Time};
+use scheduler_core::{Action, Core, Event, ReasonKind};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Number of changes that are listed.
 const MOST: usize = 4;
@@ -27,14 +27,16 @@ const HUNDREDTH: u64 = 10_000_000;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub struct Change {
     /// What to do, as the end of a sentence.
-    pub(super) what: String,
+    pub what: String,
     /// A command that does it, where there is one.
-    pub(super) command: Option<String>,
+    pub command: Option<String>,
     /// True if the change was tried, and places the pod by itself. Otherwise nothing else helps
     /// without it.
-    pub(super) suffices: bool,
+    pub suffices: bool,
+    /// True if the words name nodes, or pods that may be of another tenant.
+    pub names_others: bool,
 }
 
 /// A change and what would be known after it.
@@ -59,37 +61,46 @@ impl CandidateChange {
     }
 }
 
-/// What helps, the cheapest first.
-pub(super) fn that_help<'a>(
-    shadow: &'a Shadow,
-    state: &'a State,
+/// A way to look for changes.
+type Ideas<'a> = fn(&mut Trial<'a>) -> Vec<CandidateChange>;
+
+/// What helps, the cheapest first. Nothing more is tried after `until`: in a large cluster all
+/// trials together may take minutes.
+pub fn that_help<'a>(
+    core: &'a Core,
+    now: Time,
+    state: &'a ClusterState,
     pod: &'a Pod,
     kind: Option<ReasonKind>,
+    until: Option<Instant>,
 ) -> Vec<Change> {
     let mut trial = Trial {
-        shadow,
-        probe: shadow.copy(),
+        core,
+        now,
+        probe: core.fork(),
         state,
         pod,
         kind,
+        until,
     };
     let mut found = Vec::new();
-    let kinds: [fn(&mut Trial<'a>) -> Vec<CandidateChange>; 7] = [
-        Trial::what_it_asks_by_mistake,
-        Trial::closed_cards,
-        Trial::rules,
-        Trial::smaller,
-        Trial::queue,
-        Trial::a_pod_ends,
-        Trial::one_more_node,
+    let kinds: [(Ideas<'a>, bool); 7] = [
+        (Trial::what_it_asks_by_mistake, false),
+        (Trial::closed_cards, true),
+        (Trial::rules, false),
+        (Trial::smaller, false),
+        (Trial::queue, false),
+        (Trial::a_pod_ends, true),
+        (Trial::one_more_node, true),
     ];
-    for ideas in kinds {
+    for (ideas, names_others) in kinds {
         for idea in ideas(&mut trial) {
-            if found.len() < MOST && trial.places(&idea.events) {
+            if found.len() < MOST && !trial.is_late() && trial.places(&idea.events) {
                 found.push(Change {
                     what: idea.what,
                     command: idea.command,
                     suffices: true,
+                    names_others,
                 });
                 // One of a kind is enough.
                 break;
@@ -103,6 +114,7 @@ pub(super) fn that_help<'a>(
             what,
             command: None,
             suffices: false,
+            names_others: false,
         };
         found.insert(0, change);
     }
@@ -110,7 +122,7 @@ pub(super) fn that_help<'a>(
 }
 
 /// Returns what has to be done before anything else helps, which depends on the kind of the reason.
-fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> {
+fn needed(state: &ClusterState, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> {
     match kind? {
         ReasonKind::QueueDoesNotExist => queue_to_create(state, pod),
         ReasonKind::GroupDoesNotExist => {
@@ -128,7 +140,7 @@ fn needed(state: &State, pod: &Pod, kind: Option<ReasonKind>) -> Option<String> 
 }
 
 /// Advises to create the queue of the pod, or of its group, if the queue does not exist.
-fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
+fn queue_to_create(state: &ClusterState, pod: &Pod) -> Option<String> {
     let names = || state.queues.iter().map(|queue| queue.name.as_str());
     let group = pod.group.as_ref();
     let group = group.and_then(|name| state.groups.get_key_value(name));
@@ -157,7 +169,7 @@ fn queue_to_create(state: &State, pod: &Pod) -> Option<String> {
 }
 
 /// Advises a smaller request if a container requests more of each card than any card can grant.
-fn beyond_every_card(state: &State, pod: &Pod) -> Option<String> {
+fn beyond_every_card(state: &ClusterState, pod: &Pod) -> Option<String> {
     let cards = state.agents.values().flat_map(|agent| &agent.cards);
     let cards = cards.filter(|card| !card.mig && !card.slice);
     let most = cards.map(|card| card.grantable).max()?;
@@ -188,13 +200,15 @@ fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String 
 }
 
 struct Trial<'a> {
-    shadow: &'a Shadow,
+    core: &'a Core,
+    now: Time,
     /// Changed and changed back.
-    probe: Shadow,
-    state: &'a State,
+    probe: Core,
+    state: &'a ClusterState,
     pod: &'a Pod,
     /// Of the leading reason.
     kind: Option<ReasonKind>,
+    until: Option<Instant>,
 }
 
 #[allow(clippy::elidable_lifetime_names)] // One lifetime, as the list of kinds needs it.
@@ -207,16 +221,22 @@ impl<'a> Trial<'a> {
         fits
     }
 
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     fn fits_now(&self) -> bool {
-        let explanation = self.probe.core().explain(&self.pod.uid);
+        let explanation = self.probe.explain(&self.pod.uid);
         explanation.is_some_and(|explanation| explanation.nodes.iter().any(|node| node.fits))
     }
 
     /// Whether the core's decision after these events gives the pod a place.
     fn places(&self, events: &[Event]) -> bool {
-        let mut copy = self.shadow.copy();
-        events.iter().cloned().for_each(|event| copy.apply(event));
-        let decision = copy.decide();
+        let mut copy = self.core.fork();
+        for event in events {
+            copy.apply(event.clone());
+        }
+        let decision = copy.decide(self.now);
         let bound = decision
             .actions
             .iter()
@@ -495,6 +515,9 @@ impl<'a> Trial<'a> {
         holders.sort_by_key(|(held, pod)| (*held, std::cmp::Reverse(pod.created), pod.uid.clone()));
         let mut ideas = Vec::new();
         for (held, holder) in holders.into_iter().take(MOST_HOLDERS) {
+            if self.is_late() {
+                break;
+            }
             self.probe.apply(Event::PodGone(holder.uid.clone()));
             let fits = self.fits_now();
             self.probe.apply(Event::Pod(Box::new(holder.clone())));
