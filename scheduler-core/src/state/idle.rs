@@ -34,20 +34,6 @@ pub struct IdlePod {
     pub queue: QueueName,
 }
 
-/// What is known of idle pods.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct IdlePods {
-    since: BTreeMap<TaskKey, Time>,
-    /// When a pod of a job was last evicted for being idle.
-    gave_way: BTreeMap<JobKey, Time>,
-    /// The jobs that give way in this decision.
-    giving_way: BTreeSet<JobKey>,
-    /// The jobs that gave way and come last in this decision.
-    returning: BTreeSet<JobKey>,
-    /// The time at which one of the two changes next.
-    pub next: Option<Time>,
-}
-
 /// A queue's rule, as it applies to a job.
 struct Rule<'a> {
     after: Duration,

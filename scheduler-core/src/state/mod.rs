@@ -31,6 +31,7 @@ pub(crate) mod devices;
 mod extra_use;
 pub(crate) mod footprint;
 pub(crate) mod idle;
+mod idle_pods;
 mod interner;
 pub(crate) mod job_row;
 pub(crate) mod keys;
@@ -143,7 +144,7 @@ pub(crate) struct State {
     /// Under what each of them is listed, and how many such pods it has.
     pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
     /// Placed pods that do no work.
-    pub idle: idle::IdlePods,
+    pub idle: idle_pods::IdlePods,
     /// Background pods, placed or not.
     pub background: BTreeSet<TaskKey>,
     /// Decisions without an outcome, and whose they are.
