@@ -13,7 +13,7 @@ use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Scope, Shortage};
 use crate::state::State;
-use crate::state::idle_pods::IdlePod;
+use crate::state::idle::IdlePod;
 use crate::units::{Mib, Time};
 use crate::{apply, shares, snapshot};
 use std::collections::BTreeSet;

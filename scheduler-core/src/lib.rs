@@ -139,4 +139,4 @@ pub use explain::Explanation;
 pub use groups::{GroupChange, GroupView, OverQueue};
 pub use problem::Problem;
 pub use queues::{ProductView, QueueView};
-pub use state::idle_pods::IdlePod;
+pub use state::idle::IdlePod;

@@ -112,7 +112,7 @@ pub struct Core {
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
     /// Since when shares do no work.
-    pub(super) activities: Activities,
+    pub(super) activities: Activities<HolderKey>,
     /// Cards in MIG mode that do not have the layout that they are to have.
     pub(super) layouts: Layouts,
 }

@@ -155,6 +155,33 @@ pub struct Reading {
     pub counters: Counters,
 }
 
+impl Reading {
+    /// Returns whether a process of those worked since the look before. `servers`: the processes of MPS
+    /// servers. `None`: the driver does not tell.
+    ///
+    /// The driver's samples of processes are believed only as far as the card agrees. On a card that is
+    /// busy while no process of it has a sample, or while an MPS server has one, work is not told apart,
+    /// and nothing is known of any process there. Nothing is known of slices in MIG mode either, for
+    /// which NVML has no such samples.
+    pub fn has_worked(
+        &self,
+        own: impl Fn(&Process) -> bool,
+        servers: &BTreeSet<u32>,
+    ) -> Option<bool> {
+        let works = |process: &Process| process.works == Some(true);
+        if self.processes.iter().any(|one| own(one) && works(one)) {
+            return Some(true);
+        }
+        let untold =
+            |one: &Process| one.works.is_none() || (servers.contains(&one.pid) && works(one));
+        if self.unseen.is_some() || self.processes.iter().any(untold) {
+            return None;
+        }
+        let told_apart = !self.busy? || self.processes.iter().any(works);
+        told_apart.then_some(false)
+    }
+}
+
 /// One process on one card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
@@ -194,4 +221,57 @@ pub struct Xid {
     pub gpu: GpuUuid,
     /// NVIDIA's number; 999 where the driver does not know.
     pub number: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, works: Option<bool>) -> Process {
+        Process {
+            pid,
+            works,
+            ..Process::default()
+        }
+    }
+
+    fn seen(busy: Option<bool>, processes: &[(u32, Option<bool>)]) -> Option<bool> {
+        let reading = Reading {
+            busy,
+            processes: (processes.iter())
+                .map(|(pid, works)| process(*pid, *works))
+                .collect(),
+            ..Reading::default()
+        };
+        reading.has_worked(|one| one.pid == 1, &BTreeSet::from([9]))
+    }
+
+    #[test]
+    fn a_share_is_idle_only_where_all_work_of_its_card_is_told_apart() {
+        let (yes, no) = (Some(true), Some(false));
+        for (busy, processes, expected) in [
+            (yes, &[(1, yes), (9, yes)][..], yes),
+            (no, &[(1, yes)], yes),
+            (no, &[(1, no), (9, no)], no),
+            // It has no process at all.
+            (no, &[], no),
+            (yes, &[(1, no), (2, yes)], no),
+            // The card works for somebody, and nobody has a sample.
+            (yes, &[(1, no), (2, no)], None),
+            (yes, &[], None),
+            // The driver gives what its clients do to the server.
+            (yes, &[(1, no), (2, yes), (9, yes)], None),
+            (no, &[(1, no), (9, yes)], None),
+            (no, &[(1, no), (2, None)], None),
+            (None, &[(1, no)], None),
+        ] {
+            assert_eq!(seen(busy, processes), expected, "{busy:?} {processes:?}");
+        }
+        let hidden = Reading {
+            busy: no,
+            unseen: Some("the driver does not tell its MPS processes".into()),
+            ..Reading::default()
+        };
+        assert_eq!(hidden.has_worked(|_| true, &BTreeSet::new()), None);
+    }
 }

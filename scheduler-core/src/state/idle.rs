@@ -13,14 +13,26 @@
 //! Sums and quotas do not depend on it: an idle non-preemptible pod counts as one, so that its queue is
 //! within its quota when the pod works again.
 
-use crate::ids::QueueName;
+use crate::ids::{PodUid, QueueName};
 use crate::model::{Grace, Queue};
 use crate::state::State;
-use crate::state::idle_pods::IdlePod;
 use crate::state::keys::{JobKey, QueueKey, TaskKey};
 use crate::state::task_cell::Status;
 use crate::units::{Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A placed pod that does no work and whose queue has a rule about that, for the shell to warn of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdlePod {
+    /// The pod.
+    pub pod: PodUid,
+    /// The time since when all pods of its job have been idle.
+    pub since: Time,
+    /// The time from which it gives way.
+    pub gives_way: Time,
+    /// The queue whose rule that is.
+    pub queue: QueueName,
+}
 
 /// A queue's rule, as it applies to a job.
 struct Rule<'a> {

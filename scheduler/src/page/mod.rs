@@ -3,7 +3,8 @@
 //!
 //! - `relay`: takes notes of facts and of agents' words on their way to the cycle.
 //! - `row`: pure: an object → its row; `row_store`: the current rows.
-//! - `rows`: the only owner of the rows and of the history; `changes`: pure: what changed since.
+//! - `rows`: pure: the rows and the history; `owner`: the task that has them; `changes`: pure: what
+//!   changed since.
 //! - `answer`: pure: rows, a query, rights → JSON.
 //! - `timeline`: pure: a pod, its events → its way in steps; `range`: what Prometheus remembers.
 //! - `caller`: a token → what its owner may see, judged by the API server.
@@ -17,6 +18,7 @@ mod answer;
 mod caller;
 mod changes;
 mod http;
+mod owner;
 mod range;
 mod relay;
 mod row;
@@ -33,9 +35,9 @@ use crate::status::Status;
 use crate::trust::Trust;
 pub use answer::ReportBy;
 use caller::Callers;
+use owner::PendingQuery;
 use relay::FactRelay;
 pub use relay::Flows;
-use rows::PendingQuery;
 use scheduler_core::units::Time;
 use serde_json::Value;
 use std::future::Future;
@@ -140,7 +142,7 @@ pub fn start(
         begun,
         &sources.lengths,
     );
-    let keeping = rows::run(rows::RowSources {
+    let keeping = owner::run(owner::RowSources {
         notes,
         asked: pending.0,
         views: sources.views,

@@ -6,7 +6,6 @@ use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
 use crate::inventory::{GpuUuid, Health};
 use crate::ledger::{AllocId, Claim, HolderKey, ProofName, Share, SharePhase};
 use crate::mps::plan::server_name;
-use crate::node::activity;
 use crate::node::state::{Note, Policy};
 use crate::nvml::Process;
 use crate::pods::Standing;
@@ -267,14 +266,17 @@ impl Core {
         };
         let servers = self.mps.seen.servers.iter();
         let servers: BTreeSet<u32> = servers.flat_map(|s| &s.server_pids).copied().collect();
-        let seen = share.gpus.iter().map(|card| {
-            let reading = self.builder.reading(card);
-            reading.map_or(activity::Seen::Unknown, |reading| {
-                activity::on_card(reading, is_own(share, container_id), &servers)
-            })
+        let looks = share.gpus.iter().map(|card| {
+            let reading = self.builder.reading(card)?;
+            reading.has_worked(is_own(share, container_id), &servers)
         });
-        let seen = seen.max()?;
-        self.activities.follow(key, container, used, seen, now)
+        // Work on one card is enough; else each has to say that there was none.
+        let either = |one: Option<bool>, other: Option<bool>| match (one, other) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (one, other) => one.and(other),
+        };
+        let worked = looks.reduce(either)?;
+        self.activities.follow(key, container, used, worked, now)
     }
 
     /// What really holds a container that the hook let start. `None` also while its card was

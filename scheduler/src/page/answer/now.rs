@@ -4,7 +4,8 @@
 //! may list; the others are counted.
 
 use super::cards::{Card, all_cards, cards_of, natural, sees};
-use super::{NO_AGENT, Rights, Rows, not_offering};
+use super::health::not_offering;
+use super::{NO_AGENT, Rights, Rows};
 use crate::page::row::PodRow;
 use proto::names::NAMESPACE;
 use scheduler_core::units::Duration;

@@ -1,6 +1,6 @@
 //! What the rows' owner answers by itself.
 
-use super::{Answered, HttpState, Refusal, read};
+use super::state::{Answered, HttpState, Refusal, read};
 use crate::page::answer::{
     CARD_COLUMNS, CARD_STATES, POD_COLUMNS, POD_STATES, Query, Report, Span, Which,
 };

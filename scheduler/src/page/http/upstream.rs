@@ -1,6 +1,6 @@
 //! Requests to others that an answer needs: to the API server, to Prometheus, to the core.
 
-use super::{Answered, HttpState, Refusal, read, tagged};
+use super::state::{Answered, HttpState, Refusal, ended, read, tagged};
 use crate::convert::World;
 use crate::cycle::Question;
 use crate::history::Span;
@@ -113,13 +113,13 @@ async fn advice_for(
     let (to, answer) = oneshot::channel();
     let question = Question::ForkOfPod(uid.as_str().into(), to);
     let asked = state.questions.send(question).await;
-    asked.map_err(|_| super::ended())?;
-    let core = answer.await.map_err(|_| super::ended())?.ok_or_else(|| {
+    asked.map_err(|_| ended())?;
+    let core = answer.await.map_err(|_| ended())?.ok_or_else(|| {
         let text = "the scheduler does not know the pod";
         Refusal(StatusCode::NOT_FOUND, text.to_owned())
     })?;
     let tried = tokio::task::spawn_blocking(move || changes(&core, &PodUid::from(uid.as_str())));
-    let changes = tried.await.map_err(|_| super::ended())?;
+    let changes = tried.await.map_err(|_| ended())?;
     let all = rights.cards && rights.pods == Pods::All;
     let (shown, hidden): (Vec<_>, Vec<_>) = changes
         .into_iter()
@@ -389,7 +389,7 @@ async fn whatif(
         let mut world = World::new(&scheduler).with_storage_listed();
         what_if(*core, &mut world, &scheduler, &wanted, count)
     });
-    let answer = tried.await.map_err(|_| super::ended())?.map_err(bad)?;
+    let answer = tried.await.map_err(|_| ended())?.map_err(bad)?;
     let value = shown(&answer, &rights);
     Ok(tagged(&headers, "application/json", value.to_string()))
 }

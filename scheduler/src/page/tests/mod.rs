@@ -156,7 +156,7 @@ impl Site {
         let (views_out, views) = watch::channel(Views::default());
         let (status_out, status) = watch::channel(Status::default());
         let (queries, asked) = mpsc::channel(QUERIES);
-        tokio::spawn(rows::run(rows::RowSources {
+        tokio::spawn(owner::run(owner::RowSources {
             notes,
             asked,
             views,
