@@ -53,7 +53,7 @@ pub(crate) fn the_quickstart_does_what_it_says(demo: &Demo) {
 }
 
 /// Of manifests that a trial decides nothing about. Other tests read each of them.
-const ELSEWHERE: [&str; 9] = [
+const ELSEWHERE: [&str; 10] = [
     // Prices of `aliquot report`.
     "gpuHour:",
     // Files and objects that the scheduler reads for itself.
@@ -62,6 +62,8 @@ const ELSEWHERE: [&str; 9] = [
     "nodeTemplates:",
     // An agent's settings for its node.
     "kind: GpuNode",
+    // The chart's values: the tests of `chart`.
+    "pageLinks:",
     // Rights: the tests of `deploy`.
     "rbac.authorization.k8s.io",
     // Shares by claim: the tests on real daemons run that page as it is.
