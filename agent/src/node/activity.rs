@@ -10,7 +10,7 @@ pub(super) struct Activities<K>(BTreeMap<K, Watch>);
 
 #[derive(Debug)]
 struct Watch {
-    /// The container; another one begins anew.
+    /// The container; with another one the time begins again.
     container: String,
     /// The most that its processes held since it last worked.
     used: Mib,
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_without_work_begins_anew_with_work_memory_doubt_and_another_container() {
+    fn time_without_work_begins_again_with_work_memory_doubt_and_another_container() {
         let start = Instant::now();
         let mut all = Activities::default();
         let mut at = |seconds, container: &str, used, seen| {

@@ -256,7 +256,7 @@ mod tests {
             // It has no process at all.
             (no, &[], no),
             (yes, &[(1, no), (2, yes)], no),
-            // The card works for somebody, and nobody has a sample.
+            // The card is busy, and no process has a sample.
             (yes, &[(1, no), (2, no)], None),
             (yes, &[], None),
             // The driver gives what its clients do to the server.

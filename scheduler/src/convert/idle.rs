@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Milliseconds between the warning and the time from which a pod gives way; half of the rule's time
 /// where that is less.
 const WARNING: u64 = 10 * 60_000;
-/// An agent that started again counts a pod's time anew. A later beginning than this many milliseconds
+/// An agent that started again counts a pod's time again from zero. A later beginning than this many milliseconds
 /// after the known one is such a case; less is the rounding to minutes.
 const ROUNDING: u64 = 90_000;
 
