@@ -592,6 +592,7 @@ proptest! {
             let mut groups = core.groups();
             for group in &mut groups {
                 group.reason = None;
+                group.over = None;
             }
             groups
         };
