@@ -131,7 +131,8 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     browser.says("Scheduling is blocked by the pod's scheduling gates");
     site.runtime.block_on(async {
         let patch = Patch::Merge(message);
-        let patched = pods.patch_status("sly", &PatchParams::default(), &patch);
+        let parameters = PatchParams::default();
+        let patched = pods.patch_status("sly", &parameters, &patch);
         patched.await.unwrap();
     });
     browser.says(SHOWN);
