@@ -111,7 +111,6 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     let long = format!("{SLY}<img src=x onerror=alert(1)> {}", "x".repeat(1 << 20));
     let message = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": long,
         "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
-    // The scheduler writes once that it is gated, and has nothing to say after that.
     let pod = json!({"metadata": {"name": "sly", "labels": {"kai.scheduler/queue": "research"}, "annotations": {"gpu-memory": "2000"}},
         "spec": {"schedulerName": "kai-scheduler", "schedulingGates": [{"name": "x"}], "containers": [{"name": "main", "image": "i"}]}});
     let uid = site.runtime.block_on(async {
@@ -126,14 +125,15 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     });
     browser.open(&format!("{}#/workloads", site.page));
     browser.heading("Workloads");
-    // What the page shows has passed to the scheduler before: it has seen what it wrote, and does not
-    // write it again.
     browser.says("Scheduling is blocked by the pod's scheduling gates");
+    // The scheduler writes its own reason again, a few times at once, then every 30 s at most.
     site.runtime.block_on(async {
-        let patch = Patch::Merge(message);
-        let parameters = PatchParams::default();
-        let patched = pods.patch_status("sly", &parameters, &patch);
-        patched.await.unwrap();
+        for _ in 0..12 {
+            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&message));
+            let patched = pods.patch_status("sly", &parameters, &patch).await;
+            patched.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+        }
     });
     browser.says(SHOWN);
     let raw = "/[\\u202e\\u200b\\u001b\\u009b]/.test(document.documentElement.outerHTML)";
