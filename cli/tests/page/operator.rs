@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// The clipboard of a browser without a window: what was copied is kept in `copied`.
 const CLIPBOARD: &str = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: (text) => { window.copied = text; return Promise.resolve(); }}});";
 
-/// A row that takes the place of another one brings its own command.
+/// A row that replaces another one has its own command.
 #[test]
 fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     let Some(mut browser) = Browser::start() else {
@@ -37,7 +37,7 @@ fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     browser.until("document.querySelector('.changes .cordoned a')?.textContent === 'node-3 / 0'");
     browser.until("document.querySelectorAll('.nodes .card').length === 24");
     picture(&mut browser, "page-overview.png");
-    // By keyboard: the button is reached and pressed like any other.
+    // The button also works from the keyboard.
     browser.evaluate("window.copied = ''; document.getElementById('copy-1').focus()");
     browser.press("Enter");
     browser.until("window.copied === 'kubectl aliquot explain demo/later'");
@@ -126,13 +126,20 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     browser.open(&format!("{}#/workloads", site.page));
     browser.heading("Workloads");
     browser.says("Scheduling is blocked by the pod's scheduling gates");
-    // The scheduler writes its own reason again, a few times at once, then every 30 s at most.
+    // The scheduler writes its own reason over another one: a few times at once, then every 30 s at most.
+    // It is overwritten until it stays so for a while.
     site.runtime.block_on(async {
-        for _ in 0..12 {
+        let reason = |pod: &Pod| {
+            let status = pod.status.as_ref().unwrap();
+            status.conditions.as_ref().unwrap()[0].message.clone()
+        };
+        loop {
             let (parameters, patch) = (PatchParams::default(), Patch::Merge(&message));
             let patched = pods.patch_status("sly", &parameters, &patch).await;
-            patched.unwrap();
-            tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            if reason(&pods.get("sly").await.unwrap()) == reason(&patched.unwrap()) {
+                break;
+            }
         }
     });
     browser.says(SHOWN);
