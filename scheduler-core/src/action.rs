@@ -253,8 +253,8 @@ impl EvictCause {
         }
     }
 
-    /// Returns true if the victim loses its place to another pod.
-    pub(crate) fn gives_place_away(self) -> bool {
+    /// Returns true if idle jobs may be victims of the action, whatever their priority.
+    pub(crate) fn takes_idle_jobs(self) -> bool {
         matches!(self, Self::Reclaim | Self::Preempt)
     }
 

@@ -233,8 +233,8 @@ pub struct EvictRequest {
     pub reason: Arc<str>,
 }
 
-/// Whether a placed pod works on its GPUs. A pod of which nothing was said counts as working, and so
-/// does one that waits for a place.
+/// The activity of a placed pod on its GPUs. A pod counts as working until an event says otherwise, and
+/// while it waits for a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
     /// The pod, which must be known.

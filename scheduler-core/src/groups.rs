@@ -45,7 +45,7 @@ pub struct OverQueue {
     pub queue: QueueName,
     /// What the pods request that the group would place next.
     pub wanted: [u128; 3],
-    /// Of it, the non-preemptible part.
+    /// The non-preemptible part of `wanted`.
     pub wanted_non_preemptible: [u128; 3],
 }
 

@@ -41,9 +41,9 @@ pub struct QueueView {
     pub products: Vec<ProductView>,
     /// What it says of products and is not used: one line.
     pub bad_products: Option<Arc<str>>,
-    /// What it says itself of idle pods; `None`: nothing.
+    /// Its own rule about idle pods; `None`: it has none.
     pub idle_after: Option<Grace>,
-    /// What it says of idle pods and is not used: one line.
+    /// Why its rule about idle pods is not used, in one line.
     pub bad_idle: Option<Arc<str>>,
     /// Pods that hold something.
     pub holding: u32,

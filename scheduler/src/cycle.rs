@@ -288,7 +288,7 @@ struct Cycle {
     swept: Instant,
     granted: Granted,
     standstill: Standstill,
-    /// When the next idle pod is warned, or gives way.
+    /// The time at which the next idle pod is warned or gives way.
     idle_at: Option<Instant>,
 }
 
@@ -340,7 +340,7 @@ impl Cycle {
         }
     }
 
-    /// Brings the conditions of idle pods up to date.
+    /// Sets the conditions of idle pods.
     fn warn_idle(&mut self) {
         let now = self.clock.now();
         let next = self.world.warn_idle(&self.core.idle_pods(), now);

@@ -141,7 +141,7 @@ pub struct Share {
     /// Per cent of SM time that its processes had in the last 1.5 s, summed over them and
     /// its cards; `None` where the driver does not attribute it.
     pub sm_percent: Option<u32>,
-    /// For how many whole minutes its container has done no work; `None`: that is not known.
+    /// The whole minutes for which its container has done no work; `None`: not known.
     pub idle_minutes: Option<u32>,
 }
 

@@ -1,16 +1,16 @@
-//! For how long things have done no work, by looks that say whether they worked.
+//! How long each share has done no work, counted from one look at the cards to the next.
 
 use api::Mib;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Since when each share has done no work, by its key.
+/// The time since when each share has done no work, by its key.
 #[derive(Debug)]
 pub(super) struct Activities<K>(BTreeMap<K, Watch>);
 
 #[derive(Debug)]
 struct Watch {
-    /// The container; with another one the time begins again.
+    /// The container of the share. A new container starts the count again.
     container: String,
     /// The most that its processes held since it last worked.
     used: Mib,
@@ -24,9 +24,9 @@ impl<K> Default for Activities<K> {
 }
 
 impl<K: Ord + Clone> Activities<K> {
-    /// Takes in a look at the share of a container that runs, and returns for how many whole minutes it
-    /// has done no work. `worked`: whether it did since the look before; `None`: that is not known, and
-    /// neither are the minutes.
+    /// Records one look at the share of a running container, and returns for how many whole minutes the
+    /// share has done no work. `worked` says whether it worked since the look before; with `None`, the
+    /// driver does not tell, the count begins again, and the answer is `None`.
     pub(super) fn follow(
         &mut self,
         key: &K,

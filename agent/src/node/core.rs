@@ -111,7 +111,7 @@ pub struct Core {
     ceilings: BTreeMap<GpuUuid, Ceilings>,
     /// When the runtime was last seen to ignore CDI, and by what.
     cdi_ignored: Option<(Instant, String)>,
-    /// Since when shares do no work.
+    /// The time since when each share has done no work.
     pub(super) activities: Activities<HolderKey>,
     /// Cards in MIG mode that do not have the layout that they are to have.
     pub(super) layouts: Layouts,

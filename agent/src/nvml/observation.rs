@@ -156,8 +156,8 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Returns whether a process of those worked since the look before. `servers`: the processes of MPS
-    /// servers. `None`: the driver does not tell.
+    /// Returns whether one of the processes for which `own` is true worked since the look before. `None`:
+    /// the driver does not tell. `servers` has the pids of MPS servers.
     ///
     /// The driver's samples of processes are believed only as far as the card agrees. On a card that is
     /// busy while no process of it has a sample, or while an MPS server has one, work is not told apart,
@@ -259,7 +259,7 @@ mod tests {
             // The card is busy, and no process has a sample.
             (yes, &[(1, no), (2, no)], None),
             (yes, &[], None),
-            // The driver gives what its clients do to the server.
+            // The driver attributes the clients' work to the server.
             (yes, &[(1, no), (2, yes), (9, yes)], None),
             (no, &[(1, no), (9, yes)], None),
             (no, &[(1, no), (2, None)], None),

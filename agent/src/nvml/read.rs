@@ -26,8 +26,8 @@ const REMAPPED_FAILURE: u32 = 145;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
 const RECOVERY_ACTION: u32 = 230;
 
-/// The driver's samples of processes are read so far back: longer than the time between two looks, so
-/// that none is missed.
+/// The age of the driver's samples of processes that are read. It is longer than the time between two
+/// looks, so that no sample is missed.
 const SAMPLED: Duration = Duration::from_millis(1500);
 
 /// Unsupported is an answer; the rest is the caller's to handle.
@@ -353,16 +353,16 @@ fn processes(
     })
 }
 
-/// What a process did on a card of late.
+/// The recent use of a card by a process.
 struct Used {
     /// Per cent of SM time, the mean of the driver's samples.
     sm: u32,
-    /// A sample has SM time, encoding or decoding.
+    /// True if a sample has SM time, encoding or decoding.
     works: bool,
 }
 
-/// What processes did, by pid; `None` where the driver keeps no samples. Only processes that did
-/// something have some.
+/// Returns the recent use of a card by pid, for processes that used it. `None`: the driver keeps no
+/// samples.
 fn utilization(
     device: &nvml_wrapper::Device<'_>,
 ) -> Result<Option<BTreeMap<u32, Used>>, NvmlError> {

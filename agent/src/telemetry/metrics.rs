@@ -423,7 +423,7 @@ fn labels(state: &State, card: &Card, share: Option<&Share>) -> Vec<(&'static st
 
 type CardValue = fn(&State, &Card) -> u64;
 type ShareValue = fn(&Share) -> u64;
-/// `None`: not known of this share.
+/// A value of a share; `None`: it is not known.
 type KnownShareValue = fn(&Share) -> Option<u32>;
 
 const CARD_GAUGES: [(&str, &str, Option<Unit>, CardValue); 12] = [

@@ -103,15 +103,15 @@ impl Outbox {
         }
     }
 
-    /// The state, if more than fast values differ from the one that was sent last: those change all the
-    /// time.
+    /// Returns a message with the state if it differs from the last one in more than the values that
+    /// change all the time.
     fn state(&mut self, state: NodeState) -> Option<AgentMessage> {
         let last = self.last_state.as_ref();
         let is_news = last.is_none_or(|last| without_fast(last) != without_fast(&state));
         is_news.then(|| self.whole(state))
     }
 
-    /// What is sent after a silence: the state if fast values differ, else a heartbeat.
+    /// Returns the message that ends a silence: the state if any value differs, otherwise a heartbeat.
     fn beat(&mut self, state: NodeState) -> AgentMessage {
         if self.last_state.as_ref() == Some(&state) {
             return self.message(Body::Heartbeat(Heartbeat {}));

@@ -94,7 +94,7 @@ async fn gauges_are_those_of_the_state_at_the_scrape_with_dcgm_exporters_labels(
         ),
         (format!("aliquot_share_memory_used_bytes{held}"), 1200 << 20),
         (format!("aliquot_share_sm_percent{held}"), 40),
-        (format!("aliquot_share_idle_minutes{held}"), 0),
+        (format!("aliquot_share_idle_minutes{held}"), 3),
         (format!("aliquot_share_running{held}"), 1),
         (r#"aliquot_node_unreadable{part="proofs"}"#.to_owned(), 0),
         ("aliquot_node_stale_samples".to_owned(), 7),

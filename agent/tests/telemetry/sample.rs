@@ -77,7 +77,7 @@ pub(crate) fn share(pod: &str, index: u32, memory: u64) -> Share {
         container_id: Some("c1".into()),
         used: Mib(1200),
         sm_percent: Some(40),
-        idle_minutes: Some(0),
+        idle_minutes: Some(3),
     }
 }
 

@@ -295,7 +295,7 @@ async fn silence_is_broken_by_a_heartbeat() {
 
 /// SM time changes every second: a message for each change would be one per node and second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sm_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
+async fn what_changes_all_the_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
     let mut scene = Fixture::new("good", sample::state()).await;
     scene.next().await;
     let since = Instant::now();
@@ -304,7 +304,9 @@ async fn sm_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
             let ledger = &mut Arc::make_mut(state).ledger;
             let keys: Vec<_> = ledger.all().map(agent::ledger::Share::key).collect();
             for key in keys {
-                ledger.update(&key, |share| share.sm_percent = Some(percent));
+                ledger.update(&key, |share| {
+                    (share.sm_percent, share.idle_minutes) = (Some(percent), Some(percent));
+                });
             }
         });
     };
@@ -317,8 +319,12 @@ async fn sm_time_is_sent_in_place_of_a_heartbeat_and_not_before() {
         panic!("{message:?}");
     };
     assert_eq!(
-        (message.sequence, state.shares[0].sm_percent),
-        (2, Some(79))
+        (
+            message.sequence,
+            state.shares[0].sm_percent,
+            state.shares[0].idle_minutes
+        ),
+        (2, Some(79), Some(79))
     );
     let silence = since.elapsed().as_secs_f64();
     assert!((4.5..7.0).contains(&silence), "{silence}");

@@ -111,7 +111,7 @@ fn remembered(answer: &Value) -> Option<Uses> {
                 gpu_unused: Some(thousandths(number(of, "unusedGpuHours")?)),
                 mib: Some(whole(number(of, "grantedMibHours")?)),
                 mib_unused: Some(whole(number(of, "unusedMibHours")?)),
-                // A scheduler of before does not say.
+                // A scheduler of an earlier release does not say.
                 longest_idle: number(of, "longestIdleMinutes"),
             };
             products.insert(product.clone(), hours);

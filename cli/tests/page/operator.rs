@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// The clipboard of a browser without a window: what was copied is kept in `copied`.
 const CLIPBOARD: &str = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: (text) => { window.copied = text; return Promise.resolve(); }}});";
 
-/// A row that takes the place of another one brings its own command.
+/// A row that replaces another one has its own command.
 #[test]
 fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     let Some(mut browser) = Browser::start() else {
@@ -37,7 +37,7 @@ fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     browser.until("document.querySelector('.changes .cordoned a')?.textContent === 'node-3 / 0'");
     browser.until("document.querySelectorAll('.nodes .card').length === 24");
     picture(&mut browser, "page-overview.png");
-    // By keyboard: the button is reached and pressed like any other.
+    // The button also works from the keyboard.
     browser.evaluate("window.copied = ''; document.getElementById('copy-1').focus()");
     browser.press("Enter");
     browser.until("window.copied === 'kubectl aliquot explain demo/later'");
@@ -111,7 +111,6 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     let long = format!("{SLY}<img src=x onerror=alert(1)> {}", "x".repeat(1 << 20));
     let message = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": long,
         "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
-    // The scheduler writes once that it is gated, and has nothing to say after that.
     let pod = json!({"metadata": {"name": "sly", "labels": {"kai.scheduler/queue": "research"}, "annotations": {"gpu-memory": "2000"}},
         "spec": {"schedulerName": "kai-scheduler", "schedulingGates": [{"name": "x"}], "containers": [{"name": "main", "image": "i"}]}});
     let uid = site.runtime.block_on(async {
@@ -126,13 +125,22 @@ fn hostile_text_is_escaped_and_cut_and_moves_nothing() {
     });
     browser.open(&format!("{}#/workloads", site.page));
     browser.heading("Workloads");
-    // What the page shows has passed to the scheduler before: it has seen what it wrote, and does not
-    // write it again.
     browser.says("Scheduling is blocked by the pod's scheduling gates");
+    // The scheduler writes its own reason over another one: a few times at once, then every 30 s at most.
+    // It is overwritten until it stays so for a while.
     site.runtime.block_on(async {
-        let patch = Patch::Merge(message);
-        let patched = pods.patch_status("sly", &PatchParams::default(), &patch);
-        patched.await.unwrap();
+        let reason = |pod: &Pod| {
+            let status = pod.status.as_ref().unwrap();
+            status.conditions.as_ref().unwrap()[0].message.clone()
+        };
+        loop {
+            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&message));
+            let patched = pods.patch_status("sly", &parameters, &patch).await;
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            if reason(&pods.get("sly").await.unwrap()) == reason(&patched.unwrap()) {
+                break;
+            }
+        }
     });
     browser.says(SHOWN);
     let raw = "/[\\u202e\\u200b\\u001b\\u009b]/.test(document.documentElement.outerHTML)";

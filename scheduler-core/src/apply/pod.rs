@@ -102,7 +102,7 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
     state.wake();
 }
 
-/// A pod is idle, or works.
+/// Applies whether a pod is idle or works.
 pub(super) fn activity(state: &mut State, said: &Activity, problems: &mut Vec<Problem>) {
     match state.task_of(&said.pod) {
         Some(key) => state.set_idle(key, said.idle_since),

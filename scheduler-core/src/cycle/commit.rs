@@ -98,7 +98,7 @@ impl Cycle<'_> {
         let group = row.and_then(|row| self.state.group_name(row));
         let (job, now) = (row.and_then(|row| row.job), self.state.now);
         if let Some(job) = job.filter(|job| self.state.gives_way(*job))
-            && eviction.cause.gives_place_away()
+            && eviction.cause.takes_idle_jobs()
         {
             self.state.note_gave_way(job, now);
         }

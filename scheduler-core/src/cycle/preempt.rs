@@ -71,7 +71,7 @@ impl Cycle<'_> {
             let wanted = self
                 .shares
                 .wanted(self.state, &tasks, self.shares.largest_card);
-            // A quota that is used up by pods which give way is judged again without them.
+            // If idle pods of the queue use up its quota, the search checks the quota without them.
             if capacity::over(self.state, entry.job, wanted, Check::QuotaOnly).is_some()
                 && !self.has_idle_beside(entry.job)
             {

@@ -13,10 +13,10 @@ use crate::state::task_cell::{Status, TaskCell};
 use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {
-    /// Returns what is said of a victim that leaves since it was idle. `None`: it was not.
+    /// Returns the message of an eviction of an idle victim. `None`: the victim works.
     fn gave_way(&self, job: JobKey, victim: TaskKey, cause: EvictCause) -> Option<String> {
         let theirs = self.state.tasks.get(victim)?.job?;
-        let leaves = cause.gives_place_away() && self.state.gives_way(theirs);
+        let leaves = cause.takes_idle_jobs() && self.state.gives_way(theirs);
         leaves.then(|| {
             format!(
                 "Pod {} was idle and gave way to workload {}",

@@ -192,7 +192,7 @@ impl Cycle<'_> {
             feasible,
             open,
         };
-        // Where the idle ones are enough, nobody else is looked at.
+        // Idle jobs are searched alone first, so that no job that works is evicted while they suffice.
         let idle: Vec<JobKey> = victims
             .iter()
             .copied()
@@ -213,7 +213,7 @@ impl Cycle<'_> {
         None
     }
 
-    /// Finds room by the leaving of some of the victims of the search.
+    /// Looks for the fewest of the search's victims whose places make room for the job.
     fn find_among(&mut self, search: &VictimSearch) -> Option<(Mark, Scenario)> {
         let mut failed = FailedAttempt::default();
         for generator in Generator::ALL {
@@ -424,8 +424,8 @@ impl Cycle<'_> {
         }
     }
 
-    /// Returns the rank of a job among the victims of its queue: one that gives way goes before all
-    /// others.
+    /// Returns the rank of a job among the victims of its queue. A job that gives way is evicted before
+    /// all others.
     pub(super) fn victim_rank(&self, job: JobKey, rank: JobRank) -> JobRank {
         if !self.state.gives_way(job) {
             return rank;

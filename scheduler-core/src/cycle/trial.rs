@@ -119,7 +119,7 @@ impl Cycle<'_> {
         let mut entries: Vec<Entry> = Vec::with_capacity(losers.len() + 1);
         for loser in &losers {
             let mut entry = self.entry(*loser);
-            // One that gives way takes its place back after all others, whatever its priority.
+            // A job that gives way is placed again after all others, whatever its priority.
             entry.rank = self.victim_rank(*loser, entry.rank);
             entries.push(entry);
         }

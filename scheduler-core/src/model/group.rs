@@ -69,12 +69,12 @@ impl From<bool> for Preemptibility {
     }
 }
 
-/// How long something may last.
+/// A limit on how long a state may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grace {
-    /// For ever.
+    /// The state may last for ever.
     Never,
-    /// From when it was first seen.
+    /// The state may last this long.
     For(Duration),
 }
 

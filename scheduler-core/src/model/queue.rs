@@ -33,12 +33,12 @@ pub struct Queue {
     pub preempt_min_runtime: Option<Duration>,
     /// Inherited where `None`.
     pub reclaim_min_runtime: Option<Duration>,
-    /// How long its pods may be idle before they give way to pods that wait. Inherited where `None`.
+    /// The time without work after which its pods give way to pods that wait. Inherited where `None`.
     pub idle_after: Option<Grace>,
     /// Pods of this priority or a higher one never give way. It belongs to `idle_after` and is ignored
     /// without it.
     pub idle_exempt_from: Option<i32>,
-    /// What its annotations say of idle pods and is not used, and why: one line.
+    /// Why its annotations about idle pods are not used, in one line. `None`: they are, or it has none.
     pub bad_idle: Option<Arc<str>>,
 }
 

@@ -1,14 +1,14 @@
 //! Idle pods: a job without work gives way to jobs that wait, by the rule of its queue.
 //!
-//! - Facts: since when each placed pod does no work ([`crate::event::Activity`]), and
-//!   `Queue::idle_after` and `Queue::idle_exempt_from`, both of the job's queue or of the nearest queue
-//!   above it that sets the first one.
+//! - Facts: the time since when each placed pod has done no work ([`crate::event::Activity`]), and the
+//!   queue's `idle_after` and `idle_exempt_from`. Both come from the job's queue, or from the nearest
+//!   queue above it that sets `idle_after`.
 //! - Rule: once all pods of a job have been idle for that long, it may be a victim of preempt and
 //!   reclaim, whatever its priority and preemptibility, and is the first one. A job of the exempt
 //!   priority or above never gives way.
 //! - A job that gave way comes last in its queue, and gets no room by evictions, until the same time has
-//!   passed again: its controller creates its pods again at once, and they would take back what somebody
-//!   just got.
+//!   passed again: its controller creates its pods again at once, and they would take back what another
+//!   job just got.
 //!
 //! Sums and quotas do not depend on it: an idle non-preemptible pod counts as one, so that its queue is
 //! within its quota when the pod works again.
@@ -34,15 +34,15 @@ pub struct IdlePod {
     pub queue: QueueName,
 }
 
-/// A queue's rule, as it applies to a job.
+/// The rule that applies to a job.
 struct Rule<'a> {
     after: Duration,
     queue: &'a Queue,
 }
 
 impl State {
-    /// Takes in since when a pod is idle; `None`: it works, or nothing is known. A pod that waits for a
-    /// place counts as working.
+    /// Sets the time since when a pod has been idle; `None`: the pod works, or nothing is known. A pod
+    /// that waits for a place counts as working.
     pub(crate) fn set_idle(&mut self, key: TaskKey, since: Option<Time>) {
         let since = since.filter(|_| self.cell(key).node.is_some());
         let before = match since {
@@ -54,12 +54,12 @@ impl State {
         }
     }
 
-    /// Returns since when a pod is idle.
+    /// Returns the time since when a pod has been idle. `None`: the pod works, or nothing is known.
     pub(crate) fn idle_since(&self, key: TaskKey) -> Option<Time> {
         self.idle.since.get(&key).copied()
     }
 
-    /// Brings up to date who gives way, as the first part of each decision.
+    /// Computes which jobs give way and which come last. Each decision calls it first.
     pub(crate) fn refresh_idle(&mut self) {
         self.idle.next = None;
         self.refresh_giving_way();
@@ -84,7 +84,7 @@ impl State {
         let changed: Vec<JobKey> = before.symmetric_difference(&giving_way).copied().collect();
         let grew = giving_way.difference(&before).next().is_some();
         self.idle.giving_way = giving_way;
-        // What searches for victims remember of their nodes holds no more.
+        // Searches for victims must look at their nodes again.
         for job in changed {
             let tasks = self.jobs.get(job).map(|row| row.tasks.clone());
             for task in tasks.into_iter().flatten() {
@@ -118,7 +118,7 @@ impl State {
         let changed = before.symmetric_difference(&self.idle.returning);
         let changed: Vec<JobKey> = changed.copied().collect();
         for job in changed {
-            // It has another rank.
+            // The job has another rank now.
             if let Some(row) = self.jobs.get_mut(job) {
                 self.moved.note(job, row.stamp);
                 self.touched += 1;
@@ -194,8 +194,8 @@ impl State {
         held.filter_map(|task| self.tasks.get(*task)?.job).collect()
     }
 
-    /// Returns since when all pods of the job that have not ended are idle, from when it gives way, and by
-    /// the rule of which queue. `None`: one works, or no rule applies.
+    /// Returns the time since when all running and waiting pods of the job have been idle, the time from
+    /// which the job gives way, and the queue whose rule applies. `None`: a pod works, or no rule applies.
     fn idle_job(&self, job: JobKey) -> Option<(Time, Time, QueueName)> {
         let row = self.jobs.get(job)?;
         let left = row.tasks.iter().copied();

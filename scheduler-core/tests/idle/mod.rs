@@ -171,7 +171,7 @@ impl<'a> World<'a> {
         self.tell(Event::Activity(Activity { pod, idle_since }));
     }
 
-    /// By the text of the rule, from what the world knows.
+    /// Applies the documented rule to what the world knows.
     fn gives_way(&self, index: usize) -> bool {
         let job = &self.jobs[index];
         let mut pods = self.pods.iter().filter(|(_, (job, _))| *job == index);
@@ -183,7 +183,7 @@ impl<'a> World<'a> {
             })
     }
 
-    /// It gave way a moment ago.
+    /// Returns true if the job gave way less than [`AFTER`] ago.
     fn is_back(&self, index: usize) -> bool {
         let at = self.gave_way.get(&index);
         at.is_some_and(|at| self.now < at.after(AFTER))
@@ -283,8 +283,8 @@ impl<'a> World<'a> {
 proptest! {
     #![proptest_config(tried(256))]
 
-    /// Nobody who works leaves for the rule of idle pods, and nobody who left by it comes back before
-    /// others, or by force, until its time is over.
+    /// The rule of idle pods evicts no job that works. A job that it evicted comes back after others, and
+    /// without evictions, until its time is over.
     #[test]
     fn only_idle_jobs_give_way_and_none_comes_back_by_force(
         jobs in prop::collection::vec(job(), 2..6),

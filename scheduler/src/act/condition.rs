@@ -120,7 +120,7 @@ pub(super) async fn waiting_for_volume(context: &WriteContext, bind: &Bind, clai
     write(context, condition).await;
 }
 
-/// A condition that follows from what an agent says, and what a user is to read in the events beside it.
+/// Writes a condition that follows from an agent's report, and records its event.
 pub(super) async fn owed(context: &WriteContext, owed: &OwedCondition) {
     let wanted = &owed.condition;
     if let Some(note) = &wanted.event {

@@ -81,7 +81,7 @@ pub enum Work {
     Shown(PodUid, Option<Shown>),
     /// A stamp for the annotations of a group.
     Stamp(GroupName, GroupStamp),
-    /// A condition that follows from what an agent says of a pod.
+    /// A condition that follows from an agent's report on a pod.
     Condition(OwedCondition),
     /// What an admin's object is told.
     Report(Box<Report>),

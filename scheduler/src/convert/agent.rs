@@ -41,7 +41,9 @@ impl World {
             }
             AgentEvent::Disconnected { node } => {
                 self.disconnected.insert(node.clone());
-                self.cards(&node).into_iter().collect()
+                let mut events = self.idle.agent_silent(&node);
+                events.extend(self.cards(&node));
+                events
             }
             AgentEvent::Lost { node } => {
                 self.disconnected.remove(&node);
@@ -50,7 +52,7 @@ impl World {
                 self.wishes.agent_lost(&node);
                 let known = self.states.remove(&node).is_some();
                 let lost = known.then(|| Event::AgentLost(NodeName::from(node.as_str())));
-                let mut events = self.idle.agent_lost(&node);
+                let mut events = self.idle.agent_silent(&node);
                 events.extend(self.judge_managed(&node));
                 events.extend(self.slices_changed(&node));
                 events.extend(lost);

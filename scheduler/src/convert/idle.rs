@@ -1,8 +1,8 @@
-//! What agents say of pods without work → events, and the pod condition that warns of the queue's rule.
+//! Agents' reports on pods without work → events, and the pod condition that warns of the queue's rule.
 //!
-//! A pod is idle while all its containers with shares are. When it gives way is the core's to say
-//! ([`IdlePod`]): ten minutes before, the pod is told by a condition and an event, and again when the
-//! time has come. A pod that works again loses the condition at once.
+//! A pod is idle while all its containers with shares are idle. The core computes when a pod gives way
+//! ([`IdlePod`]). Ten minutes before, and again when the time has come, the pod gets a condition and an
+//! event. The condition becomes false as soon as the pod works.
 
 use super::owed::{OwedConditions, PodCondition};
 use jiff::Timestamp;
@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Milliseconds between the warning and the time from which a pod gives way; half of the rule's time
 /// where that is less.
 const WARNING: u64 = 10 * 60_000;
-/// An agent that started again counts a pod's time again from zero. A later beginning than this many milliseconds
-/// after the known one is such a case; less is the rounding to minutes.
+/// An agent that restarts counts from zero. A reported beginning that is more than this many
+/// milliseconds after the known one means a restart; a smaller difference is due to whole minutes.
 const ROUNDING: u64 = 90_000;
 
 /// A pod that an agent says is idle.
@@ -48,7 +48,7 @@ impl Default for IdlePods {
 }
 
 impl IdlePods {
-    /// Takes in what an agent says of the pods on its node, as `is_here` says of a UID.
+    /// Reads an agent's report on the pods of its node. `is_here` is true for the UIDs of these pods.
     pub(super) fn read(
         &mut self,
         state: &NodeState,
@@ -61,7 +61,9 @@ impl IdlePods {
                 by_pod.entry(&share.pod_uid).or_default().push(share);
             }
         }
-        let mut events = Vec::new();
+        // Nothing is known of a pod that the report no longer names.
+        let mut events =
+            self.forget_word(|uid, told| told.node == state.node && !by_pod.contains_key(uid));
         for (uid, shares) in by_pod {
             let minutes = shares.iter().map(|share| {
                 let idle = share.idle_minutes.filter(|minutes| *minutes > 0);
@@ -91,7 +93,8 @@ impl IdlePods {
         events
     }
 
-    /// The pod works, as an agent says of a share of it, or nothing is known any more.
+    /// Records that the pod works, or that nothing is known of it. `share` is a share of it, if its agent
+    /// named one.
     fn works(&mut self, uid: &str, share: Option<&HeldShare>) -> Option<Event> {
         let wanted = self.conditions.wanted(uid).filter(|was| was.holds);
         if wanted.is_some() {
@@ -103,9 +106,14 @@ impl IdlePods {
         self.told.remove(uid).map(|_| activity(uid, None))
     }
 
-    /// The agent of a node is gone: nothing is known of its pods.
-    pub(super) fn agent_lost(&mut self, node: &str) -> Vec<Event> {
-        let told = self.told.iter().filter(|(_, told)| told.node == node);
+    /// Forgets the pods of a node whose agent is disconnected: nothing is known of them.
+    pub(super) fn agent_silent(&mut self, node: &str) -> Vec<Event> {
+        self.forget_word(|_, told| told.node == node)
+    }
+
+    /// Forgets the reports on some pods, which then count as working.
+    fn forget_word(&mut self, of: impl Fn(&str, &Told) -> bool) -> Vec<Event> {
+        let told = self.told.iter().filter(|(uid, told)| of(uid, told));
         let uids: Vec<String> = told.map(|(uid, _)| uid.clone()).collect();
         uids.iter()
             .filter_map(|uid| self.works(uid, None))
@@ -126,8 +134,8 @@ impl IdlePods {
         &mut self.conditions
     }
 
-    /// Takes in which idle pods give way, and when, and returns when that is to be looked at next though
-    /// nothing happens.
+    /// Sets the conditions of idle pods by the times at which they give way. Returns when to call it again
+    /// if nothing happens before.
     pub(super) fn warn(&mut self, pods: &[IdlePod], now: Time) -> Option<Time> {
         let mut next = None;
         let mut due: BTreeSet<&str> = BTreeSet::new();
@@ -151,7 +159,7 @@ impl IdlePods {
             };
             self.conditions.want(condition);
         }
-        // Those whose queues have no rule any more.
+        // The queues of the others have no rule any more.
         let others = self.told.keys().filter(|uid| !due.contains(uid.as_str()));
         for uid in others.cloned().collect::<Vec<_>>() {
             self.take_back(&uid);
@@ -264,8 +272,12 @@ mod tests {
         assert_eq!(read(&mut all, &[Some(1)], 120), at(119));
         assert_eq!(read(&mut all, &[None], 121), [None]);
         assert_eq!(read(&mut all, &[Some(1)], 130), at(129));
-        assert_eq!(all.agent_lost("n2").len(), 0);
-        assert_eq!(all.agent_lost("n1").len(), 1);
+        assert_eq!(all.agent_silent("n2").len(), 0);
+        assert_eq!(all.agent_silent("n1").len(), 1);
+        // The report no longer names the pod.
+        assert_eq!(read(&mut all, &[Some(1)], 140), at(139));
+        assert_eq!(read(&mut all, &[], 141), [None]);
+        assert_eq!(read(&mut all, &[], 142), []);
         let other = all.read(&state(vec![share("a", Some(9))]), Time(0), |_| false);
         assert_eq!(other, []);
     }

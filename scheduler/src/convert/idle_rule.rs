@@ -1,4 +1,4 @@
-//! A queue's rule about idle pods, by its annotations.
+//! Reads a queue's rule about idle pods from its annotations.
 
 use super::duration::duration;
 use api::kai;
@@ -7,27 +7,30 @@ use proto::names::queue::{IDLE_AFTER, IDLE_EXEMPT_PRIORITY};
 use scheduler_core::model::Grace;
 use scheduler_core::units::Duration;
 
-/// The shortest rule. Agents count whole minutes, and a pod has half of the time between the warning and
-/// its end.
+/// The shortest time that a rule may set. Agents count whole minutes, and the warning comes after half
+/// of the time.
 const SHORTEST: Duration = Duration::seconds(120);
 
-/// What a queue says of idle pods.
+/// A queue's rule about idle pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IdleRule {
-    /// Without work for so long they give way; `None`: the queue says nothing.
+    /// The time without work after which a pod gives way; `None`: the queue has no rule.
     pub(crate) after: Option<Grace>,
-    /// Pods of this priority or a higher one do not.
+    /// Pods of this priority or a higher one never give way.
     pub(crate) exempt_from: Option<i32>,
 }
 
 impl IdleRule {
-    /// Nobody gives way.
+    /// The rule by which no pod gives way.
     pub(crate) const NEVER: Self = Self {
         after: Some(Grace::Never),
         exempt_from: None,
     };
 
-    /// Reads the rule. `Err`: which annotation cannot be read, and how it is written.
+    /// Reads the rule.
+    ///
+    /// # Errors
+    /// Returns a sentence that names the annotation that cannot be read, and how it is written.
     pub(crate) fn of(queue: &kai::Queue) -> Result<Self, String> {
         let annotations = queue.annotations();
         let after = annotations.get(IDLE_AFTER).map(String::as_str);

@@ -14,7 +14,7 @@ const LONGEST: usize = 8_000;
 const ADVICE: &str =
     ". A pod that no controller creates again is left as it is: delete it and create it again";
 
-/// The conditions of all pods, as agents say.
+/// The conditions of all pods, by their agents' reports.
 #[derive(Debug)]
 pub(super) struct IsolationConditions {
     conditions: OwedConditions,
@@ -88,7 +88,7 @@ impl IsolationConditions {
             let before = self.conditions.wanted(uid);
             let known = shares.iter().all(|share| !share.fence.is_empty());
             if known || before.is_some() {
-                // Its figures change from look to look: the first complaint stays, until all is well.
+                // The figures in a complaint change all the time, so the first one is kept until it is over.
                 let first = before.and_then(|before| before.event.clone());
                 self.want(isolation_of(&shares, first));
             }
@@ -107,7 +107,7 @@ pub(super) fn refusal_on(pod: &Pod) -> Option<&str> {
     Some(message.strip_suffix(ADVICE).unwrap_or(message))
 }
 
-/// `first`: the complaint that was made before.
+/// Returns the condition of a pod with these shares. `first` is the complaint that was written before.
 fn isolation_of(shares: &[&HeldShare], first: Option<String>) -> PodCondition {
     let one = shares.first();
     let text =

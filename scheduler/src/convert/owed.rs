@@ -1,5 +1,5 @@
-//! Conditions of pods: as they are to be, and as the watch shows them. Whatever differs is written, by
-//! the replica that leads, until the watch shows it.
+//! Compares the conditions that pods should have with those that the watch shows. The leading replica
+//! writes what differs, again and again, until the watch shows it.
 
 use super::shown::Shown;
 use jiff::Timestamp;
@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use scheduler_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Milliseconds before a write that is not seen is repeated, doubled each time.
+/// Milliseconds before a write that the watch does not show is repeated. The time doubles each time.
 const PAUSE: u64 = 5_000;
-/// So often: up to 80 s.
+/// The time doubles at most this often, up to 80 s.
 const DOUBLED: u32 = 4;
 
-/// What a condition of a pod is to say.
+/// A condition that a pod should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodCondition {
     /// `metadata.uid`.
@@ -21,13 +21,13 @@ pub struct PodCondition {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// The status `True`.
+    /// True if the status is `True`.
     pub holds: bool,
     /// The condition's reason.
     pub because: &'static str,
     /// The condition's message.
     pub message: String,
-    /// What a user reads in the pod's events beside it.
+    /// The note of the event that is recorded with it; `None`: there is none.
     pub event: Option<String>,
 }
 
@@ -36,9 +36,9 @@ pub struct PodCondition {
 pub struct OwedCondition {
     /// The type of the condition.
     pub kind: &'static str,
-    /// What it is to say.
+    /// Its content.
     pub condition: PodCondition,
-    /// Since when its status is what it is; `None`: from now on.
+    /// The time since when it has its status; `None`: from now on.
     pub since: Option<Timestamp>,
 }
 
@@ -47,18 +47,18 @@ pub struct OwedCondition {
 pub(super) struct OwedConditions {
     kind: &'static str,
     pods: BTreeMap<String, Entry>,
-    /// Pods whose condition is another than it is to be, by the time of the next write.
+    /// The pods whose shown condition differs, by the time of the next write.
     owed: BTreeSet<(Time, String)>,
 }
 
 #[derive(Debug, Default)]
 struct Entry {
     wanted: Option<PodCondition>,
-    /// What the watch shows.
+    /// The condition that the watch shows.
     shown: Option<Shown>,
-    /// When it is written next.
+    /// The time of the next write; `None`: nothing is to be written.
     next: Option<Time>,
-    /// Writes since it is to say something else.
+    /// The number of writes of the same content.
     writes: u32,
 }
 
@@ -71,7 +71,7 @@ impl OwedConditions {
         }
     }
 
-    /// Takes in what the condition is to say.
+    /// Sets the condition that a pod should have.
     pub(super) fn want(&mut self, wanted: PodCondition) {
         let uid = wanted.uid.clone();
         let entry = self.pods.entry(uid.clone()).or_default();
@@ -82,7 +82,7 @@ impl OwedConditions {
         }
     }
 
-    /// Returns what the condition of a pod is to say. `None`: nothing was said of it.
+    /// Returns the condition that a pod should have. `None`: none was set.
     pub(super) fn wanted(&self, uid: &str) -> Option<&PodCondition> {
         self.pods.get(uid)?.wanted.as_ref()
     }
@@ -119,7 +119,7 @@ impl OwedConditions {
         }
     }
 
-    /// Owed from now on, where what is shown is not what is wanted.
+    /// Schedules a write if the shown condition differs from the wanted one.
     fn settle(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid) else {
             return;
@@ -128,7 +128,7 @@ impl OwedConditions {
             let says = |shown: Shown| shown.says(wanted.holds, wanted.because, &wanted.message);
             !entry.shown.is_some_and(says)
         });
-        // A write that is under way shows before it is repeated.
+        // A write that is under way gets its time before it is repeated.
         let next = differs.then_some(match entry.next {
             Some(next) if entry.writes > 0 => next,
             _ => Time(0),
@@ -147,11 +147,12 @@ impl OwedConditions {
         }
     }
 
-    /// When the next one is to be written.
+    /// Returns the time of the next write.
     pub(super) fn due(&self) -> Option<Time> {
         self.owed.first().map(|(at, _)| *at)
     }
 
+    /// Returns the conditions that are to be written now, and schedules their repetition.
     pub(super) fn owed(&mut self, now: Time) -> Vec<OwedCondition> {
         let mut owed = Vec::new();
         while let Some((at, uid)) = self.owed.first().cloned()

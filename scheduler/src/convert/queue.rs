@@ -42,8 +42,8 @@ pub(super) fn queue(queue: &kai::Queue) -> Queue {
     let spec = &queue.spec;
     let resources = spec.resources.clone().unwrap_or_default();
     let (products, bad_products) = products(queue);
-    // With a rule that cannot be read nobody gives way, here and below: one that was meant otherwise
-    // takes no place.
+    // If the rule cannot be read, no pod of the queue or of the queues below gives way: the rule may
+    // have been meant otherwise.
     let (idle, bad_idle) = match IdleRule::of(queue) {
         Ok(rule) => (rule, None),
         Err(why) => (

@@ -655,3 +655,40 @@ fn a_share_that_waits_is_held_no_further_above_its_request_than_the_admin_lets_i
     };
     assert_eq!(share.burst, Some(memory(3000)));
 }
+
+#[test]
+fn an_idle_pod_is_told_to_the_core_once_it_is_seen_and_counts_as_working_while_its_agent_is_silent()
+{
+    let mut world = world();
+    let minute = 60_000;
+    world.tell_time(Time(10 * minute));
+    let share = HeldShare {
+        pod_uid: "u1".into(),
+        pod_namespace: "ns".into(),
+        pod_name: "p".into(),
+        container: "main".into(),
+        mode: "mps".into(),
+        phase: "Running".into(),
+        idle_minutes: Some(3),
+        ..HeldShare::default()
+    };
+    let since = |events: Vec<Event>| -> Vec<Option<Time>> {
+        let activity = |event| match event {
+            Event::Activity(said) => Some(said.idle_since),
+            _ => None,
+        };
+        events.into_iter().filter_map(activity).collect()
+    };
+    let idle = heard(state(vec![share]));
+    // A restarted scheduler may hear the agent before it has listed the pod.
+    assert_eq!(since(world.hear(idle.clone())), []);
+    world.take(Fact::Pod(there(pod("u1", Some("n1"), 1))));
+    let known = since(world.read_shares_again());
+    assert_eq!(known, [Some(Time(7 * minute))]);
+    assert_eq!(since(world.hear(idle.clone())), []);
+    let silent = AgentEvent::Disconnected { node: "n1".into() };
+    assert_eq!(since(world.hear(silent)), [None]);
+    assert_eq!(since(world.hear(idle)), known);
+    let lost = AgentEvent::Lost { node: "n1".into() };
+    assert_eq!(since(world.hear(lost)), [None]);
+}

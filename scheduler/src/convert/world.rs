@@ -463,8 +463,7 @@ impl World {
             .min()
     }
 
-    /// Takes in which idle pods give way, and when, for the conditions that warn of it. Returns when that
-    /// is to be told again though nothing happens.
+    /// Sets the conditions that warn idle pods. Returns when to call it again if nothing happens before.
     pub(crate) fn warn_idle(&mut self, pods: &[IdlePod], now: Time) -> Option<Time> {
         self.idle.warn(pods, now)
     }

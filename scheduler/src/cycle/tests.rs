@@ -356,7 +356,8 @@ async fn who_begins_to_lead_reports_every_group_and_once_more_and_who_does_not_l
     }
     assert_eq!(after(soon).await, ["all", "a/g"]);
     assert!(after(soon).await.is_empty(), "nothing has changed");
-    assert_eq!(after(landed).await, ["all", "a/g"]);
+    // Without "all", which would end the wait for a write of its own that had no answer.
+    assert_eq!(after(landed).await, ["a/g"]);
     ends.leading.send_replace(false);
     assert!(after(landed * 2).await.is_empty());
     ends.leading.send_replace(true);

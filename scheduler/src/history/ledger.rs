@@ -42,7 +42,7 @@ pub(crate) struct Held<'a> {
     pub(crate) used: Option<u64>,
     /// Of the card, in billionths.
     pub(crate) part: u64,
-    /// For how many minutes it has done no work; 0 where that is not known.
+    /// The minutes for which it has done no work; 0 if that is not known.
     pub(crate) idle_minutes: u32,
 }
 
@@ -68,7 +68,7 @@ impl Used {
     }
 }
 
-/// As it is kept: 20 bytes.
+/// The stored form of an entry, in 20 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     tenant: u32,

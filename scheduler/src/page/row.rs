@@ -294,7 +294,7 @@ pub(super) struct LiveCard {
 pub(super) struct LiveShare {
     /// MiB in use, over all its cards.
     pub(super) used: u64,
-    /// For how many minutes it has done no work; `None`: that is not known.
+    /// The minutes for which it has done no work; `None`: not known.
     pub(super) idle_minutes: Option<u32>,
     /// Per cent of SM time, summed over its cards; `None`: not known.
     pub(super) sm: Option<u32>,

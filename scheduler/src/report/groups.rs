@@ -14,7 +14,7 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub enum GroupReport {
     /// All groups of that node pool follow, and what is not written yet counts no more: the
-    /// replica begins to lead, or a write of the leader before may have replaced a status.
+    /// replica begins to lead.
     All(Arc<str>),
     /// A group of that node pool.
     Change(Arc<str>, GroupChange),

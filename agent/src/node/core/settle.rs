@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 /// agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
 
-/// Returns whether a process is of the share's container. One of which the container is not known may
-/// be of any container of its pod.
+/// Returns a test for whether a process belongs to the share's container. A process whose container is
+/// not known may belong to any container of its pod.
 fn is_own(share: &Share, container_id: Option<&str>) -> impl Fn(&Process) -> bool {
     move |process| {
         let origin = &process.origin;
@@ -249,8 +249,8 @@ impl Core {
         }
     }
 
-    /// For how many whole minutes the share has done no work. `None`: that is not known, as of a
-    /// container that does not run, or while a card of it does not answer.
+    /// Returns for how many whole minutes the share has done no work. `None`: the container does not run,
+    /// a card of the share does not answer, or the driver does not tell.
     fn idle_minutes(
         &mut self,
         key: &HolderKey,
@@ -270,7 +270,7 @@ impl Core {
             let reading = self.builder.reading(card)?;
             reading.has_worked(is_own(share, container_id), &servers)
         });
-        // Work on one card is enough; else each has to say that there was none.
+        // Work on one card is enough. Otherwise every card must report that there was none.
         let either = |one: Option<bool>, other: Option<bool>| match (one, other) {
             (Some(true), _) | (_, Some(true)) => Some(true),
             (one, other) => one.and(other),

@@ -400,17 +400,8 @@ fn a_share_whose_processes_do_nothing_is_idle_and_nothing_is_known_where_nvml_do
     let minutes = |core: &Core| core.ledger.shares().next().unwrap().idle_minutes;
     let mut look = |core: &mut Core, busy, works| {
         let process = Process {
-            pid: 7,
-            memory: Some(Mib(550)),
-            mps_client: true,
-            sm_percent: None,
             works,
-            origin: crate::attribute::Origin {
-                pod_uid: Some("u1".into()),
-                container_id: Some("c-u1".into()),
-                command: "python".into(),
-            }
-            .into(),
+            ..servers::client(7, "u1")
         };
         let mut seen = observation(&BTreeMap::from([(0, vec![process])]));
         for device in &mut seen.devices {

@@ -50,7 +50,7 @@ fn modes(seen: &Seen) -> Option<Vec<Mode>> {
     )
 }
 
-/// Of several objects of a kind the operator serves one, and says so in the others.
+/// The operator serves one object of a kind, and marks the others as ignored.
 fn in_use(object: &DynamicObject) -> bool {
     object.data["status"]["state"] != "ignored"
 }

@@ -28,7 +28,7 @@ impl Cycle<'_> {
         jobs
     }
 
-    /// Of them, those that may go whether they are idle or not.
+    /// Returns the jobs that the filter lets go even while they work.
     fn standing_jobs(
         &self,
         filter: VictimFilter,

@@ -274,7 +274,7 @@ fn a_rule_about_idle_pods_that_cannot_be_read_is_refused_where_it_is_written() {
     assert_eq!(of(&good, None), Ok(()));
     let said = "annotation aliquot.dev/idle-after: \"soon\" is no duration of at least 2 minutes: write 30m, 2h or never";
     assert_eq!(of(&read("soon", 100), Some(&good)), Err(said.to_owned()));
-    // It got in before: all else may change.
+    // A queue that already has it may change otherwise.
     assert_eq!(of(&read("soon", 1), Some(&read("soon", 100))), Ok(()));
 }
 

@@ -1,4 +1,4 @@
-//! Of this scheduler and its agents.
+//! The health of this scheduler and its agents.
 
 use super::{LONGEST, NO_AGENT, Rights};
 use crate::page::rows::Rows;
@@ -24,7 +24,7 @@ pub(super) fn health(rights: &Rights, rows: &Rows) -> Value {
     answer
 }
 
-/// Why a node offers no shares, where it does not.
+/// Returns why a node offers no shares. `None`: it does.
 pub(super) fn not_offering(node: &GpuNode) -> Option<String> {
     let Some(status) = &node.status else {
         return Some("its agent has not reported yet".to_owned());

@@ -172,6 +172,9 @@ async fn a_tenant_has_a_home_and_an_admin_sees_how_shares_are_held() {
         (&json!("a"), &json!(1), &json!(1), &json!(2000))
     );
     assert!(!overview.to_string().contains("b/"), "{overview}");
+    // The agent of n1 is disconnected, which concerns only readers who may list cards.
+    assert!(find(&rows(&site, "admin").await, "n1")["hurt"] == 2);
+    assert!(!overview["now"].to_string().contains("n1"), "{overview}");
 }
 
 #[tokio::test]

@@ -44,21 +44,15 @@ pub(crate) async fn idle_notebooks_give_way_after_a_warning_and_come_back_last(
     cluster.apply_one(&waits).await?;
     cluster.reason(&ns, "waits").await?;
 
-    let warning = notice(cluster, &ns, "notebook-0", "GPUIdle");
-    let warning = tokio::time::timeout(LONG, async {
-        // The agent first counts a whole minute.
-        tokio::time::sleep(Duration::from_mins(1)).await;
-        warning.await
+    until("the warning", LONG, || async {
+        let notebook = cluster.pods(&ns).get("notebook-0").await?;
+        ensure!(notebook.uid() == first, "it left without a warning");
+        let is_warned = condition(&notebook) == Some(true);
+        Ok(Seen::when(is_warned, format!("{:?}", notebook.status)))
     })
-    .await??;
+    .await?;
+    let warning = notice(cluster, &ns, "notebook-0", "GPUIdle").await?;
     ensure!(warning.contains(QUEUE), "{warning}");
-    let warned = cluster.pods(&ns).get("notebook-0").await?;
-    ensure!(
-        warned.uid() == first,
-        "it left before its time: {:?}",
-        warned.uid()
-    );
-    ensure!(condition(&warned).is_some_and(|is| is), "no condition");
     let begun = until("the pod that waits", LONG, || async {
         let pods = cluster.pods(&ns);
         let (waits, worker) = (pods.get("waits").await?, pods.get("worker").await?);
