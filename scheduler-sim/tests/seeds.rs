@@ -88,14 +88,15 @@ fn what_must_hold_holds_in_every_world() {
     });
     let total = total.into_inner().unwrap();
     println!(
-        "{} seeds in {:.0} s: {} steps, {} bindings, {} evictions, {} virtual hours, at rest within {} s",
+        "{} seeds in {:.0} s: {} steps, {} bindings, {} evictions, {} virtual hours, at rest within {} s, digest {:032x}",
         total.seeds,
         begin.elapsed().as_secs_f64(),
         total.steps,
         total.bound,
         total.evicted,
         total.lasted / 3_600_000,
-        total.rest / 1000
+        total.rest / 1000,
+        total.digest
     );
     for (fault, count) in &total.faults {
         println!("  {count:>8} {fault}");
@@ -121,6 +122,9 @@ struct Total {
     rest: u64,
     faults: BTreeMap<&'static str, u64>,
     failed: Vec<u64>,
+    /// The sum of all traces' digests: the same before and after a change of the scheduler that
+    /// changes no decision.
+    digest: u128,
 }
 
 impl Total {
@@ -131,6 +135,8 @@ impl Total {
         self.evicted += report.evicted;
         self.lasted += report.lasted;
         self.rest = self.rest.max(report.rest);
+        let digest = u128::from_str_radix(&report.digest, 16).unwrap();
+        self.digest = self.digest.wrapping_add(digest);
         for (fault, count) in report.faults {
             *self.faults.entry(fault).or_default() += count;
         }
