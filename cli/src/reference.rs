@@ -386,7 +386,7 @@ fn all_sentences(text: &mut String) {
             "Why a pod fits no node",
             &[
                 (
-                    "scheduler-core/src/cycle/reason.rs",
+                    "scheduler-core/src/cycle/hindrance.rs",
                     "pub(crate) fn hindrance(",
                 ),
                 ("scheduler-core/src/capacity.rs", "fn over_limit("),

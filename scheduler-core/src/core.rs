@@ -1,10 +1,9 @@
 //! The entry points.
 
 use crate::action::{Decision, ReasonKind};
-use crate::apply;
 use crate::capacity::{self, Request};
 use crate::config::{Config, Plugin};
-use crate::cycle::{self, CycleCache};
+use crate::cycle::decide::{CycleCache, decide};
 use crate::event::Event;
 use crate::explain::{self, Explanation};
 use crate::groups::{self, GroupChange, GroupView};
@@ -13,11 +12,10 @@ use crate::model::Pod;
 use crate::problem::Problem;
 use crate::queues::{self, QueueView};
 use crate::scale_up::{self, Groups, Scope, Shortage};
-use crate::shares;
-use crate::snapshot;
 use crate::state::State;
 use crate::state::idle::IdlePod;
 use crate::units::{Mib, Time};
+use crate::{apply, shares, snapshot};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -94,7 +92,7 @@ impl Core {
     pub fn decide(&mut self, now: Time) -> Decision {
         self.state.now = self.state.now.max(now);
         self.state.deciding = true;
-        let decision = cycle::decide(&mut self.state, &self.config, &mut self.memory);
+        let decision = decide(&mut self.state, &self.config, &mut self.memory);
         self.state.deciding = false;
         // Not after each event, too: what an event breaks is found here, and to look at the whole
         // state for each of a burst of events takes longer than the burst.

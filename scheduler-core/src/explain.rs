@@ -2,14 +2,14 @@
 
 use crate::action::ReasonKind;
 use crate::config::Config;
-use crate::cycle;
-use crate::fit;
+use crate::cycle::hindrance::{hindrance, no_fit, released_line};
+use crate::cycle::history::pause_line;
 use crate::ids::{GroupName, NodeName, PodUid};
-use crate::product_quota;
 use crate::reason::{CardLine, WaitReason};
 use crate::state::State;
-use crate::state::cell::Status;
 use crate::state::keys::JobKey;
+use crate::state::task_cell::Status;
+use crate::{fit, product_quota};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -130,26 +130,26 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
             }
         })
         .collect();
-    if let Some(why) = cycle::hindrance(state, row) {
+    if let Some(why) = hindrance(state, row) {
         explanation.kind = Some(why.kind);
         explanation.line = Arc::clone(&why.line);
     } else if explanation.nodes.iter().any(|node| node.fits) {
         // Its turn comes.
     } else if let Some(node) = later {
         explanation.kind = Some(ReasonKind::Promised);
-        explanation.line = cycle::released_line(node);
+        explanation.line = released_line(node);
     } else if let Some(over) = beyond {
         explanation.kind = Some(over.kind);
         explanation.line = Arc::clone(&over.line);
     } else {
         explanation.kind = Some(ReasonKind::Unschedulable);
-        explanation.line = cycle::no_fit(state, config, spec, nodes).line;
+        explanation.line = no_fit(state, config, spec, nodes).line;
     }
     Some(explanation)
 }
 
 fn lines(state: &State, cards: &[CardLine]) -> Vec<Arc<str>> {
-    let lines = cards.iter().map(|line| Arc::from(line.text(state)));
+    let lines = cards.iter().map(|line| Arc::from(line.text(&state.cards)));
     lines.collect()
 }
 
@@ -182,7 +182,7 @@ pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -
         let no = fit::node(state, spec, *key, config, false).err();
         for card in no.map(|no| no.cards).unwrap_or_default() {
             looked += 1;
-            let line = format!("node {name}: {}", card.text(state));
+            let line = format!("node {name}: {}", card.text(&state.cards));
             let kind = card.kind();
             match kinds.iter_mut().find(|(known, ..)| *known == kind) {
                 Some((_, lines, more)) if lines.len() >= ALIKE => {
@@ -215,7 +215,7 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
     let Some((key, job)) = job.and_then(|key| Some((key, state.jobs.get(key)?))) else {
         return Vec::new();
     };
-    let pause = cycle::pause_line(state, key).map(Arc::from);
+    let pause = pause_line(state, key).map(Arc::from);
     let spared = state.task_pauses.iter().map(|(_, task)| *task);
     let spared = spared.filter(|task| state.is_eviction_postponed(*task));
     let lines = spared.filter_map(|task| {

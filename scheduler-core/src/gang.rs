@@ -9,17 +9,17 @@
 mod order;
 mod tree;
 
+pub(crate) use crate::gang::tree::{Branch, Member, Tree};
 use crate::ids::SetName;
 use crate::model::{Preemptibility, SubGroup};
 use crate::state::State;
-use crate::state::cell::Status;
 use crate::state::job_row::JobRow;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::rows::{Seen, TaskRow};
+use crate::state::task_cell::Status;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Ordering;
 use std::sync::LazyLock;
-pub(crate) use tree::{Branch, Member, Tree};
 
 /// One pod set of a job with the pods that belong to it.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,9 +11,9 @@ use crate::groups;
 use crate::ids::GroupName;
 use crate::model::Preemptibility;
 use crate::state::State;
-use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
 use crate::state::keys::{JobKey, TaskKey};
+use crate::state::task_cell::{Status, TaskCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Every contradiction, one sentence each.

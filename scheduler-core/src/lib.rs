@@ -130,7 +130,7 @@ pub use action::{
 pub use capacity::Request;
 pub use config::{Config, GpuJobOrder, Placement, Plugin, Resolve, ScaleDown, Step, Workers};
 pub use core::Core;
-pub use cycle::relaxations;
+pub use cycle::relax::relaxations;
 pub use event::{
     Activity, Backoff, Event, EvictRequest, Evicted, Given, Life, Namespace, Outcome,
     OutcomeResult, Refusal, Rest,

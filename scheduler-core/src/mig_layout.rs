@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::ids::{GpuUuid, NodeName, PodUid, ResourceName};
 use crate::model::Node;
 use crate::scale_up::{DECISIONS, Shortage, trial};
-use crate::state::transition::mig_slices;
+use crate::state::mig::mig_slices;
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,9 +5,10 @@ use crate::devices::{ClaimsReason, DeviceReason};
 use crate::ids::{DeviceId, NodeName, ResourceName};
 use crate::ledger::Short;
 use crate::model::{Fence, Mode, Taint};
-use crate::state::State;
 use crate::state::keys::{CardKey, QueueKey};
+use crate::state::rows::CardRow;
 use crate::units::Mib;
+use slotmap::SlotMap;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
@@ -293,10 +294,10 @@ impl CardLine {
     }
 
     /// The line, without the node.
-    pub(crate) fn text(&self, state: &State) -> String {
+    pub(crate) fn text(&self, cards: &SlotMap<CardKey, CardRow>) -> String {
         match self {
-            Self::Card(key, no) => match state.cards.get(*key) {
-                Some(row) => format!("{}: {no}", crate::fit::card::name(row)),
+            Self::Card(key, no) => match cards.get(*key) {
+                Some(row) => format!("{}: {no}", row.shown_name()),
                 None => no.to_string(),
             },
             Self::Whole { free, wanted } => format!("{free} of {wanted} whole GPUs free"),
@@ -440,11 +441,16 @@ impl Line {
     }
 
     /// What the cards of one node say.
-    pub(crate) fn add(&mut self, state: &State, node: &str, cards: &[CardLine]) {
+    pub(crate) fn add(
+        &mut self,
+        node: &str,
+        lines: &[CardLine],
+        cards: &SlotMap<CardKey, CardRow>,
+    ) {
         // Room for the closing count.
         const ROOM: usize = MAX_LINE - 40;
-        for card in cards {
-            let detail = format!("node {node}: {}", card.text(state));
+        for line in lines {
+            let detail = format!("node {node}: {}", line.text(cards));
             if self.is_full() || self.text.len() + detail.len() + 2 > ROOM {
                 self.hidden += 1;
                 return;

@@ -2,12 +2,11 @@
 //! summed, which is the same since each outweighs all that follow.
 
 use crate::config::{Config, Placement, Plugin};
-use crate::cycle::Fragments;
-use crate::fit::free;
-use crate::fit::{Assignment, pods, soft_taints};
+use crate::cycle::fragments::Fragments;
+use crate::fit::{Assignment, free, pods};
 use crate::state::State;
 use crate::state::keys::NodeKey;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
 use std::cmp::Reverse;
 
 /// Larger is better. The caller breaks ties by name.
@@ -106,7 +105,7 @@ pub(crate) fn node(
             && config.has(Plugin::GpuSharingOrder),
         now: assignment.allocatable && config.has(Plugin::NodeAvailability),
         plain: !wants_gpus && row.is_plain() && config.has(Plugin::ResourceType),
-        taints: Reverse(soft_taints(node, &spec.spec)),
+        taints: Reverse(node.soft_taints(&spec.spec.tolerations)),
         affinity: spec.spec.rules.worth(node),
         spread: Reverse(pods::unevenness(state, spec, node)),
         placement: if config.has(Plugin::NodePlacement) {

@@ -9,10 +9,11 @@ use crate::devices;
 use crate::fair_share::{self, Claim};
 use crate::model::{Node, Queue};
 use crate::state::State;
-use crate::state::cell::QueueUse;
 use crate::state::keys::{NodeKey, QueueKey, TaskKey};
-use crate::state::rows::{NodeRow, QueueRow, SpecRow};
-use crate::state::transition::{gpus_of_others, mig_slices};
+use crate::state::mig::{gpus_of_others, mig_slices};
+use crate::state::queue_use::QueueUse;
+use crate::state::rows::{NodeRow, QueueRow};
+use crate::state::spec_row::SpecRow;
 use crate::units::{Bound, NanoGpu, Time};
 use slotmap::SecondaryMap;
 

@@ -1,15 +1,15 @@
 //! The state as the event list that rebuilds it.
 
-use crate::cycle;
+use crate::cycle::commit;
 use crate::event::{
     Activity, Backoff, CardPause, Event, Evicted, Evicting, Given, Life, Namespace, Outcome,
     OutcomeResult, Picked, Rest,
 };
 use crate::model::{NodeCards, Phase, Placement, Pod, PodRules};
-use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::GroupRow;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::rows::{Seen, TaskRow};
+use crate::state::task_cell::{Status, TaskCell};
 use crate::state::{Progress, State};
 use std::sync::Arc;
 
@@ -229,7 +229,7 @@ fn assumed(
         _ => return None,
     };
     let spec = &state.specs.get(row.spec)?.spec;
-    let bind = cycle::bind(state, key, cell.node?, cell, spec, decision)?;
+    let bind = commit::bind(state, key, cell.node?, cell, spec, decision)?;
     let answered = state
         .open
         .get(&decision)
@@ -282,7 +282,7 @@ pub(crate) fn pod(state: &State, row: &TaskRow, cell: &TaskCell) -> Option<Pod> 
     let placement = || {
         let (node, grants) = match &row.rare.refused {
             Some(refused) => (refused.node, refused.grants.clone()),
-            None => (cell.node?, cycle::grants(state, cell.holds())),
+            None => (cell.node?, commit::grants(state, cell.holds())),
         };
         Some(Placement {
             node: state.nodes.get(node)?.name.clone(),

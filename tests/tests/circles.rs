@@ -25,8 +25,6 @@ const TODAY: &[(&str, &str, usize)] = &[
     ("agent", "src", 48),
     ("agent", "src/nvml", 3),
     ("aliquot-tests", "src", 19),
-    ("scheduler-core", "src", 34),
-    ("scheduler-core", "src/cycle", 21),
 ];
 
 /// The names of a path: as the source writes it, or of a module from the root of its crate.

@@ -131,8 +131,11 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
                 *known = (*known).max(*said);
             }
         }
-        let interner = &mut state.interner;
-        row.group = group.map(|group| GroupRow::of(group, interner));
+        row.group = group.map(|group| {
+            let mut group = GroupRow::of(group);
+            group.spec = state.interner.group(group.spec);
+            group
+        });
         if row.owes_succeeded() {
             state.unreported.insert(row.name.clone());
         }

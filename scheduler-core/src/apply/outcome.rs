@@ -1,14 +1,15 @@
 //! Outcomes of actions, and refusals by agents.
 
-use super::pod::holds;
 use crate::action::Bind;
+use crate::apply::pod::holds;
 use crate::config::Config;
+use crate::cycle::commit;
 use crate::event::{Backoff, CardPause, EvictRequest, Evicting, Outcome, OutcomeResult, Refusal};
 use crate::ids::GroupName;
 use crate::problem::Problem;
-use crate::state::cell::{Status, TaskCell};
 use crate::state::keys::{CardKey, NodeKey, TaskKey};
 use crate::state::rows::{Pause, Refused, Seen};
+use crate::state::task_cell::{Status, TaskCell};
 use crate::state::uid::Uid;
 use crate::state::{OpenDecision, Progress, State};
 use crate::units::{Duration, Time};
@@ -355,7 +356,7 @@ fn stop_holding(
     refusal: Refusal,
 ) {
     let uid = Uid::from(&refusal.pod);
-    let grants = crate::cycle::grants(state, cell.holds());
+    let grants = commit::grants(state, cell.holds());
     if let Some(row) = state.tasks.get_mut(task) {
         row.rare.noted().refused = Some(Box::new(Refused {
             refusal,

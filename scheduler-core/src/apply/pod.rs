@@ -1,6 +1,6 @@
 //! Pods come, change and go.
 
-use super::node::worth;
+use crate::apply::node::worth;
 use crate::config::{Config, Plugin};
 use crate::event::Activity;
 use crate::ids::{GroupName, PodUid};
@@ -10,9 +10,11 @@ use crate::model::{
 };
 use crate::problem::Problem;
 use crate::state::State;
-use crate::state::cell::{Status, TaskCell};
+use crate::state::hold::Hold;
 use crate::state::keys::{JobKey, NodeKey, TaskKey};
-use crate::state::rows::{ClaimAsk, Hold, PodFacts, PodRelations, Rare, Seen, Spec, TaskRow};
+use crate::state::rows::{PodFacts, Rare, Seen, TaskRow};
+use crate::state::spec::{ClaimAsk, PodRelations, Spec};
+use crate::state::task_cell::{Status, TaskCell};
 use crate::state::uid::Uid;
 use crate::units::{Mib, NanoGpu, Time};
 use std::sync::Arc;
@@ -136,7 +138,7 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     let key = state.tasks.insert(TaskRow {
         uid: Uid::from(&pod.uid),
         name: Arc::clone(&pod.name),
-        facts: PodFacts::of(pod, pod.task_order, &mut state.interner),
+        facts: state.interner.pod(PodFacts::of(pod, pod.task_order)),
         spec: nothing,
         labels: state.interner.labels(&pod.labels),
         counted_in: None,
@@ -241,7 +243,8 @@ fn take_row(
     state.set_device_claims(key, &pod.devices);
     let spec_key = state.spec(spec);
     let labels = state.interner.labels(&pod.labels);
-    let facts = PodFacts::of(pod, in_order(pod.task_order, config), &mut state.interner);
+    let facts = PodFacts::of(pod, in_order(pod.task_order, config));
+    let facts = state.interner.pod(facts);
     let job = pod.ours.then(|| match &pod.group {
         Some(name) => state.job(name, false),
         None => state.job(&GroupName::of_pod_alone(&pod.uid), true),
@@ -567,11 +570,15 @@ fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<PodRelations>> {
             preferred: pod.pods.preferred.clone(),
             ..PodRules::default()
         };
-        return PodRelations::of(state, &pod.namespace, &labels, rules, None, false);
+        return PodRelations::of(rules, None, false, |term| {
+            state.pod_counts.speaks_of(term, &pod.namespace, &labels)
+        });
     }
     let namespace = state.interner.text(&pod.namespace);
     let subject = state.subject(&namespace, &labels, &pod.pods);
-    PodRelations::of(state, &namespace, &labels, pod.pods.clone(), subject, true)
+    PodRelations::of(pod.pods.clone(), subject, true, |term| {
+        state.pod_counts.speaks_of(term, &namespace, &labels)
+    })
 }
 
 /// The request signature, and what is invalid in it.

@@ -1,16 +1,15 @@
 //! Allocate: jobs in order, each as far as it fits now, or with a promise of resources that are
 //! being released (KAI, `actions/allocate/allocate.go`).
 
-use super::Cycle;
-use super::place::Way;
-use super::waiting::{PodClass, PodClassJobs};
 use crate::action::ReasonKind;
-use crate::capacity;
-use crate::fit;
+use crate::cycle::Cycle;
+use crate::cycle::plan::Way;
+use crate::cycle::waiting::{PodClass, PodClassJobs};
 use crate::job_queue::JobQueue;
 use crate::reason::{ReasonKey, WaitReason};
-use crate::state::cell::{Status, TaskCell};
 use crate::state::keys::{JobKey, SpecKey};
+use crate::state::task_cell::{Status, TaskCell};
+use crate::{capacity, fit};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 

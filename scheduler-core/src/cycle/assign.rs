@@ -1,13 +1,13 @@
 //! Gives a pod the place that was found for it.
 
-use super::Cycle;
-use super::place::Way;
-use super::scenario::Scenario;
+use crate::cycle::Cycle;
+use crate::cycle::plan::Way;
+use crate::cycle::scenario::Scenario;
 use crate::fit::{self, Assignment};
 use crate::model::Mode;
-use crate::state::cell::{Leaving, Status, TaskCell};
+use crate::state::hold::Hold;
 use crate::state::keys::{NodeKey, TaskKey};
-use crate::state::rows::Hold;
+use crate::state::task_cell::{Leaving, Status, TaskCell};
 use std::sync::Arc;
 
 impl Cycle<'_> {

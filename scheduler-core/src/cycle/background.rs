@@ -13,8 +13,8 @@
 //! A pod with claims on devices is not hidden, as in KAI.
 
 use crate::state::State;
-use crate::state::cell::Status;
 use crate::state::keys::TaskKey;
+use crate::state::task_cell::Status;
 
 /// KAI's words.
 pub(super) const MESSAGE: &str = "Evicted to make room for a workload on this node";

@@ -9,8 +9,10 @@ use rustc_hash::FxHashSet;
 
 /// Steps that searches may take in a decision. Each action has the same part of them.
 const SEARCHES: u64 = 400_000;
+
 /// Steps for placements: about 50 ms, or 4,400 pods of a group of 8,000.
 const PLACEMENTS: u64 = 1_000_000;
+
 /// Additional steps for a node with cards that is checked for a share.
 const CARDS: u64 = 7;
 
@@ -34,7 +36,7 @@ pub(super) struct Budget {
     search_until: u64,
     search_cut: bool,
     /// Steps of the searches of the current action, and the number at which it begins no further one.
-    searched: u64,
+    pub(super) searched: u64,
     search_quota: u64,
 }
 
@@ -90,4 +92,16 @@ impl Budget {
         self.goes_on = self.grown > PLACEMENTS;
         self.goes_on
     }
+}
+
+/// How a search went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SearchOutcome {
+    Room,
+    /// There is none.
+    Nothing,
+    /// Not everything was searched.
+    CutShort,
+    /// Its turn is in the next decision.
+    Postponed,
 }

@@ -4,15 +4,16 @@
 //! started groups. Each action gets an id, in the order in which it was last decided. Promises are
 //! reported and then released.
 
-use super::Cycle;
-use super::plan::{Eviction, Planned};
 use crate::action::{Action, Bind, ClaimBinding, Evict, Promise, Received};
+use crate::cycle::Cycle;
+use crate::cycle::plan::{Eviction, Planned};
 use crate::ids::{DecisionId, NodeUid};
 use crate::model::{Ask, ContainerGrant, Front};
-use crate::state::cell::{Status, TaskCell};
+use crate::state::hold::Hold;
 use crate::state::keys::{NodeKey, TaskKey};
-use crate::state::rows::{Hold, Spec};
-use crate::state::transition::{mig_slices, whole_gpus};
+use crate::state::mig::mig_slices;
+use crate::state::spec::{Spec, whole_gpus};
+use crate::state::task_cell::{Status, TaskCell};
 use crate::state::{OpenDecision, Progress, State};
 use std::sync::Arc;
 

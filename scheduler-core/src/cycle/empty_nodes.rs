@@ -5,12 +5,12 @@
 //! there; terminating pods do not count. The last empty nodes are the last by name. KAI opens an
 //! empty node before it moves any pod.
 
-use super::Cycle;
 use crate::config::Step;
-use crate::state::cell::Status;
+use crate::cycle::Cycle;
 use crate::state::keys::{NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Status;
 
 /// Nodes that are to stay empty, and all others.
 pub(super) struct EmptyNodes {

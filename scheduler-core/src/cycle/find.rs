@@ -7,9 +7,9 @@
 //! alone, and only where nothing else ranks nodes (a topology, a nominated node, a refusal, a
 //! preference, a `PreferNoSchedule` taint); otherwise [`super::place`] visits every node.
 
-use super::Cycle;
-use super::place::Way;
 use crate::config::Placement;
+use crate::cycle::Cycle;
+use crate::cycle::plan::Way;
 use crate::fit::{self, Assignment};
 use crate::model::{Amount, Ask};
 use crate::reason::WaitReason;
@@ -17,9 +17,8 @@ use crate::state::keys::{NodeKey, SpecKey, TaskKey};
 use crate::state::node_set::NodeSet;
 use crate::state::products::Product;
 use crate::state::room::Room;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
 use crate::units::NanoGpu;
-use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 use std::sync::Arc;
 
@@ -91,36 +90,6 @@ pub(super) fn best(
     };
     cycle.memos.refusals = refusals;
     best
-}
-
-/// Which nodes refused a request for devices, while nothing of them has changed. Nodes whose
-/// devices are all in use come first, and a search among devices is a hundred times the look at a
-/// number.
-#[derive(Debug, Default)]
-pub(super) struct Refusals {
-    /// [`crate::state::devices::Devices::version`] at that time.
-    devices: u64,
-    /// By request, and by whether only a promise was wanted: the nodes, and
-    /// [`crate::state::rows::NodeRow::generation`] at that time.
-    of: FxHashMap<(SpecKey, bool), SecondaryMap<NodeKey, u64>>,
-}
-
-impl Refusals {
-    /// Requests that are remembered: 16 MiB of a cluster with 4,000 nodes, for one decision.
-    const MOST: usize = 256;
-
-    fn of(
-        &mut self,
-        spec: SpecKey,
-        devices: u64,
-        promise: bool,
-    ) -> &mut SecondaryMap<NodeKey, u64> {
-        let is_full = self.of.len() == Self::MOST && !self.of.contains_key(&(spec, promise));
-        if std::mem::replace(&mut self.devices, devices) != devices || is_full {
-            self.of.clear();
-        }
-        self.of.entry((spec, promise)).or_default()
-    }
 }
 
 struct NodeSearch<'a, 'b> {

@@ -8,11 +8,11 @@ use crate::config::{Config, Placement};
 use crate::fit::{self, Assignment, card, free};
 use crate::fragment::{self, Demand, Shape, WHOLE};
 use crate::model::{Amount, Ask, Mode};
-use crate::state::State;
-use crate::state::cell::Status;
-use crate::state::footprint;
 use crate::state::keys::{NodeKey, SpecKey};
-use crate::state::rows::{Spec, SpecRow};
+use crate::state::spec::Spec;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Status;
+use crate::state::{State, footprint};
 use crate::units::NanoGpu;
 use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
@@ -22,8 +22,10 @@ use std::sync::Arc;
 
 /// What distinguishes pods: their shape, and the nodes that they may use.
 type PodClass<'a> = (Shape, Option<&'a Arc<Spec>>);
+
 /// Which shapes a node is open to; `None`: all.
 type OpenTo = Option<Arc<[bool]>>;
+
 /// Millicores, parts of cards, shapes.
 type Leftover = (u64, Vec<u16>, OpenTo);
 

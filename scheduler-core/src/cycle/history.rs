@@ -9,19 +9,20 @@
 //! A queue that changes ends the pauses, since other jobs may be entitled now; the next are as long
 //! as they would have been.
 
-use super::Cycle;
-use super::plan::is_new;
 use crate::action::Action;
+use crate::cycle::Cycle;
+use crate::cycle::plan::is_new;
 use crate::state::State;
-use crate::state::cell::{Status, TaskCell};
 use crate::state::job_row::JobRow;
 use crate::state::keys::JobKey;
 use crate::state::rows::Evicted;
+use crate::state::task_cell::{Status, TaskCell};
 use crate::units::{Duration, Time};
 use std::collections::BTreeSet;
 
 /// The first pause: KAI decides once a second, so evictions that gain something are not slower.
 const FIRST: Duration = Duration::seconds(1);
+
 /// The longest, and how long nothing may be evicted for a job before it counts from the start: not
 /// longer, since tenants whose pods do not end could have other tenants wait for it.
 const LONGEST: Duration = Duration::seconds(10 * 60);

@@ -1,12 +1,13 @@
 //! Results that a decision has computed and asks for again. Each holds until the decision ends, or
 //! until something changes on which it depends.
 
-use super::find::Refusals;
-use super::fragments::Fragments;
-use super::relax::Relaxations;
-use super::search_budget::SearchOutcome;
-use super::solve::JobClass;
-use super::topology::{Scores, Topologies};
+use crate::action::EvictCause;
+use crate::cycle::budget::SearchOutcome;
+use crate::cycle::fragments::Fragments;
+use crate::cycle::refusals::Refusals;
+use crate::cycle::relax::memory::Relaxations;
+use crate::cycle::topology::scores::{Scores, Topologies};
+use crate::model::Preemptibility;
 use crate::state::keys::{JobKey, QueueKey, SpecKey};
 use crate::state::node_set::NodeSet;
 use rustc_hash::FxHashMap;
@@ -32,4 +33,15 @@ pub(super) struct Memos {
     pub scores: FxHashMap<String, Scores>,
     /// What domains have for the demands of jobs, by the generation of each node.
     pub topologies: Topologies,
+}
+
+/// What a search depends on, for a job without placed pods: two adjacent jobs of one queue that
+/// agree in this find the same.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct JobClass {
+    pub(super) cause: EvictCause,
+    pub(super) priority: i32,
+    pub(super) preemptibility: Preemptibility,
+    pub(super) min: u32,
+    pub(super) specs: Vec<SpecKey>,
 }

@@ -1,31 +1,23 @@
 //! Places a job's pods inside a trial: its tree of sub-groups, its topology constraint, and the best
 //! node for each pod (KAI, `actions/common/allocate.go`).
 
-use super::Cycle;
-use super::find;
-use super::reason;
-use super::topology::Scores;
 use crate::action::ReasonKind;
 use crate::capacity::{self, Check};
+use crate::cycle::hindrance::no_fit;
+use crate::cycle::plan::Way;
+use crate::cycle::topology::scores::Scores;
+use crate::cycle::{Cycle, find};
 use crate::fit::{self, Assignment};
 use crate::gang::{Branch, Gang, Member, Set};
-use crate::ids::NodeName;
 use crate::model::TopologyRule;
 use crate::product_quota;
 use crate::reason::WaitReason;
 use crate::score::{self, Score};
 use crate::state::keys::{JobKey, NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Whether pods may be bound now, or are only promised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Real,
-    Promise,
-}
 
 /// Why a job was not placed.
 #[derive(Clone, Debug)]
@@ -208,7 +200,7 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return Err(None);
         };
-        let (spec_key, avoid) = (row.spec, row.rare.avoid.clone());
+        let (spec_key, avoids) = (row.spec, !row.rare.avoid.is_empty());
         let set = row
             .facts
             .set
@@ -234,27 +226,28 @@ impl Cycle<'_> {
         let all = nodes.len() == self.nodes.len();
         let topology = self.topology_scores(task, &set);
         let indexed =
-            nodes.len() > FEW && avoid.is_empty() && topology.is_none() && self.is_sorted_for(spec);
-        let best =
-            if indexed {
-                let among = (!all).then_some(nodes);
-                let found = find::best(self, task, spec_key, way, among, &mut over);
-                self.budget.looked_at(found.looked_at, shared);
-                if self.config.verify
-                    && found.best
-                        != self.state.specs.get(spec_key).and_then(|spec| {
-                            self.best_of(task, spec, nodes, way, None, &[], &mut None)
-                        })
-                {
-                    self.state
-                        .contradicts("the index finds another node than looking at each");
-                }
-                found.best
-            } else {
-                let best = self.best_of(task, spec, nodes, way, topology, &avoid, &mut over);
-                self.budget.looked_at(nodes.len() as u64, shared);
-                best
-            };
+            nodes.len() > FEW && !avoids && topology.is_none() && self.is_sorted_for(spec);
+        let best = if indexed {
+            let among = (!all).then_some(nodes);
+            let found = find::best(self, task, spec_key, way, among, &mut over);
+            self.budget.looked_at(found.looked_at, shared);
+            if self.config.verify
+                && found.best
+                    != self
+                        .state
+                        .specs
+                        .get(spec_key)
+                        .and_then(|spec| self.best_of(task, spec, nodes, way, None, &mut None))
+            {
+                self.state
+                    .contradicts("the index finds another node than looking at each");
+            }
+            found.best
+        } else {
+            let best = self.best_of(task, spec, nodes, way, topology, &mut over);
+            self.budget.looked_at(nodes.len() as u64, shared);
+            best
+        };
         let is_deferred = self.deferred.get();
         self.deferred.set(deferred || is_deferred);
         // It goes where GPUs are free now, also beyond a quota.
@@ -278,7 +271,7 @@ impl Cycle<'_> {
                 return Err(self.no_fit(spec_key));
             }
             let nodes = self.state.rooms.nodes(nodes);
-            let why = reason::no_fit(self.state, self.config, spec, nodes);
+            let why = no_fit(self.state, self.config, spec, nodes);
             return Err(Some(Arc::new(why)));
         };
         if self.assign(task, node, assignment, way) {
@@ -290,7 +283,6 @@ impl Cycle<'_> {
     }
 
     /// The best of these nodes, each checked.
-    #[allow(clippy::too_many_arguments)]
     fn best_of(
         &self,
         task: TaskKey,
@@ -298,9 +290,10 @@ impl Cycle<'_> {
         nodes: &NodeSet,
         way: Way,
         topology: Option<&Scores>,
-        avoid: &[NodeName],
         over: &mut Option<Arc<WaitReason>>,
     ) -> Option<(NodeKey, Assignment)> {
+        let row = self.state.tasks.get(task);
+        let avoid = row.map_or(&[][..], |row| &row.rare.avoid);
         let mut best: Option<((bool, Score), NodeKey, Assignment)> = None;
         for rank in nodes.iter() {
             let Some(key) = self.state.rooms.node(rank) else {

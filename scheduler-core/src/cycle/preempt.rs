@@ -1,12 +1,12 @@
 //! Preempt: pods of strictly lower priority in the same queue make room (KAI, `actions/preempt`).
 
-use super::Cycle;
-use super::relax::VictimFilter;
-use super::runtime::RuntimeRule;
-use super::scenario::Scenario;
-use super::solve::ActionRules;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
+use crate::cycle::Cycle;
+use crate::cycle::relax::victim_filter::VictimFilter;
+use crate::cycle::runtime::RuntimeRule;
+use crate::cycle::scenario::Scenario;
+use crate::cycle::search::ActionRules;
 use crate::ids::QueueName;
 use crate::job_queue::JobQueue;
 use crate::state::keys::{JobKey, QueueKey, TaskKey};

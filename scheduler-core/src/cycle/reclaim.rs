@@ -11,19 +11,19 @@
 //!
 //! Queues that name GPU products are judged by these as well ([`crate::product_quota`]).
 
-use super::Cycle;
-use super::losses::{NewPlaces, chunks, gains};
-use super::relax::VictimFilter;
-use super::runtime::RuntimeRule;
-use super::scenario::Scenario;
-use super::solve::ActionRules;
 use crate::action::EvictCause;
+use crate::cycle::Cycle;
+use crate::cycle::losses::{NewPlaces, chunks, gains};
+use crate::cycle::relax::victim_filter::VictimFilter;
+use crate::cycle::runtime::RuntimeRule;
+use crate::cycle::scenario::Scenario;
+use crate::cycle::search::ActionRules;
 use crate::job_queue::JobQueue;
 use crate::product_quota::{self, Reclaimed};
 use crate::shares::{QueueAmounts, Share, less, plus, within};
-use crate::state::cell::QueueUse;
 use crate::state::keys::{JobKey, QueueKey, TaskKey};
 use crate::state::products::ProductUses;
+use crate::state::queue_use::QueueUse;
 use crate::units::Bound;
 use slotmap::SecondaryMap;
 use std::cell::OnceCell;

@@ -8,17 +8,17 @@
 //! with GPUs is leaving, or before each workload of the node has run for the delay, so that what
 //! was moved stays for at least that long.
 
-use super::Cycle;
-use super::place::Way;
 use crate::action::EvictCause;
 use crate::capacity::{self, Check};
 use crate::config::ScaleDown;
+use crate::cycle::Cycle;
+use crate::cycle::plan::Way;
 use crate::gang::Pick;
 use crate::job_queue::JobQueue;
-use crate::state::cell::Status;
 use crate::state::keys::{JobKey, NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Status;
 use crate::units::Time;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -13,9 +13,10 @@
 //!
 //! [`Config::budget`]: crate::config::Config::budget
 
-use super::Cycle;
 use crate::action::EvictCause;
 use crate::config::Step;
+use crate::cycle::Cycle;
+use crate::cycle::budget::SearchOutcome;
 use crate::ids::GroupName;
 use crate::state::keys::JobKey;
 use crate::state::rows::Rest;
@@ -23,22 +24,12 @@ use crate::units::Duration;
 
 /// Steps of a job's first search: less than a second.
 const FIRST: u64 = 400_000;
+
 /// A search backs off for this time for each [`FIRST`] that it used,
 const PAUSE: Duration = Duration::seconds(5);
+
 /// and at most for this time.
 const LONGEST: Duration = Duration::seconds(60);
-
-/// How a search went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SearchOutcome {
-    Room,
-    /// There is none.
-    Nothing,
-    /// Not everything was searched.
-    CutShort,
-    /// Its turn is in the next decision.
-    Postponed,
-}
 
 impl Cycle<'_> {
     /// Searches as far as it may.

@@ -3,14 +3,13 @@
 //! Victims that found a place are moved, or stay where they are. The others are evicted; if this same
 //! decision had bound a victim, its binding is dropped instead.
 
-use super::Cycle;
-use super::place::Way;
-use super::plan::is_new;
-use super::scenario::Scenario;
-use super::solve::ActionRules;
 use crate::action::EvictCause;
-use crate::state::cell::{Status, TaskCell};
+use crate::cycle::Cycle;
+use crate::cycle::plan::{Way, is_new};
+use crate::cycle::scenario::Scenario;
+use crate::cycle::search::ActionRules;
 use crate::state::keys::{JobKey, NodeKey, TaskKey};
+use crate::state::task_cell::{Status, TaskCell};
 use rustc_hash::FxHashMap;
 
 impl Cycle<'_> {

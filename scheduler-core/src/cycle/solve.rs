@@ -8,85 +8,30 @@
 //! ordinary order. The first set that lets the job in and satisfies the action's rule wins. Victims
 //! that found a place are moved, or stay where they are.
 
-use super::Cycle;
-use super::relax::{VictimFilter, VictimSet};
-use super::scenario::{EvictionUnit, Generator, Scenario, TakenVictims};
-use super::search_budget::SearchOutcome;
 use crate::action::EvictCause;
-use crate::gang::Gang;
-use crate::job_queue::{Entry, JobQueue, JobRank, Line};
+use crate::cycle::Cycle;
+use crate::cycle::budget::SearchOutcome;
+use crate::cycle::memos::JobClass;
+use crate::cycle::scenario::{EvictionUnit, Generator, Scenario, TakenVictims};
+use crate::cycle::search::{ActionRules, VictimSearch, VictimSet};
+use crate::job_queue::{Entry, JobQueue, JobRank};
 use crate::model::Preemptibility;
-use crate::state::cell::{Mark, Status};
-use crate::state::keys::{JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
+use crate::state::cell::Mark;
+use crate::state::keys::{JobKey, NodeKey, QueueKey, TaskKey};
 use crate::state::node_set::NodeSet;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Status;
 use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The rules of one action.
-pub(super) trait ActionRules {
-    fn cause(&self) -> EvictCause;
-    /// Jobs with placed pods that this action may take from.
-    fn filter(&self) -> VictimFilter;
-    /// A search begins: nothing has moved yet.
-    fn begin(&self, _cycle: &Cycle) {}
-    /// Whether one of them may lose anything now.
-    fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool;
-    /// Whether these victims are allowed after the simulation.
-    fn allows(
-        &self,
-        cycle: &mut Cycle,
-        job: JobKey,
-        tasks: &[TaskKey],
-        scenario: &Scenario,
-    ) -> bool;
-    /// Nodes on which no pod is to be put.
-    fn barred(&self) -> Option<&NodeSet> {
-        None
-    }
-    /// The words for a victim.
-    fn message(&self, cycle: &Cycle, job: JobKey, victim: TaskKey) -> String;
-}
-
-/// A job for which room is made, and the scope of its search.
-pub(super) struct VictimSearch<'a> {
-    pub job: JobKey,
-    pub gang: &'a Gang,
-    /// Its pods, in the order in which they are added.
-    pub tasks: &'a [TaskKey],
-    pub rules: &'a dyn ActionRules,
-    /// Jobs that may lose pods.
-    pub victims: &'a [JobKey],
-    pub feasible: NodeSet,
-    /// Nodes whose own rules let one of them in.
-    pub open: Arc<NodeSet>,
-    /// What the feasible nodes have in all: nano-GPU.
-    pub available_to: u128,
-    /// How many of the first pod's whole GPUs the nodes have that are feasible and open.
-    pub slots: i64,
-    /// All jobs that wait: the others take their turn and get nothing. Made for the first
-    /// set that is tried.
-    pub line: OnceCell<Arc<Line>>,
-}
-
-/// What a search depends on, for a job without placed pods: two adjacent jobs of one queue that
-/// agree in this find the same.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct JobClass {
-    cause: EvictCause,
-    priority: i32,
-    preemptibility: Preemptibility,
-    min: u32,
-    specs: Vec<SpecKey>,
-}
-
 /// Room that a search found, in a trial that is open.
 struct FoundRoom {
     mark: Mark,
     /// Pods of the job.
-    tasks: Arc<[TaskKey]>,
-    scenario: Scenario,
+    pub(super) tasks: Arc<[TaskKey]>,
+    pub(super) scenario: Scenario,
 }
 
 /// Victims that are put in order in about the time of a step.
@@ -389,7 +334,7 @@ impl Cycle<'_> {
                 .tasks
                 .get(*task)
                 .and_then(|row| self.state.specs.get(row.spec))
-                .is_some_and(crate::state::rows::SpecRow::wants_gpus)
+                .is_some_and(SpecRow::wants_gpus)
         });
         if !gpus_only {
             return NodeSet::clone(&self.all);

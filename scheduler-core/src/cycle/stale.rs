@@ -1,12 +1,12 @@
 //! Stale gangs: what remains of a gang below its minimum is evicted after a grace period (KAI,
 //! `actions/stalegangeviction`).
 
-use super::Cycle;
 use crate::action::EvictCause;
+use crate::cycle::Cycle;
 use crate::model::Grace;
-use crate::state::cell::Status;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::rows::Seen;
+use crate::state::task_cell::Status;
 
 impl Cycle<'_> {
     pub(super) fn evict_stale(&mut self) {

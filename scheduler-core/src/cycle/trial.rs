@@ -1,18 +1,18 @@
 //! Tries one set of victims inside a trial of the state: they are removed, and all pods are placed
 //! again in ordinary order.
 
-use super::Cycle;
-use super::place::Way;
-use super::scenario::Scenario;
-use super::solve::VictimSearch;
 use crate::action::EvictCause;
-use crate::fit;
+use crate::cycle::Cycle;
+use crate::cycle::plan::Way;
+use crate::cycle::scenario::Scenario;
+use crate::cycle::search::VictimSearch;
 use crate::gang::{Gang, Pick};
 use crate::job_queue::{Entry, JobQueue};
-use crate::product_quota;
 use crate::state::cell::Mark;
 use crate::state::keys::{JobKey, TaskKey};
 use crate::state::node_set::NodeSet;
+use crate::state::spec_row::SpecRow;
+use crate::{fit, product_quota};
 use std::collections::BTreeSet;
 
 impl Cycle<'_> {
@@ -83,7 +83,7 @@ impl Cycle<'_> {
                 continue;
             };
             let row = self.state.specs.get(spec);
-            if !row.is_some_and(crate::state::rows::SpecRow::is_spread) {
+            if !row.is_some_and(SpecRow::is_spread) {
                 continue;
             }
             self.state.refresh_domains(spec);

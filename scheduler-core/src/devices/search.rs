@@ -2,12 +2,14 @@
 //! order in which pools list them, as Kubernetes' allocator finds them. Exhaustive, but for the
 //! number of steps.
 
-use super::{Candidate, ClaimsReason, Free, OnNode, amount, counters_suffice, will_do};
+use crate::devices::on_node::{Candidate, OnNode, will_do};
+use crate::devices::{ClaimsReason, amount};
 use crate::model::{
     AllocatedDevice, Alternative, Amounts, Attribute, Constraint, Count, DeviceRequest,
     DeviceWants, PoolFault,
 };
 use crate::state::State;
+use crate::state::devices::usage::Free;
 use crate::state::keys::NodeKey;
 use std::sync::Arc;
 
@@ -322,7 +324,7 @@ impl<'a> Search<'a> {
         let all = (self.on_node.consumers(pool))
             .chain(taken.map(|other| other.device))
             .chain([candidate.device]);
-        counters_suffice(&pool.pool, all)
+        pool.pool.counters_suffice(all)
     }
 
     /// The claim's constraints hold with this device, too.

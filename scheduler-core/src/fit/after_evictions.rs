@@ -6,14 +6,15 @@
 //! node and its cards, none of them refuses what it accepted before. A "no" therefore means that no
 //! set of victims helps on this node; a "yes" means perhaps.
 
-use super::card;
+use crate::fit::{card, numa, resources, rules};
 use crate::model::{Ask, Front, Mode};
-use crate::state::State;
-use crate::state::cell::{CardSums, Status};
-use crate::state::footprint;
+use crate::state::card_use::CardSums;
 use crate::state::keys::{NodeKey, TaskKey};
-use crate::state::rows::{NodeRow, SpecRow};
-use crate::state::transition::counted_gpus;
+use crate::state::rows::NodeRow;
+use crate::state::spec::counted_gpus;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Status;
+use crate::state::{State, footprint};
 
 /// What the ones that stay hold of the node.
 #[derive(Default)]
@@ -44,8 +45,8 @@ pub(crate) fn could_fit(
     let Some(node) = &row.node else {
         return false;
     };
-    if super::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
-        || spec.wants_gpus() && super::mig_strategy(row, spec).is_err()
+    if rules::rules(row, &spec.spec, spec.is_gpu_work()).is_err()
+        || spec.wants_gpus() && rules::mig_strategy(row, spec).is_err()
         || !state.volumes.could_serve(&spec.spec.claims, key)
         || !state.could_serve_devices(&spec.spec, key, Front::Plugin)
     {
@@ -60,7 +61,7 @@ pub(crate) fn could_fit(
     } else {
         Front::Plugin
     };
-    if !super::numa::could_admit(state, &spec.spec, key, front) {
+    if !numa::could_admit(state, &spec.spec, key, front) {
         return false;
     }
     let of_plugin = spec.gpus_by(front);
@@ -85,7 +86,7 @@ pub(crate) fn could_fit(
         && has(node.memory.0, remaining.memory, spec.spec.memory.0)
         && asked.into_iter().all(|((name, amount), taken)| {
             let there = node.extended.get(name).copied().unwrap_or(0);
-            super::is_token(node, name) || has(there, *taken, *amount)
+            resources::is_token(node, name) || has(there, *taken, *amount)
         })
         && (of_plugin == 0 || whole(state, row, &remaining) >= i128::from(of_plugin))
         && spec.spec.gpus.iter().all(|ask| match &ask.ask {

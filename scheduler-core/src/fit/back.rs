@@ -3,15 +3,17 @@
 //! Input: the state in which the victim holds nothing, and what it held. Output: yes or no. Changes
 //! nothing.
 
-use super::free::whole_count;
-use super::{Room, announced, before_cards, card};
+use crate::fit::card;
+use crate::fit::check::{announced, before_cards};
+use crate::fit::free::whole_count;
+use crate::fit::resources::Room;
 use crate::model::{Ask, Mode, Share};
-use crate::state::State;
-use crate::state::card_use::mode_index;
-use crate::state::cell::{CardUse, Leaving};
-use crate::state::footprint;
+use crate::state::card_use::{CardUse, mode_index};
+use crate::state::hold::Hold;
 use crate::state::keys::CardKey;
-use crate::state::rows::{Hold, SpecRow};
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::Leaving;
+use crate::state::{State, footprint};
 use std::collections::BTreeSet;
 
 /// Whether the place that the pod is leaving has room for it beside all that stay and all promises.

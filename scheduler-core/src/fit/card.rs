@@ -1,15 +1,14 @@
 //! One card: can it be used whole, can a share be put on it, and what would the share get.
-
-use super::Bases;
 use crate::ids::NodeName;
 use crate::ledger::{self, CardMemory, Granted, Offer};
 use crate::model::{Amount, Fence, Mode, Pool, Share};
 use crate::reason::CardReason;
 use crate::state::State;
-use crate::state::cell::{CardSums, CardUse};
+use crate::state::card_use::{CardSums, CardUse};
 use crate::state::keys::CardKey;
 use crate::state::rows::CardRow;
 use crate::units::{Mib, NanoGpu, Percent};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What the card has, for the ledger's rules.
@@ -257,14 +256,6 @@ pub(crate) fn compute(share: &Share, mode: Mode) -> Percent {
     }
 }
 
-/// A card's name for people, before a colon.
-pub(crate) fn name(row: &CardRow) -> String {
-    match &row.card {
-        Some(card) if !card.product.is_empty() => format!("{} ({})", row.uuid, card.product),
-        _ => row.uuid.to_string(),
-    }
-}
-
 /// What queues count for an amount on this card.
 pub(crate) fn nano(row: &CardRow, amount: Amount, bases: &Bases) -> u64 {
     let base = row.card.as_ref().map_or(Mib(0), |card| {
@@ -274,3 +265,6 @@ pub(crate) fn nano(row: &CardRow, amount: Amount, bases: &Bases) -> u64 {
     });
     ledger::nano(amount, base).0
 }
+
+/// MiB that one GPU of a product counts for in queues, where the configuration says so.
+pub(crate) type Bases = BTreeMap<String, u64>;

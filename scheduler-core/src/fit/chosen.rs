@@ -1,10 +1,11 @@
 //! Which whole GPUs of a node a pod gets, once it is decided that it gets them on that node.
 
-use super::card;
+use crate::fit::card;
 use crate::model::{Ask, Mode};
 use crate::state::State;
+use crate::state::hold::Hold;
 use crate::state::keys::{CardKey, NodeKey, TaskKey};
-use crate::state::rows::{Hold, SpecRow};
+use crate::state::spec_row::SpecRow;
 use crate::units::{NanoGpu, Percent};
 use crate::whole;
 

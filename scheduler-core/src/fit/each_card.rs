@@ -4,14 +4,16 @@
 //! assignment stops at the first card that will do. Explanations show every card, so they alone use
 //! this module.
 
-use super::{announced, assignment, card};
 use crate::devices::{self, DeviceReason};
+use crate::fit::check::announced;
+use crate::fit::{assignment, card};
 use crate::model::{Ask, Front, Mode, Pool, Share};
 use crate::reason::{CardLine, CardReason};
 use crate::state::State;
-use crate::state::cell::CardUse;
+use crate::state::card_use::CardUse;
 use crate::state::keys::NodeKey;
-use crate::state::rows::{CardRow, SpecRow};
+use crate::state::rows::CardRow;
+use crate::state::spec_row::SpecRow;
 
 /// Returns a line for each card that can serve no part of the pod's request. If `now`, the pod fits
 /// on the node now, so a card must be free now; otherwise it may be one that is being released.

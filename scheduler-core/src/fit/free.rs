@@ -4,41 +4,14 @@
 //! often than the node's own sums: while a gang is placed, whole GPUs are only counted, and no
 //! card changes.
 
-use super::card;
+use crate::fit::card;
 use crate::state::State;
-use crate::state::cell::CardUse;
+use crate::state::card_use::CardUse;
 use crate::state::keys::NodeKey;
+use crate::state::mig::mig_slices;
+use crate::state::room::{CardsFree, WholeCount};
 use crate::state::rows::{CardRow, NodeRow};
-use crate::state::transition::mig_slices;
 use crate::units::{Mib, NanoGpu};
-
-/// Whole GPUs of a node, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WholeCount {
-    /// Idle ones, less those that this trial has taken.
-    pub now: i64,
-    /// The same including leaving pods' resources, less promises.
-    pub later: i64,
-}
-
-/// The part that a node's cards and extended resources have in what it has free. It depends on
-/// [`NodeRow::facts`] and [`NodeRow::parts`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CardsFree {
-    /// Whole GPUs that are idle, and those that will be.
-    idle: i64,
-    open: i64,
-    /// Of shared cards and MIG slices: nano-GPU, and MiB of the cards.
-    nano: u128,
-    mib: u128,
-    /// The most that a card can grant, MiB.
-    largest: u128,
-    /// See [`crate::state::room::Room`].
-    pub shared: Option<u64>,
-    pub most: u64,
-    pub smallest: Option<u64>,
-    pub odd: bool,
-}
 
 impl CardsFree {
     pub(crate) fn of(state: &State, key: NodeKey, row: &NodeRow) -> Self {
@@ -119,13 +92,6 @@ impl CardsFree {
             now: idle.min(listed) - taken,
             later: open - taken + signed(used.releasing.gpus) - signed(used.promised.gpus),
         }
-    }
-
-    /// GPUs, whole and in parts: nano-GPU and MiB.
-    pub(crate) fn gpus(&self, whole: WholeCount) -> (u128, u128) {
-        let whole = u128::try_from(whole.later).unwrap_or(0);
-        let nano = whole * u128::from(NanoGpu::ONE.0);
-        (nano + self.nano, whole * self.largest + self.mib)
     }
 }
 

@@ -8,24 +8,31 @@
 //! have admitted it, and it may admit several such pods in any order. A pod is placed beside them
 //! only if all of them fit in every order.
 
-use super::{Room, card};
+use crate::fit::card;
+use crate::fit::resources::Room;
 use crate::model::{
     AlignedContainer, Ask, Front, NumaUse, NumaZone, Pool, TopologyManager, TopologyPolicy,
     TopologyScope,
 };
 use crate::state::State;
-use crate::state::cell::TaskCell;
+use crate::state::hold::Hold;
 use crate::state::keys::{CardKey, NodeKey, TaskKey};
-use crate::state::rows::{NodeRow, Spec};
-use crate::state::transition::As;
+use crate::state::rows::NodeRow;
+use crate::state::spec::Spec;
+use crate::state::task_cell::TaskCell;
 use crate::state::uid::Uid;
+use crate::state::way::As;
 
 /// What the topology manager has hints of: exclusive CPUs, bytes of pinned memory, whole GPUs,
 /// tokens of shares.
 const CPUS: usize = 0;
+
 const MEMORY: usize = 1;
+
 const GPUS: usize = 2;
+
 const SHARES: usize = 3;
+
 type Need = [u64; 4];
 
 /// A card has more share tokens than shares fit on it: they never run out in a zone.
@@ -405,7 +412,7 @@ impl Node {
 }
 
 fn place(cell: &TaskCell, how: As) -> (Front, Vec<CardKey>) {
-    let cards = |holds: &[crate::state::rows::Hold]| holds.iter().map(|hold| hold.card).collect();
+    let cards = |holds: &[Hold]| holds.iter().map(|hold| hold.card).collect();
     match (&cell.leaving, how) {
         (Some(leaving), As::Leaving) => (leaving.front, cards(leaving.holds())),
         _ => (cell.front, cards(cell.holds())),

@@ -4,14 +4,14 @@
 //! A terminating pod counts as present now and as gone later; a promise counts later only. So a pod may
 //! be promised the place that a pod with conflicting anti-affinity is leaving.
 
-use super::Room;
+use crate::fit::resources::Room;
 use crate::model::{HostPort, Node};
 use crate::reason::NodeReason;
 use crate::state::State;
-use crate::state::cell::ExtraUse;
+use crate::state::counted::CountKey;
+use crate::state::extra_use::ExtraUse;
 use crate::state::keys::NodeKey;
-use crate::state::pod_counts::CountKey;
-use crate::state::rows::SpecRow;
+use crate::state::spec_row::SpecRow;
 
 /// Whether other pods let it in. The order of the reasons is kube-scheduler's.
 pub(super) fn let_in(

@@ -5,9 +5,10 @@ use crate::action::{Action, Decision};
 use crate::ids::{ClaimUid, DeviceId};
 use crate::model::{AllocatedDevice, DeviceClaim};
 use crate::state::State;
-use crate::state::devices::{DeviceUse, FreeDevices, Slot};
+use crate::state::devices::usage::DeviceUse;
+use crate::state::devices::{FreeDevices, Slot};
 use crate::state::keys::{NodeKey, TaskKey};
-use crate::state::transition::As;
+use crate::state::way::As;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pods of a claim: which, where, and how.

@@ -2,13 +2,19 @@
 
 use crate::ids::{ClaimUid, ResourceName};
 use crate::model::{Attachment, Front, HostPort, Preemptibility};
-use crate::state::State;
-use crate::state::cell::{CardUse, ExtraUse, NodeUse, QueueUse, Status, TaskCell};
-use crate::state::footprint;
+use crate::state::card_use::CardUse;
+use crate::state::counted::{CountKey, Who};
+use crate::state::extra_use::ExtraUse;
+use crate::state::hold::Hold;
 use crate::state::keys::{CardKey, NodeKey, QueueKey, TaskKey};
-use crate::state::pod_counts::{CountKey, Who};
-use crate::state::rows::{Hold, Spec, SpecRow, TaskRow};
-use crate::state::transition::{As, whole_gpus};
+use crate::state::node_use::NodeUse;
+use crate::state::queue_use::QueueUse;
+use crate::state::rows::TaskRow;
+use crate::state::spec::{Spec, whole_gpus};
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::{Status, TaskCell};
+use crate::state::way::As;
+use crate::state::{State, footprint};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -206,7 +212,11 @@ impl Sums {
             }
             let what = &counted.what;
             let is_counted = match &what.who {
-                Who::Matched(all) => state.all_take(all, &row.facts.namespace, &row.labels),
+                Who::Matched(all) => {
+                    state
+                        .pod_counts
+                        .all_take(all, &row.facts.namespace, &row.labels)
+                }
                 Who::Avoiding(pods) => terms.iter().any(|term| {
                     term.pods == *pods && Some(&term.topology_key) == what.topology_key.as_ref()
                 }),

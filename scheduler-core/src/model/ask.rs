@@ -99,3 +99,13 @@ pub struct ContainerGrant {
     /// [`Self::memory`]. Never read from its pod again once it is granted.
     pub asked: Option<Amount>,
 }
+
+/// How a node gives the whole GPUs in a pod's resources (`nvidia.com/gpu`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Front {
+    /// By its device plugin: they count against those that the node lists.
+    #[default]
+    Plugin,
+    /// By the claim that stands in for them ([`super::DeviceClaim::stands_in`]).
+    Claim,
+}

@@ -203,3 +203,27 @@ pub struct AllocatedDevice {
     /// A part of a shared device. `None`: the whole device.
     pub consumed: Option<Amounts>,
 }
+
+impl DevicePool {
+    /// Whether what the pool's devices share is enough for these together (KEP-4815).
+    pub(crate) fn counters_suffice<'a>(
+        &'a self,
+        consumers: impl Iterator<Item = &'a Device>,
+    ) -> bool {
+        let sets = self.counters.iter();
+        let mut left: BTreeMap<(&str, &str), Quantity> = sets
+            .flat_map(|(set, counters)| {
+                let counters = counters.iter();
+                counters.map(move |(name, has)| ((&**set, &**name), *has))
+            })
+            .collect();
+        for (set, counters) in consumers.flat_map(|device| &device.consumes) {
+            for (name, amount) in counters {
+                if let Some(left) = left.get_mut(&(&**set, &**name)) {
+                    *left = left.less(*amount);
+                }
+            }
+        }
+        left.values().all(|left| left.0 >= 0)
+    }
+}

@@ -1,6 +1,6 @@
 //! What a `ResourceClaim` wants of devices.
 
-use super::{Amounts, DeviceToleration};
+use super::{Amounts, DeviceToleration, Front};
 use crate::ids::{ClaimUid, FilterName};
 use std::sync::Arc;
 
@@ -26,6 +26,11 @@ impl DeviceClaim {
     /// The maximum number of pods that use a claim at the same time: Kubernetes'
     /// `ResourceClaimReservedForMaxSize`.
     pub const MOST_USERS: usize = 256;
+
+    /// A pod that has its whole GPUs so has the claim's devices.
+    pub(crate) fn is_used(&self, front: Front) -> bool {
+        !self.stands_in || front == Front::Claim
+    }
 }
 
 /// The content of a claim.

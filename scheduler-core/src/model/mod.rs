@@ -22,7 +22,7 @@ mod rules;
 mod topology_manager;
 mod volume;
 
-pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Share};
+pub use ask::{Amount, Ask, ContainerAsk, ContainerGrant, Front, Share};
 pub use card::{Card, Fence, Mode, NodeCards, Pool};
 pub use device::{
     AllocatedDevice, Allocation, Amounts, Attribute, Capacity, Device, DeviceNodes, DevicePool,
@@ -32,7 +32,7 @@ pub use device_claim::{Alternative, Constraint, Count, DeviceClaim, DeviceReques
 pub use group::{Grace, PodGroup, PodSet, Preemptibility, SubGroup, Topology, TopologyRule};
 pub use labels::Labels;
 pub use node::{Effect, LEGACY_MIG, Node, Taint};
-pub use pod::{Front, Lead, Phase, Placement, Pod, TaskOrder};
+pub use pod::{Lead, Phase, Placement, Pod, TaskOrder};
 pub use pod_rules::{HostPort, PodRules, PodSelector, PodTerm, PreferredTerm, Spread};
 pub use queue::{ProductQuota, ProductUnit, Queue, QueueResource, Weight};
 pub use rules::{NodeRules, NodeTerm, Operator, Requirement, Tolerated, Toleration, integer};

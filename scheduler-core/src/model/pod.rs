@@ -5,6 +5,7 @@ use super::{
     Labels, NodeRules, PodRules, Preemptibility, Toleration,
 };
 use crate::ids::{DecisionId, GroupName, NodeName, PodUid, QueueName, ResourceName, SetName};
+use crate::model::ask::Front;
 use crate::units::{Bytes, CpuMilli, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -180,14 +181,4 @@ pub struct Placement {
     pub decision: Option<DecisionId>,
     /// How the whole GPUs in its resources were given.
     pub front: Front,
-}
-
-/// How a node gives the whole GPUs in a pod's resources (`nvidia.com/gpu`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Front {
-    /// By its device plugin: they count against those that the node lists.
-    #[default]
-    Plugin,
-    /// By the claim that stands in for them ([`super::DeviceClaim::stands_in`]).
-    Claim,
 }

@@ -76,6 +76,17 @@ pub struct NodeTerm {
 }
 
 impl NodeRules {
+    /// The pod's own node rules admit the node.
+    pub(crate) fn admit(&self, node: &Node) -> bool {
+        self.selector
+            .iter()
+            .all(|(key, value)| node.labels.get(key) == Some(value))
+            && self
+                .terms
+                .as_ref()
+                .is_none_or(|terms| terms.iter().any(|term| term.matches(node)))
+    }
+
     /// What the node is worth by its preferences.
     pub(crate) fn worth(&self, node: &Node) -> i64 {
         let preferred = self.preferred.iter();
@@ -147,4 +158,25 @@ pub enum Operator {
     Above(i64),
     /// The label is an integer below this.
     Below(i64),
+}
+
+impl Node {
+    /// A taint that keeps a pod with these tolerations away.
+    pub(crate) fn barring_taint(&self, tolerations: &[Toleration]) -> Option<&Taint> {
+        let mut taints = self.untolerated(tolerations);
+        taints.find(|taint| taint.effect != Effect::PreferNoSchedule)
+    }
+
+    /// How many taints of the node prefer other pods than one with these tolerations.
+    pub(crate) fn soft_taints(&self, tolerations: &[Toleration]) -> usize {
+        let taints = self.untolerated(tolerations);
+        taints
+            .filter(|taint| taint.effect == Effect::PreferNoSchedule)
+            .count()
+    }
+
+    fn untolerated(&self, tolerations: &[Toleration]) -> impl Iterator<Item = &Taint> {
+        let tolerated = |taint: &Taint| tolerations.iter().any(|one| one.tolerates(taint));
+        self.taints.iter().filter(move |taint| !tolerated(taint))
+    }
 }

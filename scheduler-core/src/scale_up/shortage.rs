@@ -1,19 +1,20 @@
 //! Which pods a new node may help, as a cluster of their own.
 
-use super::groups::{Groups, NodeTemplate, Shortage};
 use crate::action::ReasonKind;
-use crate::cycle;
+use crate::cycle::commit;
+use crate::cycle::hindrance::hindrance;
 use crate::event::Event;
 use crate::gang::{self, Pick};
 use crate::ids::{NodeName, QueueName};
 use crate::model::{
     Card, Mode, Node, NodeCards, Phase, Placement, Pod, PodGroup, Pool, Queue, Taint,
 };
+use crate::scale_up::groups::{Groups, NodeTemplate, Shortage};
 use crate::shares::{QueueAmounts, plus, within};
 use crate::snapshot;
 use crate::state::State;
-use crate::state::cell::Status;
 use crate::state::keys::{JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::task_cell::Status;
 use crate::units::{Mib, NanoGpu, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 /// The queue of all pods of a shortage.
 const QUEUE: &str = "scale-up";
+
 /// Most nodes with GPUs left that are checked for gangs of which only a part needs new room. Where
 /// pods wait for GPUs, few nodes have some left.
 const SPARE: usize = 64;
@@ -216,13 +218,13 @@ fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let why = state.said.get(&task)?;
     let fits_nowhere = why.kind == ReasonKind::Unschedulable;
     row.job
-        .filter(|_| fits_nowhere && cycle::hindrance(state, row).is_none())
+        .filter(|_| fits_nowhere && hindrance(state, row).is_none())
 }
 
 /// Nothing but room is missing for it.
 fn may_be_placed(state: &State, task: TaskKey) -> bool {
     let row = state.tasks.get(task);
-    row.is_some_and(|row| cycle::hindrance(state, row).is_none())
+    row.is_some_and(|row| hindrance(state, row).is_none())
 }
 
 /// The pods of a job that are placed together next.
@@ -380,7 +382,7 @@ fn standing(state: &State, key: NodeKey, jobs: &BTreeSet<JobKey>, events: &mut V
             };
             pod.phase = Phase::Bound(Placement {
                 node: node.name.clone(),
-                grants: cycle::grants(state, cell.holds()),
+                grants: commit::grants(state, cell.holds()),
                 decision: None,
                 front: cell.front,
             });

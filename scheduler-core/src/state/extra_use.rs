@@ -1,5 +1,7 @@
 //! Sums of what pods of a node, or of a domain, take of one countable thing.
 
+use crate::state::way::{As, Way};
+
 /// What is taken of one other resource of a node; or pods of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExtraUse {
@@ -27,6 +29,17 @@ impl ExtraUse {
             used: u128::from(is_there),
             releasing: u128::from(is_there && !self.stays()),
             promised: u128::from(!is_there && self.promised > 0),
+        }
+    }
+
+    pub(super) fn add(&mut self, amount: u128, how: As, way: Way) {
+        match how {
+            As::Taken => way.add(&mut self.used, amount),
+            As::Leaving => {
+                way.add(&mut self.used, amount);
+                way.add(&mut self.releasing, amount);
+            }
+            As::Promised => way.add(&mut self.promised, amount),
         }
     }
 }

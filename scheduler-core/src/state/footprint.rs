@@ -4,9 +4,9 @@
 //! each card. The rule is the one by which Kubernetes counts requests: an init container has ended
 //! before the next container starts, and every other container runs until the pod ends.
 
-use super::card_use::{CardSums, square};
-use super::keys::CardKey;
-use super::rows::Hold;
+use crate::state::card_use::{CardSums, square};
+use crate::state::hold::Hold;
+use crate::state::keys::CardKey;
 use crate::units::Mib;
 
 /// What one pod takes of one card.

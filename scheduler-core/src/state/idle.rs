@@ -13,11 +13,11 @@
 //! Sums and quotas do not depend on it: an idle non-preemptible pod counts as one, so that its queue is
 //! within its quota when the pod works again.
 
-use super::State;
-use super::cell::Status;
-use super::keys::{JobKey, QueueKey, TaskKey};
 use crate::ids::{PodUid, QueueName};
 use crate::model::{Grace, Queue};
+use crate::state::State;
+use crate::state::keys::{JobKey, QueueKey, TaskKey};
+use crate::state::task_cell::Status;
 use crate::units::{Duration, Time};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! The data of [`super::idle`].
 
-use super::keys::{JobKey, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,6 +6,7 @@
 
 use crate::model::Labels;
 use crate::state::job_row::GroupSpec;
+use crate::state::pod_labels::{Pairs, PodLabels};
 use crate::state::rows::PodFacts;
 use rustc_hash::FxHashSet;
 use std::hash::Hash;
@@ -27,8 +28,8 @@ impl Interner {
     }
 
     /// The copy of what many groups have alike.
-    pub(crate) fn group(&mut self, spec: GroupSpec) -> Arc<GroupSpec> {
-        self.groups.of(Arc::new(spec))
+    pub(crate) fn group(&mut self, spec: Arc<GroupSpec>) -> Arc<GroupSpec> {
+        self.groups.of(spec)
     }
 
     /// The copy of what many pods have alike.
@@ -43,34 +44,6 @@ impl Interner {
             .map(|(key, value)| (self.text(key), self.text(value)))
             .collect();
         PodLabels(self.labels.of(Arc::new(shared)))
-    }
-}
-
-/// Labels of a pod, in order of their keys: a third of what a map of them would take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PodLabels(Arc<Pairs>);
-
-/// Keys with their values.
-type Pairs = Box<[(Arc<str>, Arc<str>)]>;
-
-impl PodLabels {
-    /// The value of that label.
-    pub(crate) fn get(&self, key: &str) -> Option<&str> {
-        let at = self.0.binary_search_by(|(known, _)| (**known).cmp(key));
-        at.ok().and_then(|at| Some(&*self.0.get(at)?.1))
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
-        self.0.iter().map(|(key, value)| (key, value))
-    }
-
-    /// The same as the event has them.
-    pub(crate) fn to_labels(&self) -> Labels {
-        self.0.iter().cloned().collect()
-    }
-
-    pub(crate) fn are(&self, labels: &Labels) -> bool {
-        self.iter().eq(labels.iter())
     }
 }
 

@@ -1,11 +1,9 @@
 //! Jobs: pods that are placed together, and what is known of their groups.
 
-use super::State;
-use super::interner::Interner;
-use super::keys::{JobKey, QueueKey, TaskKey};
-use super::uid::Uid;
 use crate::ids::{GroupName, QueueName, SetName};
 use crate::model::{Grace, PodGroup, Preemptibility, SubGroup};
+use crate::state::keys::{QueueKey, TaskKey};
+use crate::state::uid::Uid;
 use crate::units::{Duration, Time};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -27,7 +25,7 @@ pub(crate) struct GroupRow {
 #[derive(Clone, Debug, Default)]
 struct RareFacts {
     parked: Option<Arc<str>>,
-    stale_since: Option<Time>,
+    pub(super) stale_since: Option<Time>,
     last_evicted: Option<Time>,
     succeeded: BTreeMap<SetName, u32>,
 }
@@ -84,7 +82,7 @@ impl GroupSpec {
 }
 
 impl GroupRow {
-    pub(crate) fn of(group: PodGroup, interner: &mut Interner) -> Self {
+    pub(crate) fn of(group: PodGroup) -> Self {
         let mut sets = Vec::new();
         group.root.sets_into(&mut sets);
         sets.sort_unstable();
@@ -100,7 +98,7 @@ impl GroupRow {
             never_preempts: group.never_preempts,
         };
         Self {
-            spec: interner.group(spec),
+            spec: Arc::new(spec),
             uid: Uid::of(&group.uid),
             created: group.created,
             last_start: group.last_start.into(),
@@ -200,7 +198,7 @@ pub(crate) struct JobRow {
     /// Since when it runs below its minimum.
     pub stale_since: MaybeTime,
     /// `None` if the job has no history.
-    past: Option<Box<JobPast>>,
+    pub(super) past: Option<Box<JobPast>>,
     /// It is in [`super::State::maybe_stale`].
     pub maybe_stale: bool,
     /// It is in [`super::State::changed_groups`].
@@ -241,105 +239,5 @@ impl JobRow {
     pub(crate) fn tree(&self) -> Option<&Arc<SubGroup>> {
         let root = &self.group.as_ref()?.spec.root;
         Some(root).filter(|root| !root.is_plain())
-    }
-}
-
-impl State {
-    /// The row of a job, made if it is not there.
-    pub(crate) fn job(&mut self, name: &GroupName, single: bool) -> JobKey {
-        if let Some(key) = self.job_of(name) {
-            return key;
-        }
-        let key = self.jobs.insert(JobRow {
-            name: name.clone(),
-            group: None,
-            single,
-            tasks: Vec::new(),
-            queue: None,
-            last_start: MaybeTime::default(),
-            stale_since: MaybeTime::default(),
-            past: None,
-            stamp: 0,
-            maybe_stale: false,
-            is_changed: false,
-            taken: None,
-        });
-        self.job_names.insert(name.clone(), key);
-        key
-    }
-
-    /// Whether the job is below its minimum is looked at again.
-    pub(crate) fn check_staleness(&mut self, job: JobKey) {
-        if let Some(row) = self.jobs.get_mut(job)
-            && !row.maybe_stale
-            && !row.is_never_stale()
-        {
-            row.maybe_stale = true;
-            self.maybe_stale.push(job);
-        }
-    }
-
-    /// Puts a job into a queue. Its tasks must be detached: their sums are the queue's.
-    pub(crate) fn set_job_queue(&mut self, job: JobKey, queue: Option<&QueueName>) {
-        let new = queue.map(|name| self.queue(name));
-        let old = match self.jobs.get_mut(job) {
-            Some(row) => std::mem::replace(&mut row.queue, new),
-            None => None,
-        };
-        if old == new {
-            return;
-        }
-        if let Some(row) = new.and_then(|key| self.queues.get_mut(key)) {
-            row.users += 1;
-        }
-        if let Some(key) = old {
-            if let Some(row) = self.queues.get_mut(key) {
-                row.users = row.users.saturating_sub(1);
-            }
-            self.release_queue(key);
-        }
-    }
-
-    /// Puts a detached task into a job, in its order there.
-    pub(crate) fn join_job(&mut self, task: TaskKey, job: JobKey) {
-        let tasks = &self.tasks;
-        let Some((row, own)) = self.jobs.get_mut(job).zip(tasks.get(task)) else {
-            return;
-        };
-        let at = row.tasks.partition_point(|other| {
-            tasks
-                .get(*other)
-                .is_some_and(|other| other.in_job() < own.in_job())
-        });
-        row.tasks.insert(at, task);
-    }
-
-    /// Takes a detached task out of its job.
-    pub(crate) fn leave_job(&mut self, task: TaskKey) {
-        let Some(job) = self.tasks.get_mut(task).and_then(|row| row.job.take()) else {
-            return;
-        };
-        if let Some(row) = self.jobs.get_mut(job) {
-            row.tasks.retain(|other| *other != task);
-        }
-        self.release_job(job);
-    }
-
-    /// Drops a job's row when neither a group nor a pod names it any more.
-    pub(crate) fn release_job(&mut self, key: JobKey) {
-        let unused = self
-            .jobs
-            .get(key)
-            .is_some_and(|row| row.group.is_none() && row.tasks.is_empty());
-        if unused {
-            self.set_job_queue(key, None);
-            if let Some(row) = self.jobs.remove(key) {
-                self.evicted.remove(&row.name);
-                if row.taken.is_some() {
-                    self.changed_groups.is_gone(row.name.clone());
-                }
-                self.job_names.remove(&row.name);
-            }
-        }
     }
 }

@@ -1,82 +1,108 @@
 //! The state of one core: rows of facts, cells of sums, indexes over both.
 //!
-//! - [`rows`], [`job_row`]: what is known of each object; changed by events alone.
-//! - [`table`]: rows of which there are many; [`names`]: rows by their names; [`column`]: values
-//!   beside rows; [`sorted`], [`key_list`]: lists of keys.
-//! - [`cell`]: what a decision may move, and the one setter with its journal.
-//! - [`transition`]: the one function that moves sums.
-//! - [`open`]: decisions without an outcome.
-//! - [`room`]: nodes in the order of what they have to give.
-//! - [`verdicts`]: what the nodes say to the requests of those that wait.
-//! - [`pod_counts`]: how many pods stand in which domain; `pod_terms`, `pod_index`: of which pods
-//!   selectors speak; [`pod_domains`]: what a search asks about them; [`spreading`]: who is to
-//!   be spread.
-//! - [`status_log`]: which pods have moved lately; [`changed_groups`]: which groups have changed
-//!   since their views were taken.
-//! - [`volumes`]: volumes that may be given to claims, and the claims in use.
-//! - [`devices`]: devices of drivers, and the claims that hold them.
-//! - [`products`]: what queues hold of single GPU products.
-//! - [`interner`]: what many objects have alike, kept once; [`uid`], [`packed_text`]: what
-//!   each has its own.
+//! Values, each with the methods that need nothing else:
+//! - [`rows`], [`job_row`], [`spec`], [`spec_row`]: what is known of each object; changed by events
+//!   alone. [`task_cell`], [`hold`]: where a pod is, and what it holds there.
+//! - [`node_use`], [`card_use`], [`queue_use`], [`extra_use`], [`products`]: sums; [`way`]: how an
+//!   amount enters or leaves one.
+//! - [`volumes`], [`devices`]: what claims can have, and what is in use of it.
+//! - [`counted`], [`pod_counts`], [`pod_index`]: how many pods stand in which domain, of those that
+//!   rules of others speak of; [`domains`], [`spreading`]: what a search has found out about them.
+//! - [`room`], [`verdicts`]: what the nodes have to give, and what they say to the requests of pods that
+//!   wait; [`crate::fit`] keeps both up to date.
+//! - [`cell`]: what a decision may move, and the journal of it; [`open`]: decisions without an outcome.
+//! - [`status_log`], [`changed_groups`]: what has changed lately.
+//! - [`interner`]: what many objects have alike, kept once; [`uid`]: what each has its own.
+//!
+//! Above [`State`]:
+//! - `setter`: the one setter of cells, and its undoing.
+//! - `transition`: the one function that moves sums. With it, `claims`, `device_claims`, `pod_counting`
+//!   and `product_sums` move those of their parts.
+//! - `jobs`, `queue_tree`, `device_pools`, `pod_terms`: how objects come, go and change.
+//! - `pod_domains`: what a search asks about other pods.
 //!
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
-mod card_names;
+pub(crate) mod card_names;
 pub(crate) mod card_use;
 pub(crate) mod cell;
-mod changed_groups;
-mod core_pods;
+pub(crate) mod changed_groups;
+mod claims;
+pub(crate) mod core_pods;
+pub(crate) mod counted;
+mod device_claims;
+mod device_pools;
 pub(crate) mod devices;
-mod extra_use;
+pub(crate) mod domains;
+pub(crate) mod extra_use;
 pub(crate) mod footprint;
+pub(crate) mod hold;
 pub(crate) mod idle;
 mod idle_pods;
-mod interner;
+pub(crate) mod interner;
 pub(crate) mod job_row;
+mod jobs;
 pub(crate) mod keys;
+pub(crate) mod mig;
 pub(crate) mod node_set;
+pub(crate) mod node_use;
 mod open;
+mod pod_counting;
 pub(crate) mod pod_counts;
-pub(crate) mod pod_domains;
-mod pod_index;
+mod pod_domains;
+pub(crate) mod pod_index;
+pub(crate) mod pod_labels;
 mod pod_terms;
+mod product_sums;
 pub(crate) mod products;
 mod queue_tree;
+pub(crate) mod queue_use;
 pub(crate) mod room;
 pub(crate) mod rows;
+mod setter;
+pub(crate) mod spec;
+pub(crate) mod spec_row;
 pub(crate) mod spreading;
 mod status_log;
+pub(crate) mod task_cell;
 pub(crate) mod transition;
 pub(crate) mod uid;
 pub(crate) mod verdicts;
 pub(crate) mod volumes;
+pub(crate) mod way;
 
 use crate::action::EvictCause;
 use crate::ids::{ClaimUid, GpuUuid, GroupName, NodeName, QueueName, ResourceName, TopologyName};
-use crate::model::Preemptibility;
-use crate::model::TaskOrder;
-use crate::model::Topology;
+use crate::model::{Preemptibility, TaskOrder, Topology};
 use crate::reason::WaitReason;
+use crate::state::card_use::CardUse;
+use crate::state::cell::Journal;
+use crate::state::extra_use::ExtraUse;
+use crate::state::idle_pods::IdlePods;
+use crate::state::job_row::{GroupRow, JobRow};
+use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
+use crate::state::node_use::NodeUse;
+pub(crate) use crate::state::open::{Open, OpenDecision, Progress};
+use crate::state::queue_use::QueueUse;
+use crate::state::rows::{CardRow, Evicted, NodeRow, QueueRow, Rest, TaskRow};
+use crate::state::spec::Spec;
+use crate::state::spec_row::SpecRow;
+use crate::state::task_cell::TaskCell;
+use crate::state::uid::Uid;
 use crate::units::Time;
-use cell::{CardUse, ExtraUse, Journal, NodeUse, QueueUse, TaskCell};
-use job_row::{GroupRow, JobRow};
-use keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
-pub(crate) use open::{Open, OpenDecision, Progress};
-use rows::{CardRow, Evicted, NodeRow, QueueRow, Rest, Spec, SpecRow, TaskRow};
 use rustc_hash::FxHashMap;
 use slotmap::{SecondaryMap, SlotMap};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use uid::Uid;
 
 /// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
 /// inside a job the task order, then the older pod, then the smaller uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    job: (Reverse<i32>, Time, Uid),
-    task: (TaskOrder, Time, Uid),
+    pub(super) job: (Reverse<i32>, Time, Uid),
+    pub(super) task: (TaskOrder, Time, Uid),
 }
 
 /// Everything that one core knows.
@@ -144,7 +170,7 @@ pub(crate) struct State {
     /// Under what each of them is listed, and how many such pods it has.
     pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
     /// Placed pods that do no work.
-    pub idle: idle_pods::IdlePods,
+    pub idle: IdlePods,
     /// Background pods, placed or not.
     pub background: BTreeSet<TaskKey>,
     /// Decisions without an outcome, and whose they are.
@@ -196,14 +222,14 @@ pub(crate) struct State {
 /// Jobs of which a pod has moved since they were looked at last, each once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChangedJobs {
-    jobs: Vec<JobKey>,
+    pub(super) jobs: Vec<JobKey>,
     /// [`State::touched`] at that time.
     since: u64,
 }
 
 impl ChangedJobs {
     /// One has moved whose stamp was this.
-    fn note(&mut self, job: JobKey, stamp: u64) {
+    pub(super) fn note(&mut self, job: JobKey, stamp: u64) {
         if stamp <= self.since {
             self.jobs.push(job);
         }
@@ -220,11 +246,11 @@ impl ChangedJobs {
 #[derive(Clone, Debug)]
 pub(crate) struct DetachedPod {
     pub task: TaskKey,
-    cell: TaskCell,
+    pub(super) cell: TaskCell,
     /// Its claims' nodes and volumes.
-    given: Vec<(ClaimUid, volumes::ClaimUse)>,
+    pub(super) given: Vec<(ClaimUid, volumes::ClaimUse)>,
     /// What was picked for its claims on devices.
-    picked: Vec<devices::Kept>,
+    pub(super) picked: Vec<devices::Kept>,
 }
 
 /// Where a job with placed pods is listed.
@@ -515,61 +541,6 @@ impl State {
             self.queue_use.remove(key);
             self.products.of.remove(key);
         }
-    }
-
-    /// The key of a spec; one more task has it.
-    pub(crate) fn spec(&mut self, spec: Spec) -> SpecKey {
-        if let Some(key) = self.spec_keys.get(&spec) {
-            if let Some(row) = self.specs.get_mut(*key) {
-                row.users += 1;
-            }
-            return *key;
-        }
-        let spec = Arc::new(spec);
-        let mut row = SpecRow::new(Arc::clone(&spec));
-        row.asks = self.count_for(&spec);
-        let key = self.specs.insert(row);
-        self.spec_keys.insert(spec, key);
-        key
-    }
-
-    /// One task less has this spec.
-    pub(crate) fn release_spec(&mut self, key: SpecKey) {
-        if let Some(row) = self.specs.get_mut(key) {
-            row.users = row.users.saturating_sub(1);
-            if row.users == 0
-                && let Some(row) = self.specs.remove(key)
-            {
-                self.spec_keys.remove(&row.spec);
-                if row.verdicts.is_some() {
-                    self.verdict_cache.forget(key);
-                }
-                if let Some(asks) = &row.asks {
-                    self.count_no_more(asks);
-                }
-            }
-        }
-    }
-
-    /// Takes a pod out of every sum, so that facts may change on which they depend.
-    pub(crate) fn detach(&mut self, task: TaskKey) -> DetachedPod {
-        let (given, picked) = (self.claims_of(task), self.picked_for(task));
-        let cell = self.cell(task);
-        self.transition(task, TaskCell::of(cell::Status::Detached));
-        DetachedPod {
-            task,
-            cell,
-            given,
-            picked,
-        }
-    }
-
-    /// Puts it back where it was.
-    pub(crate) fn put_back(&mut self, lifted: DetachedPod) {
-        let cell = lifted.cell.clone();
-        self.transition(lifted.task, cell);
-        self.give_back(lifted.given, &lifted.cell);
-        self.pick_again(lifted.picked, &lifted.cell);
     }
 
     /// The cells of a task, or those of none.

@@ -3,107 +3,23 @@
 //! that other pods' preferences give each domain, and where the pods of uncounted selectors are.
 //! kube-scheduler's plugins do the same in `PreFilter`.
 
-use super::State;
-use super::cell::{ExtraUse, TaskCell};
-use super::keys::SpecKey;
-use super::pod_counts::{CountKey, CountRow, Who};
-use super::pod_index::{Register, TermsVersion};
-use super::rows::{PodAsks, SpecRow, TermSubject};
-use super::spreading::Spreading;
-use super::transition::Way;
-use crate::model::{Labels, PodSelector};
-use rustc_hash::FxHashMap;
+use crate::model::Node;
+
+use crate::model::PodSelector;
+use crate::state::State;
+use crate::state::counted::{CountKey, Who};
+use crate::state::domains::{Closed, ClosedDomains, DomainPreferences, Domains, Sums};
+use crate::state::keys::SpecKey;
+use crate::state::pod_counts::{ByDomain, CountRow};
+use crate::state::pod_index::{Register, TermsVersion};
+use crate::state::spec::TermSubject;
+use crate::state::spec_row::{PodAsks, SpecRow};
+use crate::state::spreading::{Eligible, Pods, Spreading};
+use crate::state::task_cell::TaskCell;
+use crate::state::way::Way;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Of one request signature.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Domains {
-    /// [`State::domains_at`] when all of it was right. `None`: parts are missing.
-    at: Option<[u64; 3]>,
-    /// By constraint of its spread.
-    pub(super) spread: Vec<Spreading>,
-    /// [`State::nodes_changed`] when the nodes of the spread were looked up.
-    nodes: Option<u64>,
-    /// Of the selectors that are not counted.
-    summed: BTreeMap<CountKey, ByDomain>,
-    /// Which domains are closed.
-    closed: Option<Closed>,
-    /// What each is worth to pods that are there.
-    worth: Option<DomainPreferences>,
-}
-
-/// Pods by domain.
-pub(super) type ByDomain = BTreeMap<Arc<str>, ExtraUse>;
-
-/// Domains with pods whose anti-affinity speaks of a pod.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Closed {
-    /// [`State::closed_changed`] at that time.
-    changed: TermsVersion,
-    /// By topology key.
-    of: Vec<(Arc<str>, ClosedDomains)>,
-}
-
-/// Closed domains of one topology key, each with whether it stays so when those who leave have
-/// left.
-type ClosedDomains = FxHashMap<Arc<str>, bool>;
-
-impl Closed {
-    /// Whether a node with these labels is closed for now, and for later.
-    pub(crate) fn is(&self, labels: &Labels) -> (bool, bool) {
-        let all = self.of.iter().filter_map(|(key, domains)| {
-            let domain = labels.get(key)?;
-            domains.get(domain)
-        });
-        all.fold((false, false), |(_, later), stays| (true, later || *stays))
-    }
-}
-
-/// What the preferences of pods that have a place make of the domains for a pod.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DomainPreferences {
-    /// [`State::worth_changed`] at that time.
-    changed: TermsVersion,
-    /// By topology key; domains that are worth nothing are missing.
-    of: Vec<(Arc<str>, Sums)>,
-}
-
-/// What each domain of one topology key is worth.
-type Sums = FxHashMap<Arc<str>, i64>;
-
-impl DomainPreferences {
-    /// Of a node with these labels.
-    pub(crate) fn is(&self, labels: &Labels) -> i64 {
-        let all = self.of.iter().filter_map(|(key, domains)| {
-            let domain = labels.get(key)?;
-            domains.get(domain).copied()
-        });
-        all.fold(0, i64::saturating_add)
-    }
-}
-
-impl Domains {
-    /// The large parts, of which there is one set at a time.
-    fn forget(&mut self) {
-        if self.closed.is_some() || self.worth.is_some() || !self.summed.is_empty() {
-            self.at = None;
-            self.closed = None;
-            self.worth = None;
-            self.summed = BTreeMap::new();
-        }
-    }
-
-    pub(crate) fn closed(&self) -> Option<&Closed> {
-        self.closed.as_ref()
-    }
-
-    /// `None`: no preference of another pod speaks of it.
-    pub(crate) fn worth(&self) -> Option<&DomainPreferences> {
-        self.worth.as_ref().filter(|worth| !worth.of.is_empty())
-    }
-}
 
 impl State {
     /// Something else whenever what was found out may be wrong.
@@ -120,7 +36,7 @@ impl State {
     }
 
     /// It asks about pods that are not counted.
-    pub(super) fn asks_uncounted(&self, asks: &PodAsks) -> bool {
+    pub(crate) fn asks_uncounted(&self, asks: &PodAsks) -> bool {
         let is_counted = |key| self.pod_counts.get(key).is_none_or(CountRow::is_counted);
         !self.pod_counts.all_are_counted() && !asks.asked().all(is_counted)
     }
@@ -263,7 +179,7 @@ impl State {
     }
 
     /// Another one whenever what is closed to such a pod may be something else.
-    pub(super) fn closed_changed(&self, subject: &TermSubject) -> TermsVersion {
+    pub(crate) fn closed_changed(&self, subject: &TermSubject) -> TermsVersion {
         let avoided = &self.pod_counts.index.avoided;
         avoided.version(&subject.namespace, subject.labels.iter())
     }
@@ -351,13 +267,73 @@ impl State {
                 .collect(),
         }
     }
+
+    /// The nodes that have domains: those with the keys of all required constraints, where
+    /// asked for within the pod's own node rules and without taints that it does not tolerate.
+    pub(super) fn spread_over(&self, row: &SpecRow) -> Vec<Spreading> {
+        let spec = &row.spec;
+        let rules = spec.others.as_ref().map(|others| &others.rules);
+        let spreads = rules.map_or(&[][..], |rules| rules.spread.as_slice());
+        let mut of: Vec<Eligible> = spreads.iter().map(|_| Eligible::default()).collect();
+        for (name, key) in &self.node_names {
+            let Some(node) = self.nodes.get(*key).and_then(|row| row.node.as_ref()) else {
+                continue;
+            };
+            let has = |key: &Arc<str>| node.labels.contains_key(key);
+            let mut required = spreads.iter().filter(|spread| spread.required);
+            if !required.all(|spread| has(&spread.term.topology_key)) {
+                continue;
+            }
+            for (spread, one) in spreads.iter().zip(&mut of) {
+                let admitted = (!spread.honors_affinity || spec.rules.admit(node))
+                    && (!spread.honors_taints || node.barring_taint(&spec.tolerations).is_none());
+                let domain = node.labels.get(&spread.term.topology_key);
+                if let Some(domain) = domain.filter(|_| admitted) {
+                    let next = one.domains.len();
+                    let at = *one.domains.entry(Arc::clone(domain)).or_insert(next);
+                    one.nodes.insert(name.shared(), at);
+                }
+            }
+        }
+        let spreading = |nodes: Eligible| Spreading {
+            pods: vec![Pods::default(); nodes.domains.len()],
+            nodes: Arc::new(nodes),
+            ..Spreading::default()
+        };
+        of.into_iter().map(spreading).collect()
+    }
+
+    /// By how many pods the node's domain would have more than the one with the fewest, were
+    /// another one of the signature there, by constraint. `None`: the node has no such label.
+    pub(crate) fn skews(&self, row: &SpecRow, node: &Node) -> Vec<Option<Pods>> {
+        let row = self.with_domains(row);
+        let (Some(asks), Some(others)) = (&row.asks, &row.spec.others) else {
+            return Vec::new();
+        };
+        let of = asks.domains.iter().flat_map(|domains| &domains.spread);
+        let all = of.zip(&others.rules.spread).zip(&others.counts_itself);
+        let skew = |((one, spread), itself): ((&Spreading, &crate::model::Spread), &bool)| {
+            let domain = node.labels.get(&spread.term.topology_key)?;
+            let at = one.nodes.domains.get(domain);
+            let pods = at
+                .and_then(|at| one.pods.get(*at))
+                .copied()
+                .unwrap_or_default();
+            let itself = u128::from(*itself);
+            Some(Pods {
+                now: (pods.now + itself).saturating_sub(one.fewest.now),
+                later: (pods.later + itself).saturating_sub(one.fewest.later),
+            })
+        };
+        all.map(skew).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
     use crate::core::Core;
-    use crate::state::cell::Status;
+    use crate::state::task_cell::Status;
     use crate::text;
 
     /// Pods that are not counted are looked up again after a trial was undone: else a pod that was

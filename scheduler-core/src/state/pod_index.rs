@@ -1,11 +1,10 @@
 //! An index of selectors and pods: which counted selectors may match a pod, and which pods a selector
 //! may match, without visiting all of them.
 
-use super::State;
-use super::interner::PodLabels;
-use super::keys::TaskKey;
-use super::pod_counts::{CountKey, Who};
 use crate::model::PodSelector;
+use crate::state::counted::{CountKey, Who};
+use crate::state::keys::TaskKey;
+use crate::state::pod_labels::PodLabels;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -18,8 +17,8 @@ type Label = (Arc<str>, Arc<str>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Scope {
     /// `None`: all.
-    namespace: Option<Arc<str>>,
-    label: Option<Label>,
+    pub(super) namespace: Option<Arc<str>>,
+    pub(super) label: Option<Label>,
 }
 
 impl Scope {
@@ -72,9 +71,9 @@ impl Scope {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LooksAt {
     /// All pods of a scope are looked at for the first time, or no more.
-    all: bool,
+    pub(super) all: bool,
     /// Those that have one of these labels.
-    labels: BTreeSet<Arc<str>>,
+    pub(super) labels: BTreeSet<Arc<str>>,
 }
 
 impl LooksAt {
@@ -91,7 +90,7 @@ impl LooksAt {
 /// Counted selectors by [`Scope`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Register {
-    scopes: BTreeMap<Scope, Scoped>,
+    pub(super) scopes: BTreeMap<Scope, Scoped>,
 }
 
 /// The selectors of one scope.
@@ -99,18 +98,18 @@ pub(super) struct Register {
 pub(super) struct Scoped {
     pub keys: BTreeSet<CountKey>,
     /// The labels that they look at, and how many of them do.
-    looked_at: BTreeMap<Arc<str>, u32>,
+    pub(super) looked_at: BTreeMap<Arc<str>, u32>,
     /// [`super::pod_counts::PodCounts::version`] when a count of one of them moved last, or when
     /// the first of them came.
-    changed: u64,
+    pub(super) changed: u64,
 }
 
 /// What terms say to a pod is the same while this is. The version rises when a count of one of them
 /// moves and when terms of another scope come; the number falls when all of a scope go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TermsVersion {
-    changed: u64,
-    scopes: usize,
+pub(crate) struct TermsVersion {
+    pub(super) changed: u64,
+    pub(super) scopes: usize,
 }
 
 impl Scoped {
@@ -126,7 +125,7 @@ impl Register {
     }
 
     /// Some selector looks at the labels of namespaces.
-    fn looks_at_namespaces(&self) -> bool {
+    pub(super) fn looks_at_namespaces(&self) -> bool {
         // `None` is less than any name.
         let first = self.scopes.keys().next();
         first.is_some_and(|scope| scope.namespace.is_none())
@@ -228,7 +227,7 @@ impl Register {
 }
 
 /// Pods by the value that one of their labels has.
-type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
+pub(super) type ByValue = BTreeMap<Arc<str>, BTreeSet<TaskKey>>;
 
 /// Both ways round.
 #[derive(Clone, Debug, Default)]
@@ -240,9 +239,9 @@ pub(crate) struct PodIndex {
     /// Selectors of preferred affinity and anti-affinity.
     pub(super) preferred: Register,
     /// Pods by namespace.
-    members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
+    pub(super) members: BTreeMap<Arc<str>, BTreeSet<TaskKey>>,
     /// And by the values of labels that some selector demanded there.
-    by_label: BTreeMap<(Arc<str>, Arc<str>), ByValue>,
+    pub(super) by_label: BTreeMap<(Arc<str>, Arc<str>), ByValue>,
 }
 
 impl PodIndex {
@@ -299,64 +298,6 @@ impl PodIndex {
                 self.by_label.retain(|(name, _), _| name != namespace);
             }
         }
-    }
-}
-
-impl State {
-    /// From now on the pods that the selector may speak of are found by the label that it
-    /// demands, where it names their namespaces.
-    pub(super) fn index_for(&mut self, selector: &PodSelector) {
-        let demanded = selector.demanded();
-        let Some((key, _)) = demanded.filter(|_| selector.namespace_labels.is_none()) else {
-            return;
-        };
-        for name in &selector.namespaces {
-            let label = (Arc::clone(name), Arc::clone(key));
-            let Some(members) = self.pod_counts.index.members.get(name) else {
-                continue;
-            };
-            if self.pod_counts.index.by_label.contains_key(&label) {
-                continue;
-            }
-            let mut values = ByValue::new();
-            for task in members {
-                let row = self.tasks.get(*task);
-                let mut labels = row.into_iter().flat_map(|row| row.labels.iter());
-                if let Some((_, value)) = labels.find(|(own, _)| *own == key) {
-                    values.entry(Arc::clone(value)).or_default().insert(*task);
-                }
-            }
-            self.pod_counts.index.by_label.insert(label, values);
-        }
-    }
-
-    /// Pods of the selector's scopes.
-    pub(super) fn in_scope(&self, selector: &PodSelector) -> Vec<TaskKey> {
-        if selector.namespace_labels.is_none() {
-            return self.reached_by(selector);
-        }
-        let members = self.pod_counts.index.members.values();
-        members.flatten().copied().collect()
-    }
-
-    /// Pods that the selector may match.
-    pub(super) fn reached_by(&self, selector: &PodSelector) -> Vec<TaskKey> {
-        let index = &self.pod_counts.index;
-        if selector.namespace_labels.is_none() {
-            let of = |name: &Arc<str>| {
-                let by_label = selector.demanded().and_then(|(key, value)| {
-                    let label = (Arc::clone(name), Arc::clone(key));
-                    Some(index.by_label.get(&label)?.get(value))
-                });
-                by_label.unwrap_or_else(|| index.members.get(name))
-            };
-            let reached = selector.namespaces.iter().filter_map(of);
-            return reached.flatten().copied().collect();
-        }
-        let namespaces = &self.pod_counts.namespaces;
-        let reached = |name: &str| selector.takes_namespace(name, namespaces.get(name));
-        let all = index.members.iter().filter(|(name, _)| reached(name));
-        all.flat_map(|(_, members)| members).copied().collect()
     }
 }
 

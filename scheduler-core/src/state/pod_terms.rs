@@ -1,30 +1,19 @@
 //! Which pods the selectors match, and what follows: where each pod is counted, and which of its labels
 //! other pods' terms depend on.
 
-use super::State;
-use super::interner::PodLabels;
-use super::keys::TaskKey;
-use super::pod_counts::{CountKey, Who};
-use super::pod_index::{Scope, Scoped};
-use super::rows::{PodRelations, Spec, TaskRow, TermSubject};
 use crate::model::{Labels, PodRules, PodSelector};
+use crate::state::State;
+use crate::state::counted::{CountKey, Who};
+use crate::state::keys::{SpecKey, TaskKey};
+use crate::state::pod_index::{ByValue, Scope, Scoped};
+use crate::state::pod_labels::PodLabels;
+use crate::state::rows::TaskRow;
+use crate::state::spec::{PodRelations, Spec, TermSubject};
+use crate::state::spec_row::SpecRow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl State {
-    /// Whether all of these speak of such a pod.
-    pub(crate) fn all_take(
-        &self,
-        selectors: &[PodSelector],
-        namespace: &str,
-        labels: &PodLabels,
-    ) -> bool {
-        let of_namespace = self.pod_counts.namespaces.get(namespace);
-        selectors.iter().all(|one| {
-            one.takes_namespace(namespace, of_namespace) && one.takes_labels(|key| labels.get(key))
-        })
-    }
-
     /// The counted selectors that match a pod.
     pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
         let counts = &self.pod_counts;
@@ -35,7 +24,7 @@ impl State {
         let near: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
         let matching = near.into_iter().filter(|key| {
             let what = counts.get(*key).map(|row| &row.what.who);
-            matches!(what, Some(Who::Matched(all)) if self.all_take(all, &row.facts.namespace, &row.labels))
+            matches!(what, Some(Who::Matched(all)) if self.pod_counts.all_take(all, &row.facts.namespace, &row.labels))
         });
         let keys: Vec<CountKey> = matching.collect();
         (!keys.is_empty()).then(|| Arc::new(keys))
@@ -108,14 +97,10 @@ impl State {
             None
         };
         let ours = row.facts.ours;
-        PodRelations::of(
-            self,
-            &row.facts.namespace,
-            &row.labels,
-            rules,
-            subject,
-            ours,
-        )
+        let (namespace, labels) = (&row.facts.namespace, &row.labels);
+        PodRelations::of(rules, subject, ours, |term| {
+            self.pod_counts.speaks_of(term, namespace, labels)
+        })
     }
 
     /// Which terms a detached pod matches, and what it asks of others, as they are now.
@@ -147,7 +132,7 @@ impl State {
             let mut tasks = BTreeSet::new();
             for (selector, looks) in moved {
                 self.index_for(&selector);
-                let reached = self.in_scope(&selector).into_iter();
+                let reached = self.pod_counts.in_scope(&selector).into_iter();
                 tasks.extend(reached.filter(|task| {
                     let row = self.tasks.get(*task);
                     row.is_some_and(|row| row.facts.ours && looks.concerns(&row.labels))
@@ -163,6 +148,67 @@ impl State {
                     self.recount(task);
                     self.put_back(lifted);
                     self.wake();
+                }
+            }
+        }
+    }
+
+    /// From now on the pods that the selector may speak of are found by the label that it
+    /// demands, where it names their namespaces.
+    pub(super) fn index_for(&mut self, selector: &PodSelector) {
+        let demanded = selector.demanded();
+        let Some((key, _)) = demanded.filter(|_| selector.namespace_labels.is_none()) else {
+            return;
+        };
+        for name in &selector.namespaces {
+            let label = (Arc::clone(name), Arc::clone(key));
+            let Some(members) = self.pod_counts.index.members.get(name) else {
+                continue;
+            };
+            if self.pod_counts.index.by_label.contains_key(&label) {
+                continue;
+            }
+            let mut values = ByValue::new();
+            for task in members {
+                let row = self.tasks.get(*task);
+                let mut labels = row.into_iter().flat_map(|row| row.labels.iter());
+                if let Some((_, value)) = labels.find(|(own, _)| *own == key) {
+                    values.entry(Arc::clone(value)).or_default().insert(*task);
+                }
+            }
+            self.pod_counts.index.by_label.insert(label, values);
+        }
+    }
+
+    /// The key of a spec; one more task has it.
+    pub(crate) fn spec(&mut self, spec: Spec) -> SpecKey {
+        if let Some(key) = self.spec_keys.get(&spec) {
+            if let Some(row) = self.specs.get_mut(*key) {
+                row.users += 1;
+            }
+            return *key;
+        }
+        let spec = Arc::new(spec);
+        let mut row = SpecRow::new(Arc::clone(&spec));
+        row.asks = self.count_for(&spec);
+        let key = self.specs.insert(row);
+        self.spec_keys.insert(spec, key);
+        key
+    }
+
+    /// One task less has this spec.
+    pub(crate) fn release_spec(&mut self, key: SpecKey) {
+        if let Some(row) = self.specs.get_mut(key) {
+            row.users = row.users.saturating_sub(1);
+            if row.users == 0
+                && let Some(row) = self.specs.remove(key)
+            {
+                self.spec_keys.remove(&row.spec);
+                if row.verdicts.is_some() {
+                    self.verdict_cache.forget(key);
+                }
+                if let Some(asks) = &row.asks {
+                    self.count_no_more(asks);
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! The tree of queues, derived from the announced queues, and the sums over it.
 
-use super::State;
-use super::cell::{Status, TaskCell};
-use super::keys::{QueueKey, TaskKey};
-use super::rows::QueueRow;
 use crate::model::Queue;
+use crate::state::State;
+use crate::state::keys::{QueueKey, TaskKey};
+use crate::state::rows::QueueRow;
+use crate::state::task_cell::{Status, TaskCell};
 use std::collections::BTreeMap;
 
 impl State {

@@ -6,12 +6,9 @@
 //! only records changed nodes, so trials and rollbacks cost nothing here. It decides nothing: every
 //! node that it returns is checked again with `fit`.
 
-use super::State;
-use super::keys::{CardKey, NodeKey};
-use super::node_set::NodeSet;
-use super::rows::NodeRow;
-use crate::fit::free::CardsFree;
-use crate::units::Time;
+use crate::state::keys::NodeKey;
+use crate::state::node_set::NodeSet;
+use crate::units::NanoGpu;
 use slotmap::SecondaryMap;
 use std::collections::BTreeSet;
 
@@ -45,27 +42,27 @@ pub(crate) struct Room {
 
 /// A node's room when it was looked at last.
 #[derive(Clone, Copy, Debug, Default)]
-struct CachedRoom {
+pub(crate) struct CachedRoom {
     /// [`super::rows::NodeRow::generation`] at that time.
-    generation: u64,
-    room: Room,
+    pub(crate) generation: u64,
+    pub(crate) room: Room,
     /// [`super::rows::NodeRow::facts`] and [`super::rows::NodeRow::parts`] at that time: all that
     /// `cards` depends on.
-    cards_of: (u64, u64),
-    cards: CardsFree,
+    pub(crate) cards_of: (u64, u64),
+    pub(crate) cards: CardsFree,
 }
 
 /// All nodes' rooms, and their orders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms {
     /// Touched since the last time.
-    dirty: Vec<NodeKey>,
+    pub(crate) dirty: Vec<NodeKey>,
     /// A node came or went: ranks have to be given again.
-    names_changed: bool,
+    pub(crate) names_changed: bool,
     /// Nodes by name.
-    by_rank: Vec<NodeKey>,
-    rank: SecondaryMap<NodeKey, u32>,
-    at: SecondaryMap<NodeKey, CachedRoom>,
+    pub(crate) by_rank: Vec<NodeKey>,
+    pub(crate) rank: SecondaryMap<NodeKey, u32>,
+    pub(crate) at: SecondaryMap<NodeKey, CachedRoom>,
     /// By whole GPUs, then name.
     pub by_whole: BTreeSet<(i64, u32)>,
     /// By whole GPUs that are free now, where there are any.
@@ -133,7 +130,7 @@ impl Rooms {
 
     /// The node of that rank has this room, and had that one. Most placements change few of the
     /// numbers by which nodes are sorted.
-    fn put(&mut self, rank: u32, had: Option<&Room>, has: &Room) {
+    pub(crate) fn put(&mut self, rank: u32, had: Option<&Room>, has: &Room) {
         fn replace<K: Ord>(set: &mut BTreeSet<K>, had: Option<K>, has: Option<K>) {
             if had == has {
                 return;
@@ -179,89 +176,39 @@ impl Rooms {
     }
 }
 
-impl State {
-    /// Brings the index up to date with every node that was touched.
-    pub(crate) fn refresh_rooms(&mut self) {
-        if self.rooms.names_changed {
-            self.rooms = Rooms::default();
-            let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
-            for (rank, key) in (0..).zip(&keys) {
-                let known = self.look_at_room(*key, None);
-                self.rooms.rank.insert(*key, rank);
-                self.rooms.put(rank, None, &known.room);
-                self.rooms.at.insert(*key, known);
-            }
-            self.rooms.by_rank = keys;
-            return;
-        }
-        let mut dirty = std::mem::take(&mut self.rooms.dirty);
-        dirty.sort_unstable();
-        dirty.dedup();
-        for key in dirty.drain(..) {
-            let Some(rank) = self.rooms.rank.get(key).copied() else {
-                continue;
-            };
-            let generation = self.nodes.get(key).map_or(0, |row| row.generation);
-            if self.rooms.as_of(key, generation).is_some() {
-                continue;
-            }
-            let known = self.rooms.at.get(key);
-            let old = known.map(|known| known.room).unwrap_or_default();
-            let new = self.look_at_room(key, known);
-            // A pause that has ended is over from the next decision on.
-            let is_due = |pause: &(Time, CardKey)| pause.0 <= self.now;
-            debug_assert!(
-                self.card_pauses.first().is_some_and(is_due)
-                    || new.cards == self.look_at_room(key, None).cards,
-                "what the cards of a node have free is out of date"
-            );
-            if old != new.room {
-                self.rooms.put(rank, Some(&old), &new.room);
-            }
-            self.rooms.at.insert(key, new);
-        }
-        // Its memory serves the next time.
-        self.rooms.dirty = dirty;
-    }
+/// Whole GPUs of a node, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WholeCount {
+    /// Idle ones, less those that this trial has taken.
+    pub now: i64,
+    /// The same including leaving pods' resources, less promises.
+    pub later: i64,
+}
 
-    /// A node's room. `known`: as it was the last time.
-    fn look_at_room(&self, key: NodeKey, known: Option<&CachedRoom>) -> CachedRoom {
-        let Some(row) = self.nodes.get(key) else {
-            return CachedRoom::default();
-        };
-        let cards_of = (row.facts, row.parts);
-        let known = known.filter(|known| known.cards_of == cards_of);
-        let cards = known.map(|known| known.cards);
-        let cards = cards.unwrap_or_else(|| CardsFree::of(self, key, row));
-        CachedRoom {
-            generation: row.generation,
-            room: self.room(key, row, &cards),
-            cards_of,
-            cards,
-        }
-    }
+/// The part that a node's cards and extended resources have in what it has free. It depends on
+/// [`NodeRow::facts`] and [`NodeRow::parts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CardsFree {
+    /// Whole GPUs that are idle, and those that will be.
+    pub(crate) idle: i64,
+    pub(crate) open: i64,
+    /// Of shared cards and MIG slices: nano-GPU, and MiB of the cards.
+    pub(crate) nano: u128,
+    pub(crate) mib: u128,
+    /// The most that a card can grant, MiB.
+    pub(crate) largest: u128,
+    /// See [`crate::state::room::Room`].
+    pub shared: Option<u64>,
+    pub most: u64,
+    pub smallest: Option<u64>,
+    pub odd: bool,
+}
 
-    fn room(&self, key: NodeKey, row: &NodeRow, cards: &CardsFree) -> Room {
-        let Some(node) = &row.node else {
-            return Room::default();
-        };
-        let used = self.node_use.get(key).copied().unwrap_or_default();
-        let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
-        let count = cards.whole(self, key, row);
-        let (nano, mib) = cards.gpus(count);
-        Room {
-            whole: count.later,
-            whole_now: count.now,
-            nano,
-            mib,
-            ready: node.not_ready.is_empty(),
-            has_gpus: !row.is_plain(),
-            cpu: signed(u128::from(node.cpu.0) + used.releasing.cpu)
-                - signed(used.used.cpu + used.promised.cpu),
-            shared: cards.shared,
-            most: cards.most,
-            smallest: cards.smallest.unwrap_or(u64::MAX),
-            odd: cards.odd,
-        }
+impl CardsFree {
+    /// GPUs, whole and in parts: nano-GPU and MiB.
+    pub(crate) fn gpus(&self, whole: WholeCount) -> (u128, u128) {
+        let whole = u128::try_from(whole.later).unwrap_or(0);
+        let nano = whole * u128::from(NanoGpu::ONE.0);
+        (nano + self.nano, whole * self.largest + self.mib)
     }
 }

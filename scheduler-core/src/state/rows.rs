@@ -5,25 +5,15 @@
 
 use crate::config::Workers;
 use crate::event::EvictRequest;
-use crate::ids::{
-    ClaimUid, ContainerName, DecisionId, GpuUuid, GroupName, NodeName, QueueName, ResourceName,
-    SetName,
-};
-use crate::model::{
-    AlignedContainer, Amount, Ask, Attachment, Card, Claim, ContainerAsk, DeviceClaim, DeviceWants,
-    Front, HostPort, Labels, Mode, Node, NodeRules, Pod, PodRules, PodTerm, Preemptibility, Queue,
-    TaskOrder, Toleration, TopologyManager,
-};
-use crate::state::State;
-use crate::state::interner::{Interner, PodLabels};
+use crate::ids::{DecisionId, GpuUuid, GroupName, NodeName, QueueName, SetName};
+use crate::model::{Card, Mode, Node, Pod, Preemptibility, Queue, TaskOrder, TopologyManager};
+use crate::state::counted::CountKey;
 use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey};
-use crate::state::pod_counts::CountKey;
-use crate::state::pod_domains::Domains;
+pub(super) use crate::state::mig::MigStrategy;
+use crate::state::pod_labels::PodLabels;
 use crate::state::products::Product;
 use crate::state::uid::Uid;
-use crate::state::verdicts::Verdicts;
-use crate::units::{Bytes, CpuMilli, Mib, Percent, Time};
-use std::collections::BTreeMap;
+use crate::units::Time;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -87,41 +77,6 @@ impl MissingLabels {
     }
 }
 
-/// How a node offers MIG, by KAI's reading of its labels and resources.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum MigStrategy {
-    /// Not at all.
-    #[default]
-    Off,
-    /// It does, and does not say how.
-    On,
-    /// Its slices look like whole GPUs.
-    Single,
-    /// By profile.
-    Mixed,
-}
-
-impl MigStrategy {
-    /// Which one, from the node's facts.
-    pub(crate) fn of(node: &Node) -> Self {
-        let label = |key| node.labels.get(key).map(|value| &**value);
-        let on = match label("node-role.kubernetes.io/mig-enabled") {
-            // The words that KAI takes for yes.
-            Some(value) => ["1", "t", "T", "TRUE", "true", "True"].contains(&value),
-            None => node
-                .extended
-                .iter()
-                .any(|(name, count)| name.as_str().starts_with("nvidia.com/mig-") && *count > 0),
-        };
-        match label("nvidia.com/mig.strategy") {
-            _ if !on => Self::Off,
-            Some("single") => Self::Single,
-            Some("mixed") => Self::Mixed,
-            _ => Self::On,
-        }
-    }
-}
-
 /// What an agent says of its node as a whole.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentStatus {
@@ -140,6 +95,16 @@ pub(crate) struct CardRow {
     pub card: Option<Card>,
     /// After a refused grant: not before then, how often in a row, and why.
     pub pause: Option<Pause>,
+}
+
+impl CardRow {
+    /// A card's name for people, before a colon.
+    pub(crate) fn shown_name(&self) -> String {
+        match &self.card {
+            Some(card) if !card.product.is_empty() => format!("{} ({})", self.uuid, card.product),
+            _ => self.uuid.to_string(),
+        }
+    }
 }
 
 /// Something that is not tried for a while.
@@ -200,8 +165,8 @@ pub(crate) struct PodFacts {
 }
 
 impl PodFacts {
-    pub(crate) fn of(pod: &Pod, in_order: TaskOrder, interner: &mut Interner) -> Arc<Self> {
-        interner.pod(Self {
+    pub(crate) fn of(pod: &Pod, in_order: TaskOrder) -> Self {
+        Self {
             namespace: Arc::clone(&pod.namespace),
             ours: pod.ours,
             set: pod.sub_group.clone(),
@@ -214,7 +179,7 @@ impl PodFacts {
             immovable: pod.immovable,
             task_order: pod.task_order,
             in_order,
-        })
+        }
     }
 
     pub(crate) fn are(&self, pod: &Pod) -> bool {
@@ -309,185 +274,6 @@ pub(crate) enum Seen {
     Failed,
 }
 
-/// Everything on which a placement depends and that many pods have alike: the request
-/// signature under which answers are cached.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Spec {
-    pub cpu: CpuMilli,
-    pub memory: Bytes,
-    pub extended: BTreeMap<ResourceName, u64>,
-    pub gpus: Vec<ContainerAsk>,
-    pub aligned: Vec<AlignedContainer>,
-    pub claims: Vec<Claim>,
-    pub attachments: Vec<Attachment>,
-    pub devices: Vec<ClaimAsk>,
-    pub rules: NodeRules,
-    pub tolerations: Vec<Toleration>,
-    pub ports: Vec<HostPort>,
-    /// `None`: its place has nothing to do with other pods'.
-    pub others: Option<Arc<PodRelations>>,
-    pub unsupported: Vec<Arc<str>>,
-    pub lacks: Vec<Arc<str>>,
-    /// What cannot be meant about it, one sentence.
-    pub bad: Option<Arc<str>>,
-}
-
-impl Spec {
-    /// It asks for cards by annotation or as whole ones, other than by claims.
-    pub(crate) fn is_by_annotation(&self, front: Front) -> bool {
-        let by_claim = |ask: &ContainerAsk| {
-            front == Front::Claim && self.stands_in() && matches!(ask.ask, Ask::Whole(_))
-        };
-        !self.gpus.iter().all(by_claim)
-    }
-
-    /// A claim may stand in for its whole GPUs.
-    pub(crate) fn stands_in(&self) -> bool {
-        self.devices.iter().any(|ask| ask.stands_in)
-    }
-}
-
-/// What a pod asks of devices by one of its claims.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ClaimAsk {
-    /// `None`: made for the pod alone, so that it does not matter which one it is.
-    pub claim: Option<ClaimUid>,
-    /// For the whole GPUs in the pod's resources.
-    pub stands_in: bool,
-    pub wants: Arc<DeviceWants>,
-}
-
-impl ClaimAsk {
-    pub(crate) fn of(claim: &DeviceClaim) -> Self {
-        Self {
-            claim: (!claim.own).then(|| claim.uid.clone()),
-            stands_in: claim.stands_in,
-            wants: Arc::clone(&claim.wants),
-        }
-    }
-}
-
-/// What its place has to do with other pods'.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PodRelations {
-    pub rules: PodRules,
-    /// All terms of its affinity speak of the pod itself: the first of its kind may go anywhere.
-    pub is_near_itself: bool,
-    /// Of each constraint of its spread, whether the pod itself is counted.
-    pub counts_itself: Vec<bool>,
-    /// What terms of other pods see in it. `None`: there is none that may speak of it.
-    pub subject: Option<TermSubject>,
-    /// False for another scheduler's pod: only what its terms do to others counts.
-    pub ours: bool,
-}
-
-/// What anti-affinity and preferences of other pods see in a pod: to two that are alike in this
-/// every term does the same.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TermSubject {
-    pub namespace: Arc<str>,
-    /// Those of its labels that the terms look at that may speak of it.
-    pub labels: Labels,
-}
-
-impl PodRelations {
-    /// Of a pod of that namespace with those labels.
-    pub(crate) fn of(
-        state: &State,
-        namespace: &str,
-        labels: &PodLabels,
-        rules: PodRules,
-        subject: Option<TermSubject>,
-        ours: bool,
-    ) -> Option<Arc<Self>> {
-        if rules.is_empty() && subject.is_none() {
-            return None;
-        }
-        let speaks_of_it =
-            |term: &PodTerm| state.all_take(std::slice::from_ref(&term.pods), namespace, labels);
-        Some(Arc::new(Self {
-            is_near_itself: rules.affinity.iter().all(speaks_of_it),
-            counts_itself: rules
-                .spread
-                .iter()
-                .map(|spread| speaks_of_it(&spread.term))
-                .collect(),
-            rules,
-            subject,
-            ours,
-        }))
-    }
-
-    /// Others that are placed may open a node for it that was closed.
-    pub(crate) fn may_gain(&self) -> bool {
-        !self.rules.affinity.is_empty() || self.rules.spread.iter().any(|spread| spread.required)
-    }
-
-    /// Some nodes are better than others because of what it says of other pods.
-    pub(crate) fn prefers(&self) -> bool {
-        !self.rules.preferred.is_empty() || self.rules.spread.iter().any(|spread| !spread.required)
-    }
-}
-
-/// What a signature asks of the counts of other pods, each in the order of its rules.
-#[derive(Clone, Debug)]
-pub(crate) struct PodAsks {
-    pub affinity: Box<[CountKey]>,
-    pub anti_affinity: Box<[CountKey]>,
-    pub preferred: Box<[CountKey]>,
-    pub spread: Box<[CountKey]>,
-    /// It is one of those who avoid others, or prefer them: counted there, not asked.
-    pub terms: Box<[CountKey]>,
-    /// What was found out for a search, as of the last one.
-    pub domains: Option<Box<Domains>>,
-}
-
-impl PodAsks {
-    /// Every count that it names.
-    pub(crate) fn all(&self) -> impl Iterator<Item = CountKey> {
-        self.asked().chain(self.terms.iter().copied())
-    }
-
-    /// Every count that an answer to it depends on.
-    pub(crate) fn asked(&self) -> impl Iterator<Item = CountKey> {
-        let required = self.affinity.iter().chain(&self.anti_affinity);
-        required.chain(&self.preferred).chain(&self.spread).copied()
-    }
-}
-
-/// A spec and what follows from it.
-#[derive(Clone, Debug)]
-pub(crate) struct SpecRow {
-    pub spec: Arc<Spec>,
-    /// How many pods have it.
-    pub users: u32,
-    /// Whole GPUs that it takes at once of a device plugin.
-    pub whole: u32,
-    /// Whole GPUs that it takes at once of a device plugin or, where a node lists none, by the
-    /// claim that stands in for them. Then [`Self::whole`] is 0: no bound over what nodes list
-    /// speaks of them.
-    pub either: u32,
-    /// True when it asks for shares.
-    pub shares: bool,
-    /// Fractions of all its containers and devices.
-    pub share_nano: u128,
-    /// GPU memory of all its containers and devices.
-    pub share_mib: u128,
-    /// What its MIG profiles count for.
-    pub mig_nano: u128,
-    /// Memory of its MIG profiles, by their names.
-    pub mig_mib: u128,
-    /// What its claims on devices count for, GPUs of other vendors, and [`Self::either`]: what queues
-    /// count and no sum of free GPUs has.
-    pub device_nano: u128,
-    /// Of each volume that is attached where it goes, what it is counted as.
-    pub attached: Vec<[ResourceName; 2]>,
-    /// What it asks of other pods, where it does.
-    pub asks: Option<Box<PodAsks>>,
-    /// What the nodes answer to it, where a pending pod has it.
-    pub verdicts: Option<Box<Verdicts>>,
-}
-
 /// A queue.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueRow {
@@ -503,35 +289,6 @@ pub(crate) struct QueueRow {
     pub children: Vec<QueueKey>,
     /// Its place among all queues in order of name, where it has a chain.
     pub place: usize,
-}
-
-/// What a task holds of one card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hold {
-    pub container: ContainerName,
-    /// True if the container is an init container, which ends before the next container starts (see
-    /// [`super::footprint`]).
-    pub init: bool,
-    pub card: CardKey,
-    /// What is kept for it.
-    pub limit: Mib,
-    /// Its limit, where that is more.
-    pub burst: Option<Mib>,
-    /// What it is nominally worth; the whole card for whole use.
-    pub nominal: Mib,
-    pub nano: u64,
-    pub compute: Percent,
-    pub mode: Mode,
-    pub note: Option<Arc<str>>,
-    /// What it asked for, where that is not its limit.
-    pub asked: Option<Amount>,
-}
-
-impl Hold {
-    /// What an MPS server or the driver holds it to.
-    pub(crate) fn top(&self) -> Mib {
-        self.burst.unwrap_or(self.limit)
-    }
 }
 
 /// How a job stood when pods were last evicted for it ([`crate::event::Evicted`]).
@@ -554,8 +311,8 @@ pub(crate) struct Rest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::cell::TaskCell;
     use crate::state::job_row::JobRow;
+    use crate::state::task_cell::TaskCell;
 
     /// Of these there are as many as pods: 100,000 and more.
     #[test]

@@ -4,13 +4,9 @@
 //! Which nodes have a domain follows from nodes alone and is kept until one changes; how many
 //! pods each domain has is added up again when a count has moved.
 
-use super::State;
-use super::cell::ExtraUse;
-use super::pod_counts::CountRow;
-use super::pod_domains::ByDomain;
-use super::rows::SpecRow;
-use crate::fit;
-use crate::model::{Node, Spread};
+use crate::model::Spread;
+use crate::state::extra_use::ExtraUse;
+use crate::state::pod_counts::{ByDomain, CountRow};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,24 +14,24 @@ use std::sync::Arc;
 /// Of one constraint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spreading {
-    nodes: Arc<Eligible>,
+    pub(super) nodes: Arc<Eligible>,
     /// [`super::pod_counts::CountRow::changed`] when pods were counted last.
-    changed: Option<u64>,
+    pub(super) changed: Option<u64>,
     /// Of each eligible node with any, by its name.
-    of_node: FxHashMap<Arc<str>, Pods>,
+    pub(super) of_node: FxHashMap<Arc<str>, Pods>,
     /// Of each domain, in the order of [`Eligible::domains`].
-    pods: Vec<Pods>,
+    pub(super) pods: Vec<Pods>,
     /// In the domain with the fewest.
-    fewest: Pods,
+    pub(super) fewest: Pods,
 }
 
 /// Nodes that have a domain.
 #[derive(Clone, Debug, Default)]
-struct Eligible {
+pub(super) struct Eligible {
     /// Which domain, by the node's name.
-    nodes: FxHashMap<Arc<str>, usize>,
+    pub(super) nodes: FxHashMap<Arc<str>, usize>,
     /// Where each stands.
-    domains: BTreeMap<Arc<str>, usize>,
+    pub(super) domains: BTreeMap<Arc<str>, usize>,
 }
 
 /// Those that leave are not counted, as in Kubernetes.
@@ -45,68 +41,6 @@ pub(crate) struct Pods {
     pub now: u128,
     /// With those that are promised a place.
     pub later: u128,
-}
-
-impl State {
-    /// The nodes that have domains: those with the keys of all required constraints, where
-    /// asked for within the pod's own node rules and without taints that it does not tolerate.
-    pub(super) fn spread_over(&self, row: &SpecRow) -> Vec<Spreading> {
-        let spec = &row.spec;
-        let rules = spec.others.as_ref().map(|others| &others.rules);
-        let spreads = rules.map_or(&[][..], |rules| rules.spread.as_slice());
-        let mut of: Vec<Eligible> = spreads.iter().map(|_| Eligible::default()).collect();
-        for (name, key) in &self.node_names {
-            let Some(node) = self.nodes.get(*key).and_then(|row| row.node.as_ref()) else {
-                continue;
-            };
-            let has = |key: &Arc<str>| node.labels.contains_key(key);
-            let mut required = spreads.iter().filter(|spread| spread.required);
-            if !required.all(|spread| has(&spread.term.topology_key)) {
-                continue;
-            }
-            for (spread, one) in spreads.iter().zip(&mut of) {
-                let admitted = (!spread.honors_affinity || fit::selects(&spec.rules, node))
-                    && (!spread.honors_taints || fit::taint(node, spec).is_none());
-                let domain = node.labels.get(&spread.term.topology_key);
-                if let Some(domain) = domain.filter(|_| admitted) {
-                    let next = one.domains.len();
-                    let at = *one.domains.entry(Arc::clone(domain)).or_insert(next);
-                    one.nodes.insert(name.shared(), at);
-                }
-            }
-        }
-        let spreading = |nodes: Eligible| Spreading {
-            pods: vec![Pods::default(); nodes.domains.len()],
-            nodes: Arc::new(nodes),
-            ..Spreading::default()
-        };
-        of.into_iter().map(spreading).collect()
-    }
-
-    /// By how many pods the node's domain would have more than the one with the fewest, were
-    /// another one of the signature there, by constraint. `None`: the node has no such label.
-    pub(crate) fn skews(&self, row: &SpecRow, node: &Node) -> Vec<Option<Pods>> {
-        let row = self.with_domains(row);
-        let (Some(asks), Some(others)) = (&row.asks, &row.spec.others) else {
-            return Vec::new();
-        };
-        let of = asks.domains.iter().flat_map(|domains| &domains.spread);
-        let all = of.zip(&others.rules.spread).zip(&others.counts_itself);
-        let skew = |((one, spread), itself): ((&Spreading, &crate::model::Spread), &bool)| {
-            let domain = node.labels.get(&spread.term.topology_key)?;
-            let at = one.nodes.domains.get(domain);
-            let pods = at
-                .and_then(|at| one.pods.get(*at))
-                .copied()
-                .unwrap_or_default();
-            let itself = u128::from(*itself);
-            Some(Pods {
-                now: (pods.now + itself).saturating_sub(one.fewest.now),
-                later: (pods.later + itself).saturating_sub(one.fewest.later),
-            })
-        };
-        all.map(skew).collect()
-    }
 }
 
 impl Spreading {
@@ -167,13 +101,5 @@ impl Spreading {
             .unwrap_or_default();
         pods.now = (pods.now + new.now).saturating_sub(old.now);
         pods.later = (pods.later + new.later).saturating_sub(old.later);
-    }
-}
-
-impl SpecRow {
-    /// It has a constraint of spread, required or preferred.
-    pub(crate) fn is_spread(&self) -> bool {
-        let others = self.spec.others.as_ref();
-        others.is_some_and(|others| !others.rules.spread.is_empty())
     }
 }

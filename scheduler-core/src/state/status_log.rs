@@ -4,8 +4,8 @@
 //! ([`super::job_row::JobRow::stamp`]). From the log it learns which of them have moved since,
 //! instead of reading all of them again.
 
-use super::cell::Status;
-use super::keys::{JobKey, TaskKey};
+use crate::state::keys::{JobKey, TaskKey};
+use crate::state::task_cell::Status;
 use std::collections::VecDeque;
 
 /// The last changes, oldest first.

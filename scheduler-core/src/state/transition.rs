@@ -1,139 +1,20 @@
 //! The only place where sums move: a task goes from one cell to another.
 
-use super::State;
-use super::cell::ExtraUse;
-use super::cell::{Amounts, CardSums, Cell, Status, TaskCell};
-use super::core_pods::CorePod;
-use super::footprint;
-use super::keys::{CardKey, JobKey, NodeKey, QueueKey, TaskKey};
-use super::rows::{Hold, Spec, SpecRow};
 use crate::ids::{DecisionId, ResourceName};
-use crate::model::{
-    Amount, Ask, Attachment, ContainerAsk, DeviceRequest, Front, HostPort, Preemptibility,
-};
-use crate::units::{Mib, NanoGpu};
+use crate::model::{Attachment, Front, HostPort, Preemptibility};
+use crate::state::card_use::CardSums;
+use crate::state::cell::Cell;
+use crate::state::core_pods::CorePod;
+use crate::state::hold::Hold;
+use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, TaskKey};
+use crate::state::node_use::Amounts;
+use crate::state::queue_use::Charged;
+use crate::state::spec::{Spec, counted_gpus};
+use crate::state::task_cell::{Status, TaskCell};
+use crate::state::way::{As, Way};
+use crate::state::{DetachedPod, State, footprint};
+use crate::units::NanoGpu;
 use std::sync::Arc;
-
-/// Whether a task's amounts come or go.
-#[derive(Clone, Copy)]
-pub(super) struct Way<'a> {
-    pub comes: bool,
-    /// Set where more goes than there was, or more comes than can be counted.
-    pub wrong: &'a std::cell::Cell<bool>,
-}
-
-impl Way<'_> {
-    pub(super) fn add(self, sum: &mut u128, amount: u128) {
-        *sum = if self.comes {
-            self.or(sum.checked_add(amount), u128::MAX)
-        } else {
-            self.or(sum.checked_sub(amount), 0)
-        };
-    }
-
-    fn count(self, sum: &mut u32, holds: u32) {
-        *sum = if self.comes {
-            self.or(sum.checked_add(holds), u32::MAX)
-        } else {
-            self.or(sum.checked_sub(holds), 0)
-        };
-    }
-
-    fn or<T>(self, after: Option<T>, bound: T) -> T {
-        after.unwrap_or_else(|| {
-            self.wrong.set(true);
-            bound
-        })
-    }
-}
-
-/// The sums of its queues that the charge of a pod is part of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Charged {
-    /// The sum of all pods.
-    Allocated,
-    /// The sum of non-preemptible pods.
-    Fixed,
-    /// Both sums.
-    AllocatedAndFixed,
-}
-
-/// How a place counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum As {
-    Taken,
-    Leaving,
-    Promised,
-}
-
-impl ExtraUse {
-    pub(super) fn add(&mut self, amount: u128, how: As, way: Way) {
-        match how {
-            As::Taken => way.add(&mut self.used, amount),
-            As::Leaving => {
-                way.add(&mut self.used, amount);
-                way.add(&mut self.releasing, amount);
-            }
-            As::Promised => way.add(&mut self.promised, amount),
-        }
-    }
-}
-
-/// Returns the number of whole GPUs that a spec takes of a node, by the kubelet's rule: the most that
-/// its containers use at one time.
-pub(crate) fn whole_gpus(spec: &Spec) -> u32 {
-    let count = |ask: &ContainerAsk| match &ask.ask {
-        Ask::Whole(count) => u128::from(*count),
-        Ask::Share(_) => 0,
-    };
-    u32::try_from(most_at_once(&spec.gpus, count)).unwrap_or(u32::MAX)
-}
-
-/// Returns the most of an amount that the containers of a pod request at one time. `asks` are in the
-/// order in which the containers start.
-fn most_at_once(asks: &[ContainerAsk], amount: impl Fn(&ContainerAsk) -> u128) -> u128 {
-    let (mut running, mut most) = (0_u128, 0);
-    for ask in asks {
-        let with = running.saturating_add(amount(ask));
-        most = with.max(most);
-        if !ask.init {
-            running = with;
-        }
-    }
-    most
-}
-
-/// Whole GPUs of a place that are only counted: not those that it holds by card or by claim.
-pub(crate) fn counted_gpus(spec: &Spec, front: Front, holds: &[Hold]) -> u32 {
-    if holds.is_empty() && front == Front::Plugin {
-        whole_gpus(spec)
-    } else {
-        0
-    }
-}
-
-/// GPUs that a MIG profile `nvidia.com/mig-<g>g.<m>gb` counts for: its g.
-pub(crate) fn mig_slices(name: &str) -> u64 {
-    name.strip_prefix("nvidia.com/mig-")
-        .and_then(|profile| profile.split_once("g."))
-        .and_then(|(slices, _)| slices.parse().ok())
-        .unwrap_or(0)
-}
-
-/// GPUs that one of an extended resource counts for in queues, beside MIG profiles: AMD's GPUs, as in
-/// KAI. Where they are free is counted by resource.
-pub(crate) fn gpus_of_others(name: &str) -> u64 {
-    u64::from(name == "amd.com/gpu")
-}
-
-/// Memory of a MIG profile by its name: its m, which is in GiB, rounded up by a few percent.
-fn mig_memory(name: &str) -> Mib {
-    let profile = name.strip_prefix("nvidia.com/mig-");
-    let memory = profile.and_then(|profile| profile.split_once("g."));
-    let memory = memory.and_then(|(_, memory)| memory.split_once("gb"));
-    let gib: u32 = memory.and_then(|(gib, _)| gib.parse().ok()).unwrap_or(0);
-    Mib(u64::from(gib) * 1024)
-}
 
 impl State {
     /// Moves a task, and every sum with it.
@@ -474,122 +355,25 @@ impl State {
         let queue = self.jobs.get(job?)?.queue?;
         self.queues.get(queue)?.chain.get(at).copied()
     }
-}
 
-impl SpecRow {
-    pub(crate) fn new(spec: Arc<Spec>) -> Self {
-        let share = |ask: &ContainerAsk| match &ask.ask {
-            Ask::Share(share) => Some((u128::from(share.devices), share.amount)),
-            Ask::Whole(_) => None,
-        };
-        let share_mib = most_at_once(&spec.gpus, |ask| match share(ask) {
-            Some((devices, Amount::Memory(mib))) => devices * u128::from(mib.0),
-            _ => 0,
-        });
-        let share_nano = most_at_once(&spec.gpus, |ask| match share(ask) {
-            Some((devices, Amount::Fraction(part))) => devices * u128::from(part.0),
-            _ => 0,
-        });
-        let (mut mig_nano, mut mig_mib) = (0_u128, 0_u128);
-        for (name, count) in &spec.extended {
-            let (slices, memory) = (mig_slices(name.as_str()), mig_memory(name.as_str()));
-            mig_nano += u128::from(slices) * u128::from(*count) * u128::from(NanoGpu::ONE.0);
-            mig_mib += u128::from(memory.0) * u128::from(*count);
-        }
-        let others = spec
-            .extended
-            .iter()
-            .map(|(name, count)| u128::from(gpus_of_others(name.as_str())) * u128::from(*count));
-        let others: u128 = others.sum();
-        let gpus = whole_gpus(&spec);
-        let (whole, either) = if spec.stands_in() {
-            (0, gpus)
-        } else {
-            (gpus, 0)
-        };
-        Self {
-            whole,
-            either,
-            shares: spec.gpus.iter().any(|ask| matches!(ask.ask, Ask::Share(_))),
-            share_nano,
-            share_mib,
-            mig_nano,
-            mig_mib,
-            device_nano: spec
-                .devices
-                .iter()
-                .filter(|ask| !ask.stands_in)
-                .flat_map(|ask| &ask.wants.requests)
-                .map(DeviceRequest::nano)
-                .fold(0, u128::saturating_add)
-                .saturating_add((u128::from(either) + others) * u128::from(NanoGpu::ONE.0)),
-            attached: spec
-                .attachments
-                .iter()
-                .map(Attachment::counted_as)
-                .collect(),
-            asks: None,
-            verdicts: None,
-            spec,
-            users: 1,
+    /// Takes a pod out of every sum, so that facts may change on which they depend.
+    pub(crate) fn detach(&mut self, task: TaskKey) -> DetachedPod {
+        let (given, picked) = (self.claims_of(task), self.picked_for(task));
+        let cell = self.cell(task);
+        self.transition(task, TaskCell::of(Status::Detached));
+        DetachedPod {
+            task,
+            cell,
+            given,
+            picked,
         }
     }
 
-    /// What others do where it does not stand may make a place for it, or take one.
-    pub(crate) fn depends_on_others(&self) -> bool {
-        !self.spec.claims.is_empty() || self.spec.others.is_some() || !self.spec.devices.is_empty()
-    }
-
-    /// What it requests, as queues count it, without GPU memory.
-    pub(crate) fn request(&self) -> [u128; 3] {
-        [
-            u128::from(self.whole) * u128::from(NanoGpu::ONE.0)
-                + self.share_nano
-                + self.mig_nano
-                + self.device_nano,
-            u128::from(self.spec.cpu.0),
-            u128::from(self.spec.memory.0),
-        ]
-    }
-
-    /// Once it fits nowhere, that stays so until something leaves. Not where several of its
-    /// containers want GPUs and one a share: they are seated in turn, and who comes between
-    /// may leave the first of them only what suits the others. Nor where it goes beside others,
-    /// or is spread among them.
-    pub(crate) fn stays_out(&self) -> bool {
-        let may_gain = self
-            .spec
-            .others
-            .as_ref()
-            .is_some_and(|others| others.may_gain());
-        self.is_assigned_at_once() && !may_gain
-    }
-
-    /// At most one of its containers wants a share: no other can take its cards in between.
-    pub(crate) fn is_assigned_at_once(&self) -> bool {
-        !self.shares || self.spec.gpus.len() <= 1
-    }
-
-    /// Whole GPUs that it takes at once, however they are given.
-    pub(crate) fn gpus(&self) -> u32 {
-        self.whole.saturating_add(self.either)
-    }
-
-    /// Whole GPUs that it takes at once of a device plugin where they are given so.
-    pub(crate) fn gpus_by(&self, front: Front) -> u32 {
-        match front {
-            Front::Plugin => self.gpus(),
-            Front::Claim => self.whole,
-        }
-    }
-
-    /// True when it is a pod with GPUs for the roles of nodes: by claim and of another vendor, too.
-    pub(crate) fn is_gpu_work(&self) -> bool {
-        self.wants_gpus() || self.device_nano > 0
-    }
-
-    /// True when it wants GPUs of any kind, those of claims left aside.
-    pub(crate) fn wants_gpus(&self) -> bool {
-        self.gpus() > 0 || self.shares || self.mig_nano > 0
+    /// Puts it back where it was.
+    pub(crate) fn put_back(&mut self, lifted: DetachedPod) {
+        let cell = lifted.cell.clone();
+        self.transition(lifted.task, cell);
+        self.give_back(lifted.given, &lifted.cell);
+        self.pick_again(lifted.picked, &lifted.cell);
     }
 }

@@ -6,40 +6,15 @@
 //! there is none. Only nodes that have changed are asked again then. With 500 nodes full of shares and
 //! 10,000 pods that wait, this saves 25 of 27 ms in each decision.
 
-use super::super::Cycle;
-use super::packing::one_share;
-use super::{Asked, PermittedVictims, Relaxation, VictimSet};
+use crate::cycle::Cycle;
+use crate::cycle::relax::memory::{Answer, Emptied};
+use crate::cycle::relax::packing::one_share;
+use crate::cycle::relax::{Asked, Relaxation};
+use crate::cycle::search::VictimSet;
 use crate::fit;
-use crate::state::State;
 use crate::state::keys::{NodeKey, SpecKey, TaskKey};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
-
-/// The number of kept answers above which those that were not used in the last decision are dropped.
-const MOST: usize = 4096;
-
-#[derive(Debug, Default)]
-pub(super) struct Emptied {
-    answers: FxHashMap<(SpecKey, PermittedVictims), Answer>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Answer {
-    /// A node that would do. `None`: no node would.
-    node: Option<NodeKey>,
-    /// [`State::settled`] at that time.
-    settled: u64,
-    /// [`State::touched`] at that time.
-    touched: u64,
-}
-
-impl Answer {
-    /// Returns true if the node has not changed since.
-    fn holds_for(self, state: &State, node: NodeKey) -> bool {
-        let row = state.nodes.get(node);
-        row.is_some_and(|row| row.generation <= self.touched)
-    }
-}
 
 impl Relaxation for Emptied {
     fn name(&self) -> &'static str {
@@ -89,13 +64,6 @@ impl Relaxation for Emptied {
         let leaves = |task: TaskKey| leave.contains(&task);
         let sits = |node: &NodeKey| fit::could_fit(state, row, *node, &leaves);
         nodes.iter().any(sits)
-    }
-
-    fn end_decision(&mut self, began: u64) -> bool {
-        if self.answers.len() > MOST {
-            self.answers.retain(|_, answer| answer.touched >= began);
-        }
-        true
     }
 }
 

@@ -5,30 +5,14 @@
 //! others must have a place elsewhere, and moving a pod frees no whole GPU. Where cards are shared,
 //! moving may free whole ones: then the answer is *perhaps*.
 
-use super::super::Cycle;
-use super::{Asked, Cached, Relaxation, VictimFilter};
+use crate::cycle::Cycle;
+use crate::cycle::relax::memory::{Cached, Losable, LosableBelow, Reclaimable};
+use crate::cycle::relax::victim_filter::VictimFilter;
+use crate::cycle::relax::{Asked, Relaxation};
 use crate::product_quota;
 use crate::shares::{QueueAmounts, plus, within};
 use crate::state::keys::QueueKey;
 use crate::units::NanoGpu;
-use rustc_hash::FxHashMap;
-
-#[derive(Debug, Default)]
-pub(super) struct Losable {
-    /// By parent, what all of its children may lose. `None`: moving may free whole GPUs, or jobs are
-    /// in queues that have no place of their own.
-    below: Option<Cached<Option<LosableBelow>>>,
-}
-
-type LosableBelow = FxHashMap<Option<QueueKey>, Reclaimable>;
-
-/// Nano-GPU held by siblings from which may be reclaimed: by queues within their quota, and
-/// by any queue.
-#[derive(Clone, Copy, Debug, Default)]
-struct Reclaimable {
-    to_deserving: u128,
-    to_all: u128,
-}
 
 impl Relaxation for Losable {
     fn name(&self) -> &'static str {

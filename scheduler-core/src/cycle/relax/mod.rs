@@ -21,26 +21,23 @@
 
 mod emptied;
 mod losable;
+pub(super) mod memory;
 mod packing;
+mod permitted;
 mod slots;
 mod some_victim;
-mod victim_filter;
+pub(super) mod victim_filter;
 
-use super::Cycle;
-use super::scenario::{ProbeDemand, Scenario};
-use super::solve::VictimSearch;
-use crate::state::State;
-use crate::state::keys::{JobKey, SpecKey};
-use rustc_hash::FxHashMap;
-pub(super) use slots::SlotsDemand;
+use crate::cycle::Cycle;
+use crate::cycle::relax::memory::{Answers, Cached, Query, Relaxations};
+use crate::cycle::relax::victim_filter::{PermittedVictims, VictimFilter};
+use crate::cycle::search::VictimSet;
+use crate::state::keys::JobKey;
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::fmt::Debug;
-use victim_filter::PermittedVictims;
-pub(super) use victim_filter::VictimFilter;
 
 /// A necessary condition. False: no set of victims helps.
-trait Relaxation: Debug + Send + Sync {
+pub(super) trait Relaxation: Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Before a search: with everything gone that the action's rule lets go.
@@ -52,42 +49,28 @@ trait Relaxation: Debug + Send + Sync {
     fn admits_set(&mut self, _cycle: &Cycle, _set: &VictimSet) -> bool {
         true
     }
-
-    /// Returns true if the relaxation is kept for the next decision. `began` is [`State::touched`]
-    /// when this one began.
-    fn end_decision(&mut self, _began: u64) -> bool {
-        false
-    }
 }
 
-/// All relaxations that remember nothing, the cheapest first.
-fn list() -> Vec<Box<dyn Relaxation>> {
-    vec![
-        Box::<losable::Losable>::default(),
-        Box::new(some_victim::SomeVictim),
-        Box::<emptied::Emptied>::default(),
-        Box::new(slots::Slots),
-        Box::<packing::Packing>::default(),
+/// All relaxations, the cheapest first.
+fn list(memory: &mut Relaxations) -> [&mut dyn Relaxation; 5] {
+    [
+        &mut memory.losable,
+        &mut memory.some_victim,
+        &mut memory.emptied,
+        &mut memory.slots,
+        &mut memory.packing,
     ]
 }
 
 /// The names of all of them, as in [`crate::Decision::ruled_out`].
 pub fn relaxations() -> impl Iterator<Item = &'static str> {
-    list().into_iter().map(|one| one.name())
-}
-
-/// What is asked before a search.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Query {
-    filter: VictimFilter,
-    /// What the first pod asks for: it must be placed before others are tried.
-    first: SpecKey,
-    /// A pod of the job has a place: consolidation does not move it for itself.
-    is_placed: bool,
+    list(&mut Relaxations::default())
+        .map(|one| one.name())
+        .into_iter()
 }
 
 /// A query while it is asked.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     query: &'a Query,
     permitted: OnceCell<PermittedVictims>,
 }
@@ -97,97 +80,6 @@ impl Asked<'_> {
     fn permitted(&self, cycle: &Cycle) -> &PermittedVictims {
         self.permitted
             .get_or_init(|| cycle.permitted_victims(self.query.filter))
-    }
-}
-
-/// A set of victims that is about to be simulated.
-pub(super) struct VictimSet<'a> {
-    pub search: &'a VictimSearch<'a>,
-    pub demand: &'a ProbeDemand,
-    pub scenario: &'a Scenario,
-}
-
-/// A value, and [`State::settled`] when it was computed.
-#[derive(Clone, Copy, Debug)]
-struct Cached<T> {
-    value: T,
-    settled: u64,
-}
-
-impl<T> Cached<T> {
-    fn of(state: &State, value: T) -> Self {
-        Self {
-            value,
-            settled: state.settled,
-        }
-    }
-
-    /// Returns true if nothing has changed since.
-    fn is_current(&self, state: &State) -> bool {
-        self.settled == state.settled
-    }
-}
-
-/// The relaxation that rules a query out.
-type Answers = FxHashMap<Query, Option<&'static str>>;
-
-/// A relaxation, and how often it has said no in this decision.
-#[derive(Debug)]
-struct Listed {
-    relaxation: Box<dyn Relaxation>,
-    ruled_out: u64,
-}
-
-/// The list, and its answers while nothing changes.
-#[derive(Debug)]
-pub(super) struct Relaxations {
-    list: Vec<Listed>,
-    answers: Option<Cached<Answers>>,
-}
-
-impl Default for Relaxations {
-    fn default() -> Self {
-        Self {
-            list: (list().into_iter())
-                .map(|relaxation| Listed {
-                    relaxation,
-                    ruled_out: 0,
-                })
-                .collect(),
-            answers: None,
-        }
-    }
-}
-
-impl Relaxations {
-    fn keep(&mut self, state: &State, query: Query, answer: Option<&'static str>) {
-        if !self
-            .answers
-            .as_ref()
-            .is_some_and(|known| known.is_current(state))
-        {
-            self.answers = Some(Cached::of(state, Answers::default()));
-        }
-        if let Some(known) = &mut self.answers {
-            known.value.insert(query, answer);
-        }
-    }
-
-    /// Ends the decision that began at that [`State::touched`]. Returns how often each relaxation has
-    /// said no in it. Those that never did are left out.
-    pub(super) fn end_decision(&mut self, began: u64) -> BTreeMap<&'static str, u64> {
-        self.answers = None;
-        let mut ruled_out = BTreeMap::new();
-        for (one, fresh) in self.list.iter_mut().zip(list()) {
-            let times = std::mem::take(&mut one.ruled_out);
-            if times > 0 {
-                ruled_out.insert(one.relaxation.name(), times);
-            }
-            if !one.relaxation.end_decision(began) {
-                one.relaxation = fresh;
-            }
-        }
-        ruled_out
     }
 }
 
@@ -260,14 +152,14 @@ impl Cycle<'_> {
         admits: impl Fn(&mut dyn Relaxation, &Self) -> bool,
     ) -> Option<&'static str> {
         let verify = self.config.verify;
-        let mut relaxations = std::mem::take(&mut self.memos.relaxations.list);
-        let mut fresh = if verify { list() } else { Vec::new() }.into_iter();
-        let mut first = None;
-        for listed in &mut relaxations {
-            let one = &mut *listed.relaxation;
+        let mut memory = std::mem::take(&mut self.memos.relaxations);
+        let mut fresh = verify.then(Relaxations::default);
+        let mut fresh = fresh.iter_mut().flat_map(list);
+        let mut said_no = Vec::new();
+        for one in list(&mut memory) {
             let answer = admits(one, self);
-            if let Some(mut fresh) = fresh.next()
-                && admits(&mut *fresh, self) != answer
+            if let Some(fresh) = fresh.next()
+                && admits(fresh, self) != answer
             {
                 let what = format!(
                     "what the relaxation {:?} remembers holds no more",
@@ -276,14 +168,16 @@ impl Cycle<'_> {
                 self.state.contradicts(&what);
             }
             if !answer {
-                listed.ruled_out += 1;
-                first = first.or(Some(one.name()));
+                said_no.push(one.name());
                 if !verify {
                     break;
                 }
             }
         }
-        self.memos.relaxations.list = relaxations;
-        first
+        for name in &said_no {
+            *memory.ruled_out.entry(*name).or_default() += 1;
+        }
+        self.memos.relaxations = memory;
+        said_no.first().copied()
     }
 }

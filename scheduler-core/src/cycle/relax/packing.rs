@@ -13,55 +13,29 @@
 //! The packing is exact and small. With many movable pods, or after many steps without a result, the
 //! answer is "perhaps".
 
-use super::super::Cycle;
-use super::{Asked, Cached, Relaxation, VictimFilter, VictimSet};
+use crate::cycle::Cycle;
+use crate::cycle::relax::memory::{Bin, Cached, Item, Movable, Packing, PackingCache, Places};
+use crate::cycle::relax::victim_filter::VictimFilter;
+use crate::cycle::relax::{Asked, Relaxation};
+use crate::cycle::search::VictimSet;
 use crate::fit;
 use crate::ledger::CardMemory;
 use crate::model::{Amount, Ask, ContainerAsk, Mode};
-use crate::state::cell::CardSums;
+use crate::state::card_use::CardSums;
+use crate::state::hold::Hold;
 use crate::state::keys::{CardKey, JobKey, NodeKey, SpecKey};
-use crate::state::rows::{Hold, SpecRow};
+use crate::state::spec_row::SpecRow;
 use crate::units::Mib;
-use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeSet;
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
 /// Most that are packed, and most steps of it.
 const MOST: usize = 64;
+
 const STEPS: u32 = 4096;
 
-/// Requests that some node takes as it is, and that none does.
-type Places = FxHashMap<SpecKey, bool>;
-
-/// The pods that may be moved, and their cards.
-#[derive(Debug, Default)]
-struct Movable {
-    /// Too many, or not to be understood: no answer.
-    perhaps: bool,
-    /// Some have whole GPUs that are only counted: others may get them.
-    counted: bool,
-    items: Vec<(SpecKey, Item)>,
-    nodes: BTreeSet<NodeKey>,
-    bins: Vec<Bin>,
-}
-
-/// What is known while nothing changes.
-#[derive(Debug, Default)]
-struct PackingCache {
-    /// The pods of all jobs that consolidation may move.
-    movable: Option<Arc<Movable>>,
-    /// By what the first pod asks for.
-    answers: FxHashMap<(SpecKey, VictimFilter), bool>,
-    places: Places,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Packing {
-    known: Option<Cached<PackingCache>>,
-}
-
 impl Packing {
-    fn known(&mut self, cycle: &Cycle) -> &mut PackingCache {
+    pub(in crate::cycle) fn known(&mut self, cycle: &Cycle) -> &mut PackingCache {
         let current = |known: &Cached<_>| known.is_current(cycle.state);
         let known = self.known.take().filter(current);
         let known = known.unwrap_or_else(|| Cached::of(cycle.state, PackingCache::default()));
@@ -111,65 +85,6 @@ impl Relaxation for Packing {
         let jobs: Vec<JobKey> = units.iter().map(|unit| unit.job).collect();
         let movable = cycle.movable_pods(&jobs);
         cycle.could_be_arranged(first, &movable, &mut self.known(cycle).places)
-    }
-}
-
-/// What a pod needs of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Item {
-    Whole,
-    /// At most this much: what it has now.
-    Part(Amount, Mib),
-}
-
-/// The rest of a card beside the pods that stay on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Bin {
-    total: u64,
-    /// MiB that limits may take, and that shares may be nominally worth where the last of
-    /// them gets the remainder.
-    limits: u64,
-    nominal: u64,
-    /// It is idle.
-    empty: bool,
-}
-
-impl Bin {
-    fn new(memory: CardMemory, stays: CardSums) -> Self {
-        let small = |amount: u128| Mib(u64::try_from(amount).unwrap_or(u64::MAX));
-        let most = Mib(memory.cap.0.saturating_add(memory.reserved.0));
-        let whole = stays.modes[0] > 0;
-        let of = |all: Mib, taken: u128| if whole { 0 } else { all.less(small(taken)).0 };
-        Self {
-            total: memory.total.0,
-            limits: of(memory.cap, stays.limits),
-            nominal: of(most, stays.nominal),
-            empty: stays.holds() == 0,
-        }
-    }
-
-    /// With one more on it. `fractions`: some of them may be the last on a card.
-    fn with(self, item: Item, fractions: bool) -> Option<Self> {
-        let Item::Part(amount, most) = item else {
-            return self.empty.then_some(Self {
-                limits: 0,
-                nominal: 0,
-                empty: false,
-                ..self
-            });
-        };
-        let memory = CardMemory {
-            total: Mib(self.total),
-            ..CardMemory::default()
-        };
-        let worth = memory.nominal(amount).min(most).0;
-        let fits = worth <= self.limits || fractions && worth <= self.nominal;
-        fits.then_some(Self {
-            limits: self.limits.saturating_sub(worth),
-            nominal: self.nominal.saturating_sub(worth),
-            empty: false,
-            ..self
-        })
     }
 }
 
@@ -419,11 +334,11 @@ pub(super) fn one_share(row: &SpecRow) -> Option<Amount> {
 
 /// A search through all ways to put them onto cards, the largest first.
 struct PackingSearch<'a> {
-    items: &'a [Item],
-    fractions: bool,
+    pub(super) items: &'a [Item],
+    pub(super) fractions: bool,
     /// From which one on, and what the cards have left, where there was no way.
     seen: FxHashSet<(usize, Vec<Bin>)>,
-    steps: u32,
+    pub(in crate::cycle) steps: u32,
 }
 
 impl PackingSearch<'_> {

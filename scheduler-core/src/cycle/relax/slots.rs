@@ -1,21 +1,14 @@
 //! Whole GPUs alone: where all pods want the same number of them, the nodes must have that number
 //! free as often as there are pods, on nodes whose own rules let such pods in.
 
-use super::super::Cycle;
-use super::{Relaxation, VictimSet};
+use crate::cycle::Cycle;
+use crate::cycle::relax::Relaxation;
+use crate::cycle::relax::memory::Slots;
+use crate::cycle::scenario::SlotsDemand;
+use crate::cycle::search::VictimSet;
 use crate::state::keys::{NodeKey, TaskKey};
 use crate::state::node_set::NodeSet;
 use std::collections::BTreeMap;
-
-#[derive(Debug)]
-pub(super) struct Slots;
-
-/// Pods that each want the same number of whole GPUs and nothing else of cards.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) struct SlotsDemand {
-    pods: i64,
-    wanted: i64,
-}
 
 impl Relaxation for Slots {
     fn name(&self) -> &'static str {

@@ -1,10 +1,8 @@
 //! Some job must have pods that may go.
 
-use super::super::Cycle;
-use super::{Asked, Relaxation};
-
-#[derive(Debug)]
-pub(super) struct SomeVictim;
+use crate::cycle::Cycle;
+use crate::cycle::relax::memory::SomeVictim;
+use crate::cycle::relax::{Asked, Relaxation};
 
 impl Relaxation for SomeVictim {
     fn name(&self) -> &'static str {

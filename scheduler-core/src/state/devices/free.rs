@@ -3,9 +3,9 @@
 //!
 //! Input: pools and uses, as they change. It is derived: `invariant/devices.rs` counts again.
 
-use super::{DeviceUse, PoolRow};
 use crate::ids::{DeviceId, FilterName};
-use crate::model::Device;
+use crate::state::devices::PoolRow;
+use crate::state::devices::usage::DeviceUse;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,18 +15,9 @@ use std::sync::Arc;
 pub(crate) struct FreeDevices {
     /// By driver and whether the device is shared: devices with something left once those who leave
     /// have left.
-    left: BTreeMap<(Arc<str>, bool), u64>,
+    pub(crate) left: BTreeMap<(Arc<str>, bool), u64>,
     /// Drivers with devices that a filter selects, and how many devices.
     drivers: BTreeMap<FilterName, BTreeMap<Arc<str>, u64>>,
-}
-
-impl DeviceUse {
-    /// No claim has all of it once those who leave have left. Of a shared device something may be
-    /// left however many have a part of it.
-    pub(super) fn leaves_some(&self, device: &Device) -> bool {
-        let after = self.after();
-        after.whole == 0 && (device.shared || after.shares == 0)
-    }
 }
 
 fn change<K: Clone + Ord>(counts: &mut BTreeMap<K, u64>, key: &K, comes: bool) {
@@ -45,7 +36,7 @@ fn change<K: Clone + Ord>(counts: &mut BTreeMap<K, u64>, key: &K, comes: bool) {
 
 impl FreeDevices {
     /// A pool comes or goes, with what is in use of its devices.
-    pub(super) fn change_pool(
+    pub(crate) fn change_pool(
         &mut self,
         row: &PoolRow,
         uses: &FxHashMap<DeviceId, DeviceUse>,
@@ -71,7 +62,7 @@ impl FreeDevices {
     }
 
     /// A device of that driver is taken, or comes free.
-    pub(super) fn change_device(&mut self, driver: &Arc<str>, shared: bool, comes: bool) {
+    pub(crate) fn change_device(&mut self, driver: &Arc<str>, shared: bool, comes: bool) {
         change(&mut self.left, &(Arc::clone(driver), shared), comes);
     }
 

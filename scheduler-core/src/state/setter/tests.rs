@@ -3,7 +3,9 @@
 use super::*;
 use crate::config::Config;
 use crate::core::Core;
+use crate::state::task_cell::Leaving;
 use crate::text;
+use std::sync::Arc;
 
 const CLUSTER: &str = "
 node n1 cpu=8000 memory=8589934592 pods=10 managed extended.x=4
