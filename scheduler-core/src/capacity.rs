@@ -174,7 +174,7 @@ fn over_limit(
     beside: QueueAmounts,
 ) -> Option<Over> {
     let limits = bounds(state, queue, |resource| resource.limit)?;
-    let used = plus(state.queue_use.get(queue)?.allocated, beside);
+    let used = plus(state.cells.queues.get(queue)?.allocated, beside);
     ORDER.into_iter().find_map(|index| {
         let Bound::Exactly(limit) = limits[index] else {
             return None;
@@ -209,7 +209,7 @@ fn over_quota(
     beside: QueueAmounts,
 ) -> Option<Over> {
     let quotas = bounds(state, queue, |resource| resource.quota)?;
-    let used = plus(state.queue_use.get(queue)?.non_preemptible, beside);
+    let used = plus(state.cells.queues.get(queue)?.non_preemptible, beside);
     ORDER.into_iter().find_map(|index| {
         let Bound::Exactly(quota) = quotas[index] else {
             return None;

@@ -31,7 +31,7 @@ impl Core {
     /// An empty cluster.
     pub fn new(config: Config) -> Self {
         let mut state = State::default();
-        state.pod_counts.most_members = config.most_counted;
+        state.cells.pod_counts.most_members = config.most_counted;
         state.by_priority = config.has(Plugin::Priority);
         Self {
             config,
@@ -82,8 +82,8 @@ impl Core {
                 self.apply(event);
             }
         });
-        let contradictions = before.state.contradictions;
-        self.state.contradictions.extend(contradictions);
+        let contradictions = before.state.outputs.contradictions;
+        self.state.outputs.contradictions.extend(contradictions);
     }
 
     /// Decides on everything that may have changed since the last time; cheap when
@@ -91,9 +91,9 @@ impl Core {
     /// an earlier one counts as that one.
     pub fn decide(&mut self, now: Time) -> Decision {
         self.state.now = self.state.now.max(now);
-        self.state.deciding = true;
+        self.state.cells.deciding = true;
         let decision = decide(&mut self.state, &self.config, &mut self.memory);
-        self.state.deciding = false;
+        self.state.cells.deciding = false;
         // Not after each event, too: what an event breaks is found here, and to look at the whole
         // state for each of a burst of events takes longer than the burst.
         if self.config.verify {
@@ -135,7 +135,7 @@ impl Core {
     /// gave one.
     pub fn told_kind(&self, pod: &PodUid) -> Option<ReasonKind> {
         let task = self.state.task_of(pod)?;
-        Some(self.state.said.get(&task)?.kind)
+        Some(self.state.outputs.said.get(&task)?.kind)
     }
 
     /// Whether a placed pod may have that much in all. `Err`: why not, in KAI's words for a limit
@@ -188,7 +188,7 @@ impl Core {
 
     /// True if that queue is there.
     pub fn has_queue(&self, name: &QueueName) -> bool {
-        let key = self.state.queue_names.get(name);
+        let key = self.state.names.queues.get(name);
         key.and_then(|key| self.state.queues.get(*key))
             .is_some_and(|row| row.queue.is_some())
     }
@@ -219,7 +219,7 @@ impl Core {
 
     /// True if some are left for [`Core::take_changed_groups`] to look at.
     pub fn has_changed_groups(&self) -> bool {
-        !self.state.changed_groups.is_empty()
+        !self.state.outputs.changed_groups.is_empty()
     }
 
     /// [`Core::take_changed_groups`] returns all groups again. For a replica that begins to lead:
@@ -272,7 +272,7 @@ impl Core {
 
     /// True if a search for victims was cut short, and continues in a later decision.
     pub fn is_searching(&self) -> bool {
-        !self.state.search_backoffs.is_empty()
+        !self.state.pauses.searches.is_empty()
     }
 
     /// All contradictions in the state, and those that were found before

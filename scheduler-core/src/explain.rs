@@ -57,7 +57,7 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
     let row = state.tasks.get(task)?;
     let spec = state.specs.get(row.spec)?;
     let spec = &*state.with_domains(spec);
-    let nodes: Vec<_> = state.node_names.values().copied().collect();
+    let nodes: Vec<_> = state.names.nodes.values().copied().collect();
     let mut explanation = Explanation {
         pod: pod.clone(),
         kind: None,
@@ -69,16 +69,17 @@ pub(crate) fn explain(state: &State, config: &Config, pod: &PodUid) -> Option<Ex
         return Some(explanation);
     }
     explanation.spared = spared(state, row.job);
-    let held = if state.products.dirty {
+    let held = if state.cells.products.dirty {
         Cow::Owned(state.sum_products())
     } else {
-        Cow::Borrowed(&state.products.of)
+        Cow::Borrowed(&state.cells.products.of)
     };
     let mut later = None;
     // Where a queue may have no more of the product.
     let mut beyond: Option<Arc<WaitReason>> = None;
     explanation.nodes = state
-        .node_names
+        .names
+        .nodes
         .iter()
         .filter_map(|(name, key)| Some((name, key, state.nodes.get(*key)?.node.as_ref()?)))
         .map(|(name, key, node)| {
@@ -171,7 +172,7 @@ pub(crate) fn cards(state: &State, config: &Config, pod: &PodUid, most: usize) -
     let mut kinds: Vec<(String, Vec<String>, usize)> = Vec::new();
     let spec = &*state.with_domains(spec);
     let (mut looked, mut unseen) = (0, 0_usize);
-    for (name, key) in &state.node_names {
+    for (name, key) in &state.names.nodes {
         if state.nodes.get(*key).is_none_or(|row| row.node.is_none()) {
             continue;
         }
@@ -216,7 +217,7 @@ fn spared(state: &State, job: Option<JobKey>) -> Vec<Arc<str>> {
         return Vec::new();
     };
     let pause = pause_line(state, key).map(Arc::from);
-    let spared = state.task_pauses.iter().map(|(_, task)| *task);
+    let spared = state.pauses.tasks.iter().map(|(_, task)| *task);
     let spared = spared.filter(|task| state.is_eviction_postponed(*task));
     let lines = spared.filter_map(|task| {
         let row = state.tasks.get(task)?;

@@ -148,7 +148,7 @@ pub(crate) fn of(state: &State, key: JobKey) -> Gang {
         if row.gated {
             gang.gated.insert(*task);
         }
-        let status = state.task_cells.get(*task)?.status;
+        let status = state.cells.tasks.get(*task)?.status;
         Some((set_name(row), *task, status, row))
     });
     let add = |set: &mut Set, task, status, row: &TaskRow| {
@@ -212,7 +212,7 @@ impl Gang {
     /// is in a set. The job's pods, and what their rows say, are the same as before.
     pub(crate) fn follow(&mut self, state: &State, task: TaskKey) -> Option<Status> {
         let row = state.tasks.get(task)?;
-        let status = state.task_cells.get(task)?.status;
+        let status = state.cells.tasks.get(task)?.status;
         let at = self.place_of(row)?;
         let gated = self.gated.contains(&task);
         let set = self.sets.get_mut(at)?;

@@ -68,7 +68,7 @@ pub(crate) fn views(state: &State) -> Vec<GroupView> {
 
 /// What changed since the views were taken. At most `most` changes, of as many groups.
 pub(crate) fn take_changed(state: &mut State, most: usize) -> Vec<GroupChange> {
-    let gone = state.changed_groups.take_gone(most).into_iter();
+    let gone = state.outputs.changed_groups.take_gone(most).into_iter();
     let mut changes: Vec<GroupChange> = gone.map(GroupChange::Gone).collect();
     for _ in changes.len()..most {
         let Some(key) = state.next_changed_group() else {
@@ -146,7 +146,10 @@ pub(crate) fn view(state: &State, job: &JobRow) -> Option<GroupView> {
 
 /// The queue that the reason of the first pending pod is about.
 fn over(state: &State, job: &JobRow) -> Option<OverQueue> {
-    let mut said = job.tasks.iter().filter_map(|task| state.said.get(task));
+    let mut said = job
+        .tasks
+        .iter()
+        .filter_map(|task| state.outputs.said.get(task));
     let ReasonKey::Limit(queue, _) = said.next()?.about else {
         return None;
     };
@@ -167,7 +170,9 @@ fn over(state: &State, job: &JobRow) -> Option<OverQueue> {
 
 /// The names of the pods in the core of a job, sorted.
 fn core(state: &State, job: &JobRow) -> Box<[Arc<str>]> {
-    let core = state.job_of(&job.name).and_then(|key| state.cores.get(key));
+    let core = state
+        .job_of(&job.name)
+        .and_then(|key| state.cells.cores.get(key));
     let pods = core.into_iter().flat_map(|core| core.iter());
     let names = pods.filter_map(|pod| Some(Arc::clone(&state.tasks.get(pod.task)?.name)));
     let mut names: Vec<Arc<str>> = names.collect();
@@ -207,7 +212,7 @@ fn add(state: &State, key: TaskKey, view: &mut GroupView) {
                 add(&mut view.requested, spec.request());
             }
             if view.reason.is_none() {
-                let said = state.said.get(&key);
+                let said = state.outputs.said.get(&key);
                 view.reason = said.map(|why| (why.kind, Arc::clone(&why.line)));
             }
         }

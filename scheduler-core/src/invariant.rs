@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Every contradiction, one sentence each.
 pub(crate) fn check(state: &State) -> Vec<String> {
-    let mut wrong: Vec<String> = state.contradictions.iter().cloned().collect();
+    let mut wrong: Vec<String> = state.outputs.contradictions.iter().cloned().collect();
     indexes(state, &mut wrong);
     sums::check(state, &mut wrong);
     products::check(state, &mut wrong);
@@ -27,21 +27,22 @@ pub(crate) fn check(state: &State) -> Vec<String> {
 }
 
 fn indexes(state: &State, wrong: &mut Vec<String>) {
-    if state.tasks.len() != state.task_cells.len() || state.tasks.len() != state.task_names.len() {
+    if state.tasks.len() != state.cells.tasks.len() || state.tasks.len() != state.names.tasks.len()
+    {
         wrong.push("tasks, cells and names are not the same number".to_owned());
     }
-    let mut names = state.job_names.iter();
+    let mut names = state.names.jobs.iter();
     let is_its = |(name, key): (&GroupName, &JobKey)| {
         let row = state.jobs.get(*key);
         row.is_some_and(|row| row.name == *name)
     };
-    if state.jobs.len() != state.job_names.len() || !names.all(is_its) {
+    if state.jobs.len() != state.names.jobs.len() || !names.all(is_its) {
         wrong.push("jobs and their names are not the same".to_owned());
     }
-    let queues = state.queue_names.values();
+    let queues = state.names.queues.values();
     let queues = queues.filter_map(|key| state.queues.get(*key));
     let in_tree = queues.filter(|row| !row.chain.is_empty());
-    if !state.queues_dirty
+    if !state.changes.queues
         && !in_tree
             .map(|row| row.place)
             .is_sorted_by(|one, other| one < other)
@@ -49,19 +50,20 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         wrong.push("queues are out of the order of their names".to_owned());
     }
     let waits = |cell: &TaskCell| cell.status == Status::Pending;
-    let waiting = state.task_cells.iter().filter(|(_, cell)| waits(cell));
+    let waiting = state.cells.tasks.iter().filter(|(_, cell)| waits(cell));
     let waiting = waiting.count();
-    let indexed = state.pending.len();
-    let is_waiting = |task: &TaskKey| state.task_cells.get(*task).is_some_and(waits);
-    if waiting != indexed || !state.pending.iter().all(is_waiting) {
+    let indexed = state.index.pending.len();
+    let is_waiting = |task: &TaskKey| state.cells.tasks.get(*task).is_some_and(waits);
+    if waiting != indexed || !state.index.pending.iter().all(is_waiting) {
         wrong.push(format!("{waiting} tasks wait, the index has {indexed}"));
     }
-    for (key, cell) in &state.task_cells {
+    for (key, cell) in &state.cells.tasks {
         if cell.status == Status::Detached {
             wrong.push("a task is left detached".to_owned());
         }
         if let Some(node) = cell.node
             && !state
+                .index
                 .on_node
                 .get(node)
                 .is_some_and(|tasks| tasks.contains(&key))
@@ -73,7 +75,7 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         }
     }
     let mut stand: BTreeMap<crate::state::keys::JobKey, u32> = BTreeMap::new();
-    for (key, cell) in &state.task_cells {
+    for (key, cell) in &state.cells.tasks {
         if let Some(row) = state.tasks.get(key)
             && let Some(job) = row.job
             && cell.status.is_allocated()
@@ -85,18 +87,25 @@ fn indexes(state: &State, wrong: &mut Vec<String>) {
         }
     }
     let listed: BTreeMap<_, u32> = state
+        .index
         .standing
         .values()
         .flat_map(BTreeMap::values)
         .flatten()
-        .map(|job| (*job, state.placed_at.get(*job).map_or(0, |at| at.pods)))
+        .map(|job| {
+            (
+                *job,
+                state.index.placed_at.get(*job).map_or(0, |at| at.pods),
+            )
+        })
         .collect();
     if stand != listed {
         wrong.push("jobs with standing pods are not those that are listed".to_owned());
     }
-    let standing: usize = state.on_node.values().map(BTreeSet::len).sum();
+    let standing: usize = state.index.on_node.values().map(BTreeSet::len).sum();
     let placed = state
-        .task_cells
+        .cells
+        .tasks
         .iter()
         .filter(|(_, cell)| cell.node.is_some())
         .count();
@@ -135,10 +144,10 @@ pub(crate) fn check_decided(state: &State, decision: &Decision) -> Vec<String> {
             continue;
         };
         for uuid in bind.grants.iter().flat_map(|grant| &grant.cards) {
-            let node = state.node_names.get(&bind.node).copied();
+            let node = state.names.nodes.get(&bind.node).copied();
             let Some((row, used)) = node
-                .and_then(|node| state.card_names.on(uuid, node))
-                .and_then(|key| Some((state.cards.get(key)?, *state.card_use.get(key)?)))
+                .and_then(|node| state.names.cards.on(uuid, node))
+                .and_then(|key| Some((state.cards.get(key)?, *state.cells.cards.get(key)?)))
             else {
                 wrong.push(format!("card {uuid} is granted and not known"));
                 continue;

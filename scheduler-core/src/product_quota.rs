@@ -145,7 +145,7 @@ pub(crate) fn borrows(state: &State, task: TaskKey, node: NodeKey, nano: u128) -
     };
     let wanted = state.product_amount(task, product, nano);
     state.queues_of(task).iter().any(|queue| {
-        let row = row(state, &state.products.of, *queue, &product.name);
+        let row = row(state, &state.cells.products.of, *queue, &product.name);
         row.is_some_and(|(row, held)| {
             let with = held.allocated + wanted.billionths(row.unit);
             exceeds_quota(with, row)
@@ -159,7 +159,7 @@ pub(crate) fn is_above(state: &State, task: TaskKey, node: NodeKey) -> bool {
         return false;
     };
     state.queues_of(task).iter().any(|queue| {
-        let row = row(state, &state.products.of, *queue, &product.name);
+        let row = row(state, &state.cells.products.of, *queue, &product.name);
         row.is_some_and(|(row, held)| exceeds_quota(held.allocated, row))
     })
 }
@@ -188,7 +188,7 @@ pub(crate) fn standing(
 pub(crate) fn is_above_some(state: &State, queue: QueueKey) -> bool {
     let named = state.queues.get(queue).and_then(|row| row.queue.as_ref());
     let named = named.map_or(&[][..], |queue| &queue.products);
-    let held = state.products.of.get(queue).into_iter().flatten();
+    let held = state.cells.products.of.get(queue).into_iter().flatten();
     (named.iter().zip(held)).any(|(row, held)| exceeds_quota(held.allocated, row))
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn is_owed(state: &State, ours: QueueKey, theirs: QueueKey) -> bool {
     let named = state.queues.get(ours).and_then(|row| row.queue.as_ref());
     let named = named.map_or(&[][..], |queue| &queue.products);
     named.iter().any(|own| {
-        let held = |queue| row(state, &state.products.of, queue, &own.product);
+        let held = |queue| row(state, &state.cells.products.of, queue, &own.product);
         let (Some((own, has)), Some((their, have))) = (held(ours), held(theirs)) else {
             return false;
         };

@@ -45,7 +45,8 @@ impl Key {
     pub(crate) fn of(state: &State, shares: &Shares, candidate: &Candidate) -> Option<Self> {
         let share = shares.of.get(candidate.queue)?;
         let has = state
-            .queue_use
+            .cells
+            .queues
             .get(candidate.queue)
             .map(|used| used.allocated)
             .unwrap_or_default();

@@ -65,7 +65,7 @@ pub struct ProductView {
 }
 
 fn products(state: &State, key: QueueKey, queue: &Queue, nodes: &Nodes) -> Vec<ProductView> {
-    let held = state.products.of.get(key);
+    let held = state.cells.products.of.get(key);
     let view = |(at, row): (usize, &ProductQuota)| {
         let held = held
             .and_then(|all| all.get(at))
@@ -120,7 +120,7 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
     let nodes = nodes(state);
     let view = |(name, key): (&QueueName, &_)| {
         let queue = state.queues.get(*key)?.queue.as_ref()?;
-        let used = state.queue_use.get(*key).copied().unwrap_or_default();
+        let used = state.cells.queues.get(*key).copied().unwrap_or_default();
         let mut wanted = used.pending;
         wanted[0] += shares.gpu_of_memory(used.pending_mib, shares.smallest_card);
         let (holding, waiting) = pods.get(name.as_str()).copied().unwrap_or_default();
@@ -144,5 +144,5 @@ pub(crate) fn views(state: &State, config: &Config) -> Vec<QueueView> {
             waiting,
         })
     };
-    state.queue_names.iter().filter_map(view).collect()
+    state.names.queues.iter().filter_map(view).collect()
 }

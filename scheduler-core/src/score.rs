@@ -68,7 +68,7 @@ pub(crate) fn node(
             signed(gpus),
         )
     } else {
-        let used = state.node_use.get(key).copied().unwrap_or_default();
+        let used = state.cells.nodes.get(key).copied().unwrap_or_default();
         let free = signed(u128::from(node.cpu.0) + used.releasing.cpu)
             - signed(used.used.cpu + used.promised.cpu);
         (free, i128::from(node.cpu.0))

@@ -119,7 +119,7 @@ impl NodeTotals {
         if row.lacks.gpu.is_some() {
             has[0] = 0;
         }
-        let foreign = state.node_use.get(key).map(|used| used.foreign);
+        let foreign = state.cells.nodes.get(key).map(|used| used.foreign);
         totals.has = less(has, foreign.unwrap_or_default());
         totals
     }
@@ -143,7 +143,7 @@ impl Shares {
     pub(crate) fn compute(state: &State, k: f64) -> Self {
         let mut shares = Self::of_nodes(state);
         let total = [0, 1, 2].map(|index| to_kai(shares.total[index], index));
-        shares.divide(state, k, total, &state.top_queues);
+        shares.divide(state, k, total, &state.index.top_queues);
         shares
     }
 
@@ -168,7 +168,7 @@ impl Shares {
         let rows: Vec<(QueueKey, &QueueRow, &Queue, QueueUse)> = (siblings.iter())
             .filter_map(|key| {
                 let row = state.queues.get(*key)?;
-                let used = state.queue_use.get(*key).copied().unwrap_or_default();
+                let used = state.cells.queues.get(*key).copied().unwrap_or_default();
                 Some((*key, row, row.queue.as_ref()?, used))
             })
             .collect();

@@ -17,11 +17,11 @@ use std::sync::Arc;
 /// several times the state's memory.
 pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
     each(Event::Tick(state.now));
-    each(Event::Sequence(state.sequence));
+    each(Event::Sequence(state.open.sequence));
     for topology in state.topologies.values() {
         each(Event::Topology(topology.clone()));
     }
-    for (name, labels) in &state.pod_counts.namespaces {
+    for (name, labels) in &state.cells.pod_counts.namespaces {
         each(Event::Namespace(Namespace {
             name: Arc::clone(name),
             labels: labels.clone(),
@@ -29,7 +29,7 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
     }
     let mut lost = Vec::new();
     let mut pauses = Vec::new();
-    for (name, key) in &state.node_names {
+    for (name, key) in &state.names.nodes {
         let Some(row) = state.nodes.get(*key) else {
             continue;
         };
@@ -74,11 +74,11 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
             }
         }
     }
-    let queues = state.queue_names.values();
+    let queues = state.names.queues.values();
     queues
         .filter_map(|key| state.queues.get(*key)?.queue.clone())
         .for_each(|queue| each(Event::Queue(queue)));
-    let jobs = state.job_names.values();
+    let jobs = state.names.jobs.values();
     jobs.filter_map(|key| {
         let row = state.jobs.get(*key)?;
         Some(row.group.as_ref()?.to_group(row.name.clone()))
@@ -138,10 +138,10 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
     // Pauses after refusals are overwritten with their current state.
     pauses.into_iter().for_each(&mut each);
     lost.into_iter().for_each(&mut each);
-    let jobs = state.job_names.values();
+    let jobs = state.names.jobs.values();
     jobs.filter_map(|key| life(state, *key)).for_each(&mut each);
     // After the queues, which end them.
-    for (by, last) in &state.evicted {
+    for (by, last) in &state.pauses.evicted {
         each(Event::Evicted(Evicted {
             by: by.clone(),
             active: last.active,
@@ -149,7 +149,7 @@ pub(crate) fn events(state: &State, mut each: impl FnMut(Event)) {
             until: last.until,
         }));
     }
-    for ((of, cause), rest) in &state.search_backoffs {
+    for ((of, cause), rest) in &state.pauses.searches {
         each(Event::Rest(Rest {
             of: of.clone(),
             cause: *cause,
@@ -197,7 +197,8 @@ fn life(state: &State, key: JobKey) -> Option<Event> {
         Some(row.succeeded()).filter(|known| group.is_some() || !known.is_empty()),
         state.gave_way(key),
     );
-    let unreported = !state.unreported.is_empty() && state.unreported.contains(&row.name.clone());
+    let unreported = !state.outputs.unreported.is_empty()
+        && state.outputs.unreported.contains(&row.name.clone());
     let same = said == known;
     (!same || unreported).then(|| {
         Event::Life(Life {

@@ -58,7 +58,7 @@ pub(super) fn life(state: &mut State, life: &Life) {
     state.check_staleness(key);
     state.refresh_core(key);
     if life.unreported {
-        state.unreported.insert(life.of.clone());
+        state.outputs.unreported.insert(life.of.clone());
     }
 }
 
@@ -82,7 +82,7 @@ pub(super) fn member_gone(state: &mut State, key: JobKey, pod: &TaskRow) {
         *gone = gone.saturating_add(1);
     }
     if row.owes_succeeded() {
-        state.unreported.insert(row.name.clone());
+        state.outputs.unreported.insert(row.name.clone());
     }
     state.refresh_core(key);
     state.check_staleness(key);
@@ -137,14 +137,14 @@ fn change(state: &mut State, key: JobKey, group: Option<PodGroup>) {
             group
         });
         if row.owes_succeeded() {
-            state.unreported.insert(row.name.clone());
+            state.outputs.unreported.insert(row.name.clone());
         }
     }
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
     state.group_changed(key);
     state.check_staleness(key);
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 /// A pod of the job came, changed or went. While the job's group does not exist, its placed pods
@@ -163,7 +163,7 @@ pub(super) fn charge_by_pods(state: &mut State, key: JobKey) {
     let lifted = detach(state, key);
     state.set_job_queue(key, queue.as_ref());
     put_back(state, lifted);
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 /// The queue of the first of its placed pods.

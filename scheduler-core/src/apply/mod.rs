@@ -38,7 +38,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
         Event::GroupGone(name) => group::gone(state, &name, &mut problems),
         Event::Topology(topology) => {
             state.topologies.insert(topology.name.clone(), topology);
-            state.capacity_grew();
+            state.changes.capacity_grew();
         }
         Event::TopologyGone(name) => {
             if state.topologies.remove(&name).is_none() {
@@ -47,7 +47,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
                     name: name.shared(),
                 });
             }
-            state.capacity_grew();
+            state.changes.capacity_grew();
         }
         Event::Namespace(namespace) => state.namespace(&namespace.name, Some(namespace.labels)),
         Event::NamespaceGone(name) => state.namespace(&name, None),
@@ -83,7 +83,7 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
             state.pick(&picked.claim, Devices { devices, nodes });
         }
         Event::Given(given) => {
-            if let Some(node) = state.node_names.get(&given.node).copied() {
+            if let Some(node) = state.names.nodes.get(&given.node).copied() {
                 state.give(&given.claim, node, given.volume.as_ref());
             }
         }
@@ -105,17 +105,18 @@ pub(crate) fn event(state: &mut State, config: &Config, event: Event) -> Vec<Pro
                 times,
                 until,
             };
-            state.evicted.insert(evicted.by, last);
+            state.pauses.evicted.insert(evicted.by, last);
         }
         Event::Rest(rest) => {
             let (until, allowance) = (rest.until, rest.steps);
             let rest = (rest.of, rest.cause);
             state
-                .search_backoffs
+                .pauses
+                .searches
                 .insert(rest, Rest { until, allowance });
         }
         Event::Life(life) => group::life(state, &life),
-        Event::Sequence(sequence) => state.sequence = state.sequence.max(sequence),
+        Event::Sequence(sequence) => state.open.sequence = state.open.sequence.max(sequence),
     }
     state.settle_subjects();
     problems

@@ -29,20 +29,20 @@ pub(super) fn upsert(state: &mut State, config: &Config, node: Node) {
     if moved {
         state.count_node(key, false);
     }
-    state.soft_nodes += usize::from(is_soft(&node));
+    state.index.soft_nodes += usize::from(is_soft(&node));
     let row = state.nodes.get_mut(key);
     let known = row.and_then(|row| row.node.replace(node));
-    state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
+    state.index.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     if moved {
         state.count_node(key, true);
     }
-    state.nodes_changed += 1;
+    state.changes.nodes += 1;
     state.refresh_product(key);
     if moved {
         state.reach_volumes(key);
     }
     state.touch_node(key);
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 pub(super) fn gone(
@@ -51,31 +51,31 @@ pub(super) fn gone(
     name: &NodeName,
     problems: &mut Vec<Problem>,
 ) {
-    let Some(key) = state.node_names.get(name).copied() else {
+    let Some(key) = state.names.nodes.get(name).copied() else {
         problems.push(unknown(name));
         return;
     };
     state.count_node(key, false);
-    state.nodes_changed += 1;
+    state.changes.nodes += 1;
     let Some(row) = state.nodes.get_mut(key) else {
         return;
     };
     let known = row.node.take();
     row.agent = None;
     row.topology_manager = None;
-    state.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
+    state.index.soft_nodes -= usize::from(known.is_some_and(|known| is_soft(&known)));
     state.reach_volumes(key);
     touch_namesakes(state, key);
     forget_cards(state, key, &BTreeSet::new());
     state.refresh_product(key);
     revalue(state, config, key);
     state.touch_node(key);
-    state.wake();
+    state.changes.wake();
     state.release_node(key);
 }
 
 pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<Problem>) {
-    let Some(key) = state.node_names.get(name).copied() else {
+    let Some(key) = state.names.nodes.get(name).copied() else {
         problems.push(unknown(name));
         return;
     };
@@ -85,7 +85,7 @@ pub(super) fn agent_lost(state: &mut State, name: &NodeName, problems: &mut Vec<
     touch_namesakes(state, key);
     // The cards' facts stay: their holders are still right.
     state.touch_node(key);
-    state.wake();
+    state.changes.wake();
 }
 
 /// It has a taint that prefers other pods.
@@ -155,7 +155,7 @@ pub(super) fn cards(
         let Some(row) = state.cards.get(card) else {
             continue;
         };
-        let used = state.card_use.get(card).copied().unwrap_or_default();
+        let used = state.cells.cards.get(card).copied().unwrap_or_default();
         if let Some(owner) = fit::elsewhere(state, row) {
             problems.push(Problem::CardElsewhere {
                 node: said.node.clone(),
@@ -173,7 +173,7 @@ pub(super) fn cards(
         }
     }
     state.touch_node(key);
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 /// In order, and `None` where the kubelet itself would not align. Without zones, these are not known
@@ -187,12 +187,13 @@ fn topology_manager(mut manager: TopologyManager) -> Option<Arc<TopologyManager>
 
 fn report_unknown(state: &State, row: &CardRow, node: NodeKey, problems: &mut Vec<Problem>) {
     let mut holders: Vec<_> = state
+        .index
         .on_node
         .get(node)
         .into_iter()
         .flatten()
         .filter(|task| {
-            state.task_cells.get(**task).is_some_and(|cell| {
+            state.cells.tasks.get(**task).is_some_and(|cell| {
                 cell.holds().iter().any(|hold| {
                     state
                         .cards
@@ -242,6 +243,7 @@ fn forget_cards(state: &mut State, node: NodeKey, named: &BTreeSet<crate::ids::G
 /// or changed, so that the order of events makes no difference.
 fn revalue(state: &mut State, config: &Config, node: NodeKey) {
     let tasks: Vec<TaskKey> = state
+        .index
         .on_node
         .get(node)
         .into_iter()
@@ -249,7 +251,7 @@ fn revalue(state: &mut State, config: &Config, node: NodeKey) {
         .copied()
         .collect();
     for task in tasks {
-        let Some(cell) = state.task_cells.get(task).cloned() else {
+        let Some(cell) = state.cells.tasks.get(task).cloned() else {
             continue;
         };
         let holds: Vec<Hold> = cell

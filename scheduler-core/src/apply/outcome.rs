@@ -47,16 +47,16 @@ pub(super) fn outcome(
                 if cause.makes_room() {
                     postpone_eviction(state, config, task, in_favour_of, reason);
                 }
-                return state.wake();
+                return state.changes.wake();
             }
-            let cell = state.task_cells.get(task).cloned().unwrap_or_default();
+            let cell = state.cells.tasks.get(task).cloned().unwrap_or_default();
             if cell.status == Status::Assumed && cell.decision.as_deref() == Some(&outcome.decision)
             {
                 take_back(state, config, task, &cell, reason, retryable);
             }
         }
     }
-    state.wake();
+    state.changes.wake();
 }
 
 /// A pod that a disruption budget protects now: it is tried again after a pause, and in the
@@ -70,7 +70,7 @@ fn postpone_eviction(
 ) {
     // It has not been evicted: other victims are tried at once.
     let favoured = in_favour_of.as_ref();
-    if let Some(last) = favoured.and_then(|job| state.evicted.get_mut(job)) {
+    if let Some(last) = favoured.and_then(|job| state.pauses.evicted.get_mut(job)) {
         last.times = last.times.saturating_sub(1);
         last.until = state.now;
     }
@@ -135,7 +135,7 @@ fn take_back(
     if let Some(node) = cell.node {
         state.release_node(node);
     }
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 fn pause_length(config: &Config, refusals: u32) -> Duration {
@@ -145,10 +145,10 @@ fn pause_length(config: &Config, refusals: u32) -> Duration {
 }
 
 fn set_pause(state: &mut State, task: TaskKey, pause: Pause) {
-    state.hindered += 1;
+    state.changes.hindered += 1;
     state.end_pause(task);
     if let Some(until) = pause.until {
-        state.task_pauses.insert((until, task));
+        state.pauses.tasks.insert((until, task));
     }
     if let Some(row) = state.tasks.get_mut(task) {
         row.rare.noted().pause = Some(Box::new(pause));
@@ -160,10 +160,10 @@ fn set_card_pause(state: &mut State, card: CardKey, pause: Pause) {
         return;
     };
     if let Some(until) = row.pause.as_ref().and_then(|pause| pause.until) {
-        state.card_pauses.remove(&(until, card));
+        state.pauses.cards.remove(&(until, card));
     }
     if let Some(until) = pause.until {
-        state.card_pauses.insert((until, card));
+        state.pauses.cards.insert((until, card));
     }
     row.pause = Some(pause);
     let node = row.node;
@@ -188,10 +188,10 @@ pub(super) fn evict_request(state: &mut State, request: EvictRequest, problems: 
         return;
     }
     if let Some(row) = state.tasks.get_mut(task) {
-        state.to_evict.insert((Uid::from(&request.pod), task));
+        state.index.to_evict.insert((Uid::from(&request.pod), task));
         row.rare.noted().evict_request = Some(Box::new(request));
     }
-    state.wake();
+    state.changes.wake();
 }
 
 /// An eviction that did not happen: the pod keeps its place. The job that needed the room is tried
@@ -205,12 +205,12 @@ fn evict_again(state: &mut State, task: TaskKey) {
     }
     if row.rare.refused.is_some() {
         let uid = row.uid.clone();
-        state.to_evict.insert((uid, task));
+        state.index.to_evict.insert((uid, task));
         return;
     }
     if row.rare.evict_request.is_some() {
         let uid = row.uid.clone();
-        state.to_evict.insert((uid, task));
+        state.index.to_evict.insert((uid, task));
     }
     let (status, decision) = match row.seen {
         Seen::Bound => (Status::Bound, None),
@@ -261,7 +261,7 @@ pub(super) fn evicting(state: &mut State, evicting: &Evicting, problems: &mut Ve
     }
     if let Some(row) = state.tasks.get(task) {
         let uid = row.uid.clone();
-        state.to_evict.remove(&(uid, task));
+        state.index.to_evict.remove(&(uid, task));
     }
     if evicting.stays {
         stays(state, task);
@@ -294,7 +294,7 @@ pub(super) fn refusal(
         });
         return;
     };
-    let cell = state.task_cells.get(task).cloned().unwrap_or_default();
+    let cell = state.cells.tasks.get(task).cloned().unwrap_or_default();
     let here = cell
         .node
         .and_then(|node| state.nodes.get(node))
@@ -376,11 +376,11 @@ fn stop_holding(
             leaving: None,
         },
     );
-    state.to_evict.insert((uid, task));
+    state.index.to_evict.insert((uid, task));
     for hold in cell.holds() {
         state.release_card(hold.card);
     }
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 /// A refused pod is not deleted: its CPU, memory and GPUs on the node are promised to no other pod.
@@ -398,7 +398,7 @@ fn stays(state: &mut State, task: TaskKey) {
     if cell.status == Status::Releasing {
         let status = Status::Stuck;
         state.transition(task, TaskCell { status, ..cell });
-        state.capacity_grew();
+        state.changes.capacity_grew();
     }
 }
 
@@ -444,7 +444,7 @@ pub(super) fn assumed(
             progress: Progress::Sent,
         },
     );
-    state.sequence = state.sequence.max(bind.decision.sequence);
+    state.open.sequence = state.open.sequence.max(bind.decision.sequence);
 }
 
 /// From a snapshot: a pause.
@@ -471,13 +471,13 @@ pub(super) fn backoff(state: &mut State, backoff: Backoff, problems: &mut Vec<Pr
             },
         );
     }
-    state.wake();
+    state.changes.wake();
 }
 
 /// From a snapshot: a card's pause.
 pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec<Problem>) {
-    let node = state.node_names.get(&pause.node).copied();
-    let Some(card) = node.and_then(|node| state.card_names.on(&pause.card, node)) else {
+    let node = state.names.nodes.get(&pause.node).copied();
+    let Some(card) = node.and_then(|node| state.names.cards.on(&pause.card, node)) else {
         problems.push(Problem::Unknown {
             what: "card",
             name: pause.card.shared(),
@@ -494,7 +494,7 @@ pub(super) fn card_pause(state: &mut State, pause: CardPause, problems: &mut Vec
             in_favour_of: None,
         },
     );
-    state.wake();
+    state.changes.wake();
 }
 
 impl State {
@@ -504,9 +504,9 @@ impl State {
         let Some(pause) = rare.and_then(|rare| rare.pause.take()) else {
             return;
         };
-        self.hindered += 1;
+        self.changes.hindered += 1;
         if let Some(until) = pause.until {
-            self.task_pauses.remove(&(until, task));
+            self.pauses.tasks.remove(&(until, task));
         }
     }
 
@@ -521,21 +521,21 @@ impl State {
     /// Pauses that end at or before now are over. True where one was a card's.
     pub(crate) fn end_due_pauses(&mut self) {
         let now: Time = self.now;
-        while let Some((until, task)) = self.task_pauses.first().copied()
+        while let Some((until, task)) = self.pauses.tasks.first().copied()
             && until <= now
         {
-            self.task_pauses.remove(&(until, task));
-            self.hindered += 1;
-            self.wake();
+            self.pauses.tasks.remove(&(until, task));
+            self.changes.hindered += 1;
+            self.changes.wake();
         }
-        while let Some((until, card)) = self.card_pauses.first().copied()
+        while let Some((until, card)) = self.pauses.cards.first().copied()
             && until <= now
         {
-            self.card_pauses.remove(&(until, card));
+            self.pauses.cards.remove(&(until, card));
             if let Some(node) = self.cards.get(card).map(|row| row.node) {
                 self.touch_node(node);
             }
-            self.capacity_grew();
+            self.changes.capacity_grew();
         }
     }
 }

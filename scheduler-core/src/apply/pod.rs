@@ -28,7 +28,7 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         Some(key) => key,
         None => insert(state, &pod),
     };
-    let before = state.task_cells.get(key).cloned().unwrap_or_default();
+    let before = state.cells.tasks.get(key).cloned().unwrap_or_default();
     let (given, picked) = (state.claims_of(key), state.picked_for(key));
     let changed = take_row(state, config, key, &pod, spec, &before);
     if let Some(job) = state.tasks.get(key).and_then(|row| row.job) {
@@ -44,9 +44,9 @@ pub(super) fn upsert(state: &mut State, config: &Config, pod: Pod, problems: &mu
         if before.node.is_some()
             && (changed || before.holds != to.holds || before.status != to.status)
         {
-            state.capacity_grew();
+            state.changes.capacity_grew();
         } else {
-            state.wake();
+            state.changes.wake();
         }
     }
     for card in before.holds().iter().map(|hold| hold.card) {
@@ -65,12 +65,12 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
         });
         return;
     };
-    let before = state.task_cells.get(key).cloned().unwrap_or_default();
+    let before = state.cells.tasks.get(key).cloned().unwrap_or_default();
     state.transition(key, TaskCell::of(Status::Detached));
     state.open.forget(key);
     state.set_idle(key, None);
-    state.background.remove(&key);
-    state.to_evict.remove(&(Uid::from(uid), key));
+    state.index.background.remove(&key);
+    state.index.to_evict.remove(&(Uid::from(uid), key));
     state.end_pause(key);
     let job = state.tasks.get(key).and_then(|row| row.job);
     state.leave_job(key);
@@ -84,22 +84,23 @@ pub(super) fn gone(state: &mut State, uid: &PodUid, problems: &mut Vec<Problem>)
             super::group::member_gone(state, job, &row);
         }
         state
+            .cells
             .pod_counts
             .index
             .leave(&row.facts.namespace, &row.labels, key);
         state.release_spec(row.spec);
     }
-    state.task_names.remove(&Uid::from(uid));
-    state.task_cells.remove(key);
-    state.said.remove(&key);
+    state.names.tasks.remove(&Uid::from(uid));
+    state.cells.tasks.remove(key);
+    state.outputs.said.remove(&key);
     for hold in before.holds() {
         state.release_card(hold.card);
     }
     if let Some(node) = before.node {
         state.release_node(node);
-        state.capacity_grew();
+        state.changes.capacity_grew();
     }
-    state.wake();
+    state.changes.wake();
 }
 
 /// Applies whether a pod is idle or works.
@@ -150,12 +151,13 @@ fn insert(state: &mut State, pod: &Pod) -> TaskKey {
     });
     if let Some(row) = state.tasks.get(key) {
         state
+            .cells
             .pod_counts
             .index
             .join(&row.facts.namespace, &row.labels, key);
     }
-    state.task_cells.insert(key, TaskCell::default());
-    state.task_names.insert(Uid::from(&pod.uid), key);
+    state.cells.tasks.insert(key, TaskCell::default());
+    state.names.tasks.insert(Uid::from(&pod.uid), key);
     key
 }
 
@@ -181,7 +183,7 @@ fn has_started(state: &mut State, key: TaskKey, job: JobKey, at: Time) {
         row.last_start = row.last_start.get().max(Some(at)).into();
     }
     if !single {
-        state.unreported.insert(name);
+        state.outputs.unreported.insert(name);
     }
 }
 
@@ -253,10 +255,15 @@ fn take_row(
     if let Some(row) = state.tasks.get_mut(key) {
         old_spec = Some(std::mem::replace(&mut row.spec, spec_key));
         state
+            .cells
             .pod_counts
             .index
             .leave(&row.facts.namespace, &row.labels, key);
-        state.pod_counts.index.join(&facts.namespace, &labels, key);
+        state
+            .cells
+            .pod_counts
+            .index
+            .join(&facts.namespace, &labels, key);
         row.facts = facts;
         row.name = Arc::clone(&pod.name);
         row.labels = labels;
@@ -271,9 +278,9 @@ fn take_row(
         pod.ours && labels.all(|label| label.holds_in(&pod.labels))
     });
     if background {
-        state.background.insert(key);
+        state.index.background.insert(key);
     } else {
-        state.background.remove(&key);
+        state.index.background.remove(&key);
     }
     let counted_in = state.tasks.get(key).and_then(|row| state.counted_in(row));
     state.set_counted_in(key, counted_in);
@@ -354,11 +361,11 @@ fn target(
             {
                 let at = (row.uid.clone(), key);
                 rare.evicting = None;
-                if !state.to_evict.contains(&at) {
+                if !state.index.to_evict.contains(&at) {
                     rare.evict_request = None;
                 }
                 if rare.refused.take().is_some() && rare.evict_request.is_none() {
-                    state.to_evict.remove(&at);
+                    state.index.to_evict.remove(&at);
                 }
             }
             TaskCell::of(Status::Pending)
@@ -376,7 +383,7 @@ fn target(
                 {
                     let node = row.node;
                     if let Some(until) = pause.until {
-                        state.card_pauses.remove(&(until, hold.card));
+                        state.pauses.cards.remove(&(until, hold.card));
                     }
                     state.touch_node(node);
                 }
@@ -405,7 +412,7 @@ fn target(
                 rare.refused = None;
                 rare.evict_request = None;
                 let uid = row.uid.clone();
-                state.to_evict.remove(&(uid, key));
+                state.index.to_evict.remove(&(uid, key));
             }
             TaskCell::of(Status::Done)
         }
@@ -560,7 +567,7 @@ fn take_turns(asks: &[ContainerAsk], mut holds: Vec<Hold>) -> Vec<Hold> {
 /// What its place has to do with other pods'. Of one that is not ours only what its terms do to
 /// others.
 fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<PodRelations>> {
-    if pod.pods.is_empty() && state.pod_counts.is_empty() {
+    if pod.pods.is_empty() && state.cells.pod_counts.is_empty() {
         return None;
     }
     let labels = state.interner.labels(&pod.labels);
@@ -571,13 +578,16 @@ fn others_of(state: &mut State, pod: &Pod) -> Option<Arc<PodRelations>> {
             ..PodRules::default()
         };
         return PodRelations::of(rules, None, false, |term| {
-            state.pod_counts.speaks_of(term, &pod.namespace, &labels)
+            state
+                .cells
+                .pod_counts
+                .speaks_of(term, &pod.namespace, &labels)
         });
     }
     let namespace = state.interner.text(&pod.namespace);
     let subject = state.subject(&namespace, &labels, &pod.pods);
     PodRelations::of(pod.pods.clone(), subject, true, |term| {
-        state.pod_counts.speaks_of(term, &namespace, &labels)
+        state.cells.pod_counts.speaks_of(term, &namespace, &labels)
     })
 }
 

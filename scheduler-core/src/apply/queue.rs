@@ -39,12 +39,12 @@ pub(super) fn upsert(state: &mut State, queue: Queue, problems: &mut Vec<Problem
     if moved {
         state.queues_changed();
     }
-    state.end_eviction_pauses();
-    state.capacity_grew();
+    state.pauses.end_evictions(state.now);
+    state.changes.capacity_grew();
 }
 
 pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Problem>) {
-    let key = state.queue_names.get(name).copied();
+    let key = state.names.queues.get(name).copied();
     let Some(row) = key.and_then(|key| state.queues.get_mut(key)) else {
         problems.push(Problem::Unknown {
             what: "queue",
@@ -57,15 +57,15 @@ pub(super) fn gone(state: &mut State, name: &QueueName, problems: &mut Vec<Probl
         state.products_changed();
     }
     state.queues_changed();
-    state.end_eviction_pauses();
+    state.pauses.end_evictions(state.now);
     if let Some(key) = key {
         state.release_queue(key);
     }
-    state.capacity_grew();
+    state.changes.capacity_grew();
 }
 
 fn is_there(state: &State, name: &QueueName) -> bool {
-    let key = state.queue_names.get(name);
+    let key = state.names.queues.get(name);
     key.and_then(|key| state.queues.get(*key))
         .is_some_and(|row| row.queue.is_some())
 }
@@ -89,7 +89,7 @@ fn chain(state: &State, name: &QueueName) -> Chain {
         if seen.len() > Queue::MAX_DEPTH {
             return Chain::IsTooLong;
         }
-        let key = state.queue_names.get(name);
+        let key = state.names.queues.get(name);
         let Some(queue) = key.and_then(|key| state.queues.get(*key)?.queue.as_ref()) else {
             return Chain::Breaks;
         };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Jobs that may still be placed.
 #[derive(Default)]
 struct Placeable {
-    /// [`crate::state::State::capacity_version`] at first.
+    /// [`Changes::capacity`](crate::state::changes::Changes::capacity) at first.
     capacity_version: u64,
     /// What pods of their own ask for, where it may fit, and how many of them are left.
     of_pods: FxHashMap<SpecKey, u32>,
@@ -211,7 +211,7 @@ impl Cycle<'_> {
     /// What may still come of those that wait.
     fn placeable(&self) -> Placeable {
         let mut placeable = Placeable {
-            capacity_version: self.state.capacity_version,
+            capacity_version: self.state.changes.capacity,
             of_groups: self.waiting.others.iter().copied().collect(),
             ..Placeable::default()
         };
@@ -227,7 +227,7 @@ impl Cycle<'_> {
     /// fits anywhere. Checked after one failure, two more, four more.
     fn ends(&mut self, placeable: &mut Placeable) -> bool {
         // Something may fit that did not before.
-        if placeable.capacity_version != self.state.capacity_version
+        if placeable.capacity_version != self.state.changes.capacity
             || !placeable.of_groups.is_empty()
         {
             return false;
@@ -268,7 +268,7 @@ impl Cycle<'_> {
         if spec.verdicts.is_some() || spec.wants_gpus() && (spec.shares || spec.whole == 0) {
             return false;
         }
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         let nodes: Vec<u32> = if spec.whole > 0 {
             let nodes = rooms.by_whole.range((i64::from(spec.whole), 0)..);
             nodes.take(LOOK).map(|(_, rank)| *rank).collect()

@@ -117,7 +117,7 @@ impl Cycle<'_> {
             return false;
         }
         for hold in leaving.holds() {
-            let conflict = self.state.card_use.get(hold.card).is_some_and(|used| {
+            let conflict = self.state.cells.cards.get(hold.card).is_some_and(|used| {
                 let after = used.after();
                 used.promised.holds() > 0
                     && after.modes.iter().filter(|count| **count > 0).count() > 1
@@ -139,7 +139,8 @@ impl Cycle<'_> {
         };
         let promised = self
             .state
-            .card_use
+            .cells
+            .cards
             .get(from)
             .map(|used| used.promised)
             .unwrap_or_default();
@@ -152,7 +153,8 @@ impl Cycle<'_> {
         let Some(to) = row.cards.iter().copied().find(|key| {
             let free = self
                 .state
-                .card_use
+                .cells
+                .cards
                 .get(*key)
                 .is_some_and(|used| used.is_leaving() && used.promised.holds() == 0);
             *key != from
@@ -171,6 +173,7 @@ impl Cycle<'_> {
         };
         let promised: Vec<TaskKey> = self
             .state
+            .index
             .on_node
             .get(node)
             .into_iter()

@@ -22,8 +22,8 @@ pub(super) const MESSAGE: &str = "Evicted to make room for a workload on this no
 /// Takes background pods from their places, if other pods wait. Returns them, in order of namespace
 /// and name.
 pub(super) fn hide(state: &mut State) -> Vec<TaskKey> {
-    let waits = |task: &TaskKey| !state.background.contains(task);
-    if state.background.is_empty() || !state.pending.iter().any(waits) {
+    let waits = |task: &TaskKey| !state.index.background.contains(task);
+    if state.index.background.is_empty() || !state.index.pending.iter().any(waits) {
         return Vec::new();
     }
     let is_hidden = |task: &TaskKey| {
@@ -33,7 +33,7 @@ pub(super) fn hide(state: &mut State) -> Vec<TaskKey> {
         let has_claims = spec.is_none_or(|spec| !spec.spec.devices.is_empty());
         stands && !has_claims && !state.is_eviction_postponed(*task)
     };
-    let pods = state.background.iter().copied().filter(is_hidden);
+    let pods = state.index.background.iter().copied().filter(is_hidden);
     let mut pods: Vec<TaskKey> = pods.collect();
     pods.sort_by_key(|task| {
         let row = state.tasks.get(*task);

@@ -82,7 +82,7 @@ impl Cycle<'_> {
         };
         self.state.transition(task, to);
         // What the victim leaves may be promised to another pod.
-        self.state.capacity_version += 1;
+        self.state.changes.capacity += 1;
         let in_favour_of = for_job
             .and_then(|job| self.state.jobs.get(job))
             .map(|row| row.name.clone());
@@ -128,7 +128,7 @@ impl Cycle<'_> {
         self.state.transition(task, to);
         self.plan.words.remove(&task);
         self.plan.displaced.insert(task);
-        self.state.capacity_version += 1;
+        self.state.changes.capacity += 1;
     }
 
     /// A job of which nothing stood has something now.

@@ -43,10 +43,10 @@ impl Cycle<'_> {
     }
 
     fn next_id(&mut self) -> DecisionId {
-        self.state.sequence += 1;
+        self.state.open.sequence += 1;
         DecisionId {
             epoch: self.config.epoch,
-            sequence: self.state.sequence,
+            sequence: self.state.open.sequence,
         }
     }
 
@@ -72,7 +72,7 @@ impl Cycle<'_> {
                 progress: Progress::Sent,
             },
         );
-        self.state.said.remove(&task);
+        self.state.outputs.said.remove(&task);
         if let Some(row) = self.state.tasks.get_mut(task)
             && let Some(rare) = row.rare.if_any()
         {
@@ -136,7 +136,7 @@ impl Cycle<'_> {
         let promised = self.plan.promised();
         if !promised.is_empty() {
             // What did not fit beside a promise may fit without it.
-            self.state.capacity_version += 1;
+            self.state.changes.capacity += 1;
         }
         for task in promised {
             let cell = self.state.cell(task);

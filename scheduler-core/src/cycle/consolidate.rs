@@ -155,17 +155,17 @@ impl Cycle<'_> {
     pub(super) fn movable(&self, besides: Option<JobKey>, most: usize) -> Vec<JobKey> {
         let bound = self.max_moved();
         if bound.is_none() && most == usize::MAX {
-            return self.state.placed_at.keys().collect();
+            return self.state.index.placed_at.keys().collect();
         }
         let most = bound.map_or(most, |bound| bound.min(most));
-        let is_placed = |job: &JobKey| self.state.placed_at.contains_key(*job);
+        let is_placed = |job: &JobKey| self.state.index.placed_at.contains_key(*job);
         if let Some((at, jobs)) = &self.memos.moves
-            && *at == self.state.settled
+            && *at == self.state.changes.settled
             && besides.is_none_or(|job| !is_placed(&job))
         {
             return jobs.iter().copied().take(most).collect();
         }
-        let jobs = self.state.job_names.values().copied();
+        let jobs = self.state.names.jobs.values().copied();
         jobs.filter(|job| Some(*job) != besides && is_placed(job))
             .take(most)
             .collect()
@@ -183,10 +183,10 @@ impl Cycle<'_> {
             .memos
             .moves
             .as_ref()
-            .is_none_or(|(at, _)| *at != self.state.settled)
+            .is_none_or(|(at, _)| *at != self.state.changes.settled)
         {
             let jobs = self.movable(None, usize::MAX);
-            self.memos.moves = Some((self.state.settled, jobs));
+            self.memos.moves = Some((self.state.changes.settled, jobs));
         }
         let Some(queue) = self.state.jobs.get(job).and_then(|row| row.queue) else {
             return false;
@@ -199,7 +199,7 @@ impl Cycle<'_> {
             .flat_map(|(_, jobs)| jobs)
             .copied()
             .filter(|other| {
-                let at = self.state.placed_at.get(*other);
+                let at = self.state.index.placed_at.get(*other);
                 *other != job
                     && at
                         .is_some_and(|at| at.queue == queue && Reverse(at.priority) == own.priority)
@@ -218,7 +218,7 @@ impl Cycle<'_> {
     fn enough_in_sum(&mut self, job: JobKey) -> bool {
         self.state.refresh_rooms();
         let sum = self.known(job).sum.clone();
-        let (rooms, free) = (&self.state.rooms, self.state.devices.free());
+        let (rooms, free) = (&self.state.caches.rooms, self.state.devices.free());
         let one = u128::from(NanoGpu::ONE.0);
         let left = |filter: &FilterName| free.of(filter).unwrap_or(u64::MAX);
         let either: u128 = sum.either.values().map(|count| u128::from(*count)).sum();

@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::seconds(1);
 /// What one decision leaves for the next.
 #[derive(Debug, Default)]
 pub(crate) struct CycleCache {
-    /// [`State::wake_version`] at the last decision: nothing to do while it has not moved.
+    /// [`Changes::wake`](crate::state::changes::Changes::wake) at the last decision: nothing to do while it has not moved.
     wake_version: Option<u64>,
     /// Nor before this time.
     pub(super) wake: Option<Time>,
@@ -47,7 +47,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     state.refresh_queues();
     state.refresh_idle();
     let due = memory.wake.is_some_and(|wake| wake <= state.now);
-    if memory.wake_version == Some(state.wake_version) && !due {
+    if memory.wake_version == Some(state.changes.wake) && !due {
         return Decision {
             wake_at: earlier(memory.wake, pauses_end(state)),
             promises: memory.promises.clone(),
@@ -62,8 +62,8 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     let fragments = Fragments::of(state, config, shares.smallest_card);
     // Sets of nodes go by the ranks of the index.
     state.refresh_rooms();
-    let began = state.touched;
-    let nodes: Arc<[NodeKey]> = state.node_names.values().copied().collect();
+    let began = state.changes.touched;
+    let nodes: Arc<[NodeKey]> = state.names.nodes.values().copied().collect();
     let mut cycle = Cycle {
         shares,
         all: Arc::new(NodeSet::first(nodes.len())),
@@ -141,7 +141,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
     if goes_on {
         memory.turns = cycle.turns;
     }
-    memory.wake_version = (!goes_on).then_some(state.wake_version);
+    memory.wake_version = (!goes_on).then_some(state.changes.wake);
     memory.wake = wake;
     memory.promises.clone_from(&decision.promises);
     decision.wake_at = earlier(wake, pauses_end(state));
@@ -150,7 +150,7 @@ pub(crate) fn decide(state: &mut State, config: &Config, memory: &mut CycleCache
 
 /// The next pause that ends, or the next idle job that gives way.
 fn pauses_end(state: &State) -> Option<Time> {
-    let task = state.task_pauses.first().map(|(until, _)| *until);
-    let card = state.card_pauses.first().map(|(until, _)| *until);
-    earlier(earlier(task, card), state.idle.next)
+    let task = state.pauses.tasks.first().map(|(until, _)| *until);
+    let card = state.pauses.cards.first().map(|(until, _)| *until);
+    earlier(earlier(task, card), state.index.idle.next)
 }

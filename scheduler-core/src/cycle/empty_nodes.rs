@@ -28,7 +28,7 @@ impl Cycle<'_> {
             return None;
         }
         let stays = |task: &TaskKey| {
-            let status = self.state.task_cells.get(*task).map(|cell| cell.status);
+            let status = self.state.cells.tasks.get(*task).map(|cell| cell.status);
             status.is_some_and(|status| status != Status::Releasing)
                 && self
                     .state
@@ -37,7 +37,7 @@ impl Cycle<'_> {
                     .and_then(|row| self.state.specs.get(row.spec))
                     .is_some_and(SpecRow::wants_gpus)
         };
-        let on = |node: &NodeKey| self.state.on_node.get(*node).into_iter().flatten();
+        let on = |node: &NodeKey| self.state.index.on_node.get(*node).into_iter().flatten();
         // Opened: only these pods are there.
         let opened =
             tasks.iter().any(|task| {
@@ -75,7 +75,7 @@ impl Cycle<'_> {
             .copied()
             .collect();
         let last = empty[empty.len().saturating_sub(keep)..].iter();
-        let nodes = self.state.rooms.set(last.copied());
+        let nodes = self.state.caches.rooms.set(last.copied());
         let mut others = NodeSet::clone(&self.all);
         others.remove_all(&nodes);
         Some(EmptyNodes { nodes, others })

@@ -10,7 +10,7 @@ impl Cycle<'_> {
     /// Pods whose grants an agent refused permanently, or whose eviction it requests. The former
     /// hold nothing any more; the latter keep what they hold until they have ended.
     pub(super) fn evict_unwanted(&mut self) {
-        for (_, task) in std::mem::take(&mut self.state.to_evict) {
+        for (_, task) in std::mem::take(&mut self.state.index.to_evict) {
             let Some(row) = self.state.tasks.get(task) else {
                 continue;
             };
@@ -34,7 +34,7 @@ impl Cycle<'_> {
                     // The agent knows of its binding before the watch.
                     None => {
                         let uid = row.uid.clone();
-                        self.state.to_evict.insert((uid, task));
+                        self.state.index.to_evict.insert((uid, task));
                     }
                     Some(node) if node.name == request.node => {
                         let message = message(&request.node, &request.reason);

@@ -48,7 +48,7 @@ impl Cycle<'_> {
                 .any(|plugin| plugin.ranks_nodes())
             && spec.spec.rules.nominated.is_none()
             && spec.spec.rules.preferred.is_empty()
-            && self.state.soft_nodes == 0
+            && self.state.index.soft_nodes == 0
             && !others.is_some_and(|others| others.prefers())
             && domains.is_none_or(|domains| domains.worth().is_none())
     }
@@ -109,7 +109,7 @@ struct NodeSearch<'a, 'b> {
 impl NodeSearch<'_, '_> {
     /// The node of that rank, if it is one of those.
     fn node(&self, rank: u32) -> Option<NodeKey> {
-        let rooms = &self.cycle.state.rooms;
+        let rooms = &self.cycle.state.caches.rooms;
         match self.among {
             Some(nodes) if !nodes.contains(rank) => None,
             _ => rooms.node(rank),
@@ -162,7 +162,7 @@ impl NodeSearch<'_, '_> {
     }
 
     fn with_gpus(&mut self, spec: &SpecRow) -> Option<(NodeKey, Assignment)> {
-        let rooms = &self.cycle.state.rooms;
+        let rooms = &self.cycle.state.caches.rooms;
         if spec.shares {
             for (_, rank) in &rooms.sharing {
                 let Some(key) = self.node(*rank) else {
@@ -210,7 +210,7 @@ impl NodeSearch<'_, '_> {
     }
 
     fn without(&mut self, spec: &SpecRow) -> Option<(NodeKey, Assignment)> {
-        let rooms = &self.cycle.state.rooms;
+        let rooms = &self.cycle.state.caches.rooms;
         let least = i128::from(spec.spec.cpu.0);
         for has_gpus in [false, true] {
             // What asks for nothing fits where less than nothing is left.

@@ -49,7 +49,8 @@ impl Fragments {
         let mut pods: FxHashMap<SpecKey, u64> = FxHashMap::default();
         for (key, row) in &state.tasks {
             let done = state
-                .task_cells
+                .cells
+                .tasks
                 .get(key)
                 .is_none_or(|cell| matches!(cell.status, Status::Done | Status::Detached));
             if row.facts.ours && !done {
@@ -58,7 +59,7 @@ impl Fragments {
         }
         // Pods without node restrictions differ only by their shape.
         let mut kinds: BTreeMap<PodClass, (u64, &Arc<Spec>)> = BTreeMap::new();
-        for (spec, key) in &state.spec_keys {
+        for (spec, key) in &state.names.specs {
             let (Some(row), Some(count)) = (state.specs.get(*key), pods.get(key)) else {
                 continue;
             };
@@ -107,7 +108,7 @@ impl Fragments {
             let Some(row) = state.cards.get(key) else {
                 continue;
             };
-            let used = state.card_use.get(key).copied().unwrap_or_default();
+            let used = state.cells.cards.get(key).copied().unwrap_or_default();
             let total = card::memory(row).total.0;
             let was = free(total, used.after().nominal);
             if let Some(at) = after.iter().position(|free| *free == was) {
@@ -197,7 +198,7 @@ fn left(state: &State, key: NodeKey) -> (u64, Vec<u16>) {
     let Some(row) = state.nodes.get(key) else {
         return (0, Vec::new());
     };
-    let used = state.node_use.get(key).copied().unwrap_or_default();
+    let used = state.cells.nodes.get(key).copied().unwrap_or_default();
     let has = row.node.as_ref().map_or(0, |node| u128::from(node.cpu.0));
     let cpu = (has + used.releasing.cpu).saturating_sub(used.used.cpu + used.promised.cpu);
     let whole = usize::try_from(free::whole_count(state, key).later).unwrap_or(0);
@@ -206,7 +207,7 @@ fn left(state: &State, key: NodeKey) -> (u64, Vec<u16>) {
         .iter()
         .filter_map(|key| {
             let card = state.cards.get(*key)?;
-            let after = state.card_use.get(*key)?.after();
+            let after = state.cells.cards.get(*key)?.after();
             let shared = after.holds() > 0 && after.modes[Mode::Exclusive as usize] == 0;
             let free = free(card::memory(card).total.0, after.nominal);
             (shared && free > 0).then_some(free)

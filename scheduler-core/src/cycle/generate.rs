@@ -66,7 +66,7 @@ impl Cycle<'_> {
 
     /// What these nodes have free or leaving of GPUs, whole and in parts.
     pub(super) fn available_to(&self, nodes: &NodeSet) -> u128 {
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         rooms.nodes(nodes).map(|node| rooms.of(node).nano).sum()
     }
 
@@ -99,7 +99,7 @@ impl Cycle<'_> {
         let Some(newest) = taken.all.potential.last() else {
             return Vec::new();
         };
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         let gang = self.gang(newest.job);
         let nodes = gang
             .tasks()
@@ -132,7 +132,7 @@ impl Cycle<'_> {
             }
         };
         // What a node has before any victim is removed, and what victims add.
-        let has = |node: &NodeKey| self.state.rooms.of(*node).nano;
+        let has = |node: &NodeKey| self.state.caches.rooms.of(*node).nano;
         let mut held_by: BTreeMap<NodeKey, u128> = BTreeMap::new();
         for unit in &whole.recorded {
             freed(&unit.tasks, &mut held_by);
@@ -166,9 +166,9 @@ impl Cycle<'_> {
         tried.extend(
             recorded
                 .keys()
-                .filter_map(|node| self.state.rooms.rank(*node)),
+                .filter_map(|node| self.state.caches.rooms.rank(*node)),
         );
-        let there: u128 = (self.state.rooms)
+        let there: u128 = (self.state.caches.rooms)
             .nodes(&tried)
             .filter(|node| !bears_at.contains_key(node))
             .map(|node| has(&node) + recorded.get(&node).copied().unwrap_or(0))

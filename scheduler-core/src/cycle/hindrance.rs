@@ -78,7 +78,7 @@ pub(crate) fn hindrance(state: &State, row: &TaskRow) -> Option<Arc<WaitReason>>
     // Chains are of the last refresh.
     let known = job
         .queue
-        .filter(|_| !state.queues_dirty)
+        .filter(|_| !state.changes.queues)
         .and_then(|queue| state.queues.get(queue));
     let (exists, is_leaf) = match known {
         Some(queue) => (!queue.chain.is_empty(), queue.children.is_empty()),

@@ -29,11 +29,11 @@ const LONGEST: Duration = Duration::seconds(10 * 60);
 
 /// The last evictions for that job, while no more are allowed.
 fn paused(state: &State, job: JobKey) -> Option<Evicted> {
-    if state.evicted.is_empty() {
+    if state.pauses.evicted.is_empty() {
         return None;
     }
     let row = state.jobs.get(job)?;
-    let last = state.evicted.get(&row.name)?;
+    let last = state.pauses.evicted.get(&row.name)?;
     // A later search of this decision may still take a place that the decision gave.
     let active = active(state, row, |cell| !is_new(cell));
     (state.now < last.until && active <= last.active).then_some(*last)
@@ -86,6 +86,7 @@ impl Cycle<'_> {
         }
         let now = self.state.now;
         self.state
+            .pauses
             .evicted
             .retain(|_, last| now < last.until.after(LONGEST));
         for name in favoured {
@@ -94,7 +95,7 @@ impl Cycle<'_> {
                 continue;
             };
             let active = active(self.state, row, |_| true);
-            let last = self.state.evicted.get(&name);
+            let last = self.state.pauses.evicted.get(&name);
             let times = last
                 .filter(|last| active <= last.active)
                 .map_or(1, |last| last.times.saturating_add(1));
@@ -104,7 +105,7 @@ impl Cycle<'_> {
                 times,
                 until,
             };
-            self.state.evicted.insert(name, last);
+            self.state.pauses.evicted.insert(name, last);
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Memos {
     pub infeasible: FxHashMap<QueueKey, (JobClass, SearchOutcome)>,
     /// The relaxations, which rule out searches for victims. They alone outlive the decision.
     pub relaxations: Relaxations,
-    /// The jobs that may be moved, by [`State::settled`](crate::state::State::settled) at that time.
+    /// The jobs that may be moved, by [`Changes::settled`](crate::state::changes::Changes::settled) at that time.
     pub moves: Option<(u64, Vec<JobKey>)>,
     /// Nodes that refused requests for devices, by their generation.
     pub refusals: Refusals,

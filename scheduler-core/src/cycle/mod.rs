@@ -135,7 +135,7 @@ pub(super) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
 impl Cycle<'_> {
     /// Whether the job has background pods.
     pub(super) fn is_background(&self, job: JobKey) -> bool {
-        let background = &self.state.background;
+        let background = &self.state.index.background;
         let row = self.state.jobs.get(job).filter(|_| !background.is_empty());
         row.is_some_and(|row| row.tasks.iter().any(|task| background.contains(task)))
     }
@@ -148,7 +148,7 @@ impl Cycle<'_> {
     /// Returns the hidden pods to their places, or evicts those whose places were taken, and places
     /// the ones that wait. Called again, it does nothing.
     pub(super) fn restore_background(&mut self) {
-        if self.serves_background || self.state.background.is_empty() {
+        if self.serves_background || self.state.index.background.is_empty() {
             return;
         }
         self.serves_background = true;
@@ -166,10 +166,10 @@ impl Cycle<'_> {
                 self.evict(task, None, EvictCause::Background, background::MESSAGE);
             }
         }
-        let background = &self.state.background;
+        let background = &self.state.index.background;
         let waits = background
             .iter()
-            .any(|task| self.state.pending.contains(task));
+            .any(|task| self.state.index.pending.contains(task));
         // As after any other action that has more to do.
         if waits && !self.budget.goes_on && self.config.actions.contains(&Step::Allocate) {
             self.acting = Step::Allocate;

@@ -26,7 +26,8 @@ fn waits(state: &State, job: JobKey) -> bool {
     state.jobs.get(job).is_some_and(|row| {
         row.tasks.iter().any(|task| {
             let waits = state
-                .task_cells
+                .cells
+                .tasks
                 .get(*task)
                 .is_some_and(|cell| cell.status == Status::Pending);
             waits && state.tasks.get(*task).is_some_and(|row| !row.gated)
@@ -37,23 +38,23 @@ fn waits(state: &State, job: JobKey) -> bool {
 impl Cycle<'_> {
     /// Updates the pending jobs. Not inside a trial.
     pub(super) fn refresh_waiting(&mut self) {
-        let at = Some((self.state.hindered, self.shares.smallest_card));
+        let at = Some((self.state.changes.hindered, self.shares.smallest_card));
         if self.waiting.at != at {
             self.waiting = Waiting {
                 at,
                 ..Waiting::default()
             };
-            drop(self.state.moved.take(self.state.touched));
-            let waits = self.state.pending.iter();
+            drop(self.state.changes.moved.take(self.state.changes.touched));
+            let waits = self.state.index.pending.iter();
             let jobs: BTreeSet<JobKey> = waits
                 .filter_map(|task| self.state.tasks.get(*task)?.job)
                 .collect();
             self.list(jobs);
-        } else if self.waiting.settled != Some(self.state.settled) {
-            let moved = self.state.moved.take(self.state.touched);
+        } else if self.waiting.settled != Some(self.state.changes.settled) {
+            let moved = self.state.changes.moved.take(self.state.changes.touched);
             self.list(moved);
         }
-        self.waiting.settled = Some(self.state.settled);
+        self.waiting.settled = Some(self.state.changes.settled);
         debug_assert_eq!(self.recomputed(), self.seen(), "who waits is out of date");
     }
 
@@ -111,7 +112,7 @@ impl Cycle<'_> {
         }
         let lines = &self.waiting.lines;
         // In order of name, not of keys.
-        let queues = self.state.queue_names.values();
+        let queues = self.state.names.queues.values();
         let by_queue = queues
             .filter_map(|queue| Some((*queue, Arc::clone(lines.get(queue)?))))
             .collect();
@@ -197,11 +198,11 @@ impl Cycle<'_> {
     fn followed(&mut self, job: JobKey, stamp: u64) -> Option<JobProgress> {
         let known = self.waiting.known.get_mut(&job)?;
         known.gang.as_ref()?;
-        let moved = self.state.status_log.since(known.stamp, job)?;
+        let moved = self.state.outputs.status_log.since(known.stamp, job)?;
         let (mut kept, mut held) = (known.gang.take()?, known.held);
         let gang = Arc::make_mut(&mut kept);
         for task in moved {
-            let status = self.state.task_cells.get(task)?.status;
+            let status = self.state.cells.tasks.get(task)?.status;
             let old = gang.follow(self.state, task)?;
             held = less(held, self.held_by_pod(task, old));
             held = plus(held, self.held_by_pod(task, status));

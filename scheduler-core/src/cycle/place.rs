@@ -270,7 +270,7 @@ impl Cycle<'_> {
                 self.state.refresh_verdicts(self.config);
                 return Err(self.no_fit(spec_key));
             }
-            let nodes = self.state.rooms.nodes(nodes);
+            let nodes = self.state.caches.rooms.nodes(nodes);
             let why = no_fit(self.state, self.config, spec, nodes);
             return Err(Some(Arc::new(why)));
         };
@@ -296,7 +296,7 @@ impl Cycle<'_> {
         let avoid = row.map_or(&[][..], |row| &row.rare.avoid);
         let mut best: Option<((bool, Score), NodeKey, Assignment)> = None;
         for rank in nodes.iter() {
-            let Some(key) = self.state.rooms.node(rank) else {
+            let Some(key) = self.state.caches.rooms.node(rank) else {
                 continue;
             };
             let promise = way == Way::Promise;
@@ -344,7 +344,7 @@ impl Cycle<'_> {
         let spec = self.state.specs.get(row.spec)?;
         if self.state.has_product_quotas() {
             let nano = self.state.charge(task, &assignment.holds)[0];
-            let held = &self.state.products.of;
+            let held = &self.state.cells.products.of;
             let over = product_quota::over(self.state, held, task, (node, nano));
             if over.is_some() {
                 return over;

@@ -59,7 +59,7 @@ impl Cycle<'_> {
         of_gangs: &mut FxHashMap<JobKey, Option<Arc<WaitReason>>>,
     ) -> Option<Arc<WaitReason>> {
         let row = self.state.tasks.get(task)?;
-        let cell = self.state.task_cells.get(task)?;
+        let cell = self.state.cells.tasks.get(task)?;
         if cell.leaving.is_some() {
             return None;
         }
@@ -128,7 +128,7 @@ impl Cycle<'_> {
         let Some(row) = self.state.tasks.get(task) else {
             return;
         };
-        let said = self.state.said.get(&task);
+        let said = self.state.outputs.said.get(&task);
         if said.is_some_and(|said| said.covers(&why)) {
             return;
         }
@@ -144,7 +144,7 @@ impl Cycle<'_> {
             kind: why.kind,
             line: Arc::clone(&why.line),
         });
-        self.state.said.insert(task, why);
+        self.state.outputs.said.insert(task, why);
         self.state.pod_changed(task);
     }
 }

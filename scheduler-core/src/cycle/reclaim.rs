@@ -58,8 +58,8 @@ impl ActionRules for Reclaim {
     }
 
     fn begin(&self, cycle: &Cycle) {
-        let _ = self.before.set(cycle.state.queue_use.clone());
-        let _ = self.products.set(cycle.state.products.of.clone());
+        let _ = self.before.set(cycle.state.cells.queues.clone());
+        let _ = self.products.set(cycle.state.cells.products.of.clone());
     }
 
     fn may_be_victim(&self, cycle: &mut Cycle, victim: JobKey) -> bool {
@@ -442,7 +442,7 @@ impl Cycle<'_> {
     }
 
     fn held(&self, queue: QueueKey) -> QueueAmounts {
-        let used = self.state.queue_use.get(queue);
+        let used = self.state.cells.queues.get(queue);
         used.map(|used| used.allocated).unwrap_or_default()
     }
 
@@ -461,9 +461,10 @@ impl Cycle<'_> {
         else {
             return false;
         };
-        let (Some(share), Some(used)) =
-            (self.shares.of.get(queue), self.state.queue_use.get(queue))
-        else {
+        let (Some(share), Some(used)) = (
+            self.shares.of.get(queue),
+            self.state.cells.queues.get(queue),
+        ) else {
             return false;
         };
         let with = plus(used.allocated, wanted);

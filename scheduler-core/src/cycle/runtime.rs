@@ -23,7 +23,7 @@ impl Cycle<'_> {
     /// Reports groups whose only placed pod had started before it joined them, and groups whose
     /// members have succeeded and are gone.
     pub(super) fn report_lives(&mut self) {
-        let mut unreported = std::mem::take(&mut self.state.unreported);
+        let mut unreported = std::mem::take(&mut self.state.outputs.unreported);
         unreported.retain(|name| {
             let key = self.state.job_of(name);
             let Some(row) = key.and_then(|key| self.state.jobs.get(key)) else {
@@ -43,7 +43,7 @@ impl Cycle<'_> {
             }
             false
         });
-        self.state.unreported = unreported;
+        self.state.outputs.unreported = unreported;
     }
 
     /// True while the victim's time is not over.

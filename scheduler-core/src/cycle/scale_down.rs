@@ -88,7 +88,7 @@ impl Cycle<'_> {
     fn nodes_where_nothing_leaves(&self) -> Option<NodeSet> {
         let mut stable = Vec::new();
         for node in self.nodes.iter().copied() {
-            let sums = self.state.node_use.get(node);
+            let sums = self.state.cells.nodes.get(node);
             if sums.is_none_or(|sums| sums.releasing.pods == 0) {
                 stable.push(node);
                 continue;
@@ -98,6 +98,7 @@ impl Cycle<'_> {
             };
             if self
                 .state
+                .index
                 .on_node
                 .get(node)
                 .into_iter()
@@ -107,7 +108,7 @@ impl Cycle<'_> {
                 return None;
             }
         }
-        Some(self.state.rooms.set(stable))
+        Some(self.state.caches.rooms.set(stable))
     }
 
     fn has_gpus(&self, task: TaskKey) -> bool {
@@ -122,7 +123,15 @@ impl Cycle<'_> {
         let row = self.state.nodes.get(node).filter(|row| !row.is_plain())?;
         row.node.as_ref().filter(|node| node.removable)?;
         let (mut tasks, mut jobs, mut held) = (Vec::new(), BTreeSet::new(), 0);
-        for task in self.state.on_node.get(node).into_iter().flatten().copied() {
+        for task in self
+            .state
+            .index
+            .on_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .copied()
+        {
             let row = self.state.tasks.get(task)?;
             let Some(job) = row.job else {
                 if self.has_gpus(task) {
@@ -230,7 +239,7 @@ impl Cycle<'_> {
         let Some(node) = cell.node.filter(|_| cell.status == Status::Promised) else {
             return false;
         };
-        let mut beside = self.state.on_node.get(node).into_iter().flatten();
+        let mut beside = self.state.index.on_node.get(node).into_iter().flatten();
         let keeps = |other: &TaskKey| {
             !found.tasks.contains(other) && (self.has_gpus(*other) || !self.has_gpus(task))
         };

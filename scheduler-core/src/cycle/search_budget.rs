@@ -51,7 +51,7 @@ impl Cycle<'_> {
         }
         let key = (name, cause);
         let most = self.config.budget;
-        let rest = self.state.search_backoffs.get(&key).copied();
+        let rest = self.state.pauses.searches.get(&key).copied();
         if let Some(rest) = rest
             && self.state.now < rest.until
         {
@@ -80,12 +80,12 @@ impl Cycle<'_> {
         let found = search(self);
         let was_cut = self.budget.end_search(before);
         if found {
-            self.state.search_backoffs.remove(&key);
+            self.state.pauses.searches.remove(&key);
             return SearchOutcome::Room;
         }
         self.turns.searched.insert((job, cause));
         if !was_cut {
-            self.state.search_backoffs.remove(&key);
+            self.state.pauses.searches.remove(&key);
             return SearchOutcome::Nothing;
         }
         self.rest(key, allowance);
@@ -106,20 +106,21 @@ impl Cycle<'_> {
         let allowance = took.saturating_mul(2).min(self.config.budget);
         self.wake_at(until);
         self.state
-            .search_backoffs
+            .pauses
+            .searches
             .insert(key, Rest { until, allowance });
     }
 
     /// Forgets those of jobs that wait no longer.
     pub(super) fn prune_search_backoffs(&mut self) {
-        if self.state.search_backoffs.is_empty() {
+        if self.state.pauses.searches.is_empty() {
             return;
         }
-        let mut search_backoffs = std::mem::take(&mut self.state.search_backoffs);
+        let mut search_backoffs = std::mem::take(&mut self.state.pauses.searches);
         search_backoffs.retain(|(name, _), _| {
             let job = self.state.job_of(name);
             job.is_some_and(|job| !self.next_tasks(job).is_empty())
         });
-        self.state.search_backoffs = search_backoffs;
+        self.state.pauses.searches = search_backoffs;
     }
 }

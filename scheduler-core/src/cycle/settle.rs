@@ -124,7 +124,7 @@ impl Cycle<'_> {
 
     /// Puts the pod on that node, if it fits there.
     fn place_on(&mut self, task: TaskKey, node: NodeKey, way: Way) -> bool {
-        let nodes = self.state.rooms.set([node]);
+        let nodes = self.state.caches.rooms.set([node]);
         self.place_task(task, &nodes, way).is_ok()
     }
 

@@ -309,7 +309,8 @@ impl Cycle<'_> {
         self.state.jobs.get(job).is_some_and(|row| {
             row.tasks.iter().any(|task| {
                 self.state
-                    .task_cells
+                    .cells
+                    .tasks
                     .get(*task)
                     .is_some_and(|cell| cell.status == Status::Assumed && cell.decision.is_some())
             })
@@ -339,7 +340,7 @@ impl Cycle<'_> {
         if !gpus_only {
             return NodeSet::clone(&self.all);
         }
-        self.state.rooms.some_gpu.clone()
+        self.state.caches.rooms.some_gpu.clone()
     }
 
     /// Tries one set of victims after another. `Some`: the first `count` pods of the job

@@ -90,7 +90,7 @@ impl Cycle<'_> {
 
     /// Groups that may be below their minimum, in order of name.
     fn maybe_stale(&mut self) -> Vec<JobKey> {
-        let mut jobs = std::mem::take(&mut self.state.maybe_stale);
+        let mut jobs = std::mem::take(&mut self.state.changes.maybe_stale);
         jobs.retain(|job| {
             let row = self.state.jobs.get_mut(*job);
             row.is_some_and(|row| std::mem::take(&mut row.maybe_stale))

@@ -32,7 +32,7 @@ impl Cycle<'_> {
         let mut nodes = search.feasible.clone();
         for task in scenario.tasks() {
             let node = self.state.cell(task).node;
-            nodes.extend(node.and_then(|node| self.state.rooms.rank(node)));
+            nodes.extend(node.and_then(|node| self.state.caches.rooms.rank(node)));
             self.make_victim(task);
         }
         // A pod that leaves a node which is to stay empty makes room for no other.

@@ -1,7 +1,7 @@
 //! The ordered list of pending jobs, kept between decisions. Only jobs with a changed pod are
 //! examined again, and pods without a group that are equivalent get their reason together.
 //!
-//! [`State::moved`](crate::state::State) lists the changed jobs. A change of anything else that the
+//! [`Changes::moved`](crate::state::changes::Changes::moved) lists the changed jobs. A change of anything else that the
 //! list depends on (whether pods are held back, what GPU memory counts for) invalidates all of it. A
 //! debug assertion compares the list with one computed from scratch.
 
@@ -21,7 +21,7 @@ const FEW: usize = 4;
 /// What follows from where the pods of a job are.
 #[derive(Clone, Debug)]
 pub(super) struct JobProgress {
-    /// [`crate::state::rows::JobRow::stamp`] at that time.
+    /// [`crate::state::job_row::JobRow::stamp`] at that time.
     pub(super) stamp: u64,
     pub next: Arc<[TaskKey]>,
     /// Of a job of several pods.
@@ -82,9 +82,9 @@ pub(super) struct WaitingJob {
 /// All that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// [`State::hindered`], and the value of GPU memory, at the last check; `None`: unknown.
+    /// [`Changes::hindered`](crate::state::changes::Changes::hindered), and the value of GPU memory, at the last check; `None`: unknown.
     pub(super) at: Option<(u64, u128)>,
-    /// [`State::settled`] at the last check.
+    /// [`Changes::settled`](crate::state::changes::Changes::settled) at the last check.
     pub(super) settled: Option<u64>,
     // Boxed: a hash map has room for up to twice as many.
     pub(super) known: FxHashMap<JobKey, Box<JobProgress>>,

@@ -113,7 +113,7 @@ impl State {
     /// Some device may be free later that is not now.
     fn may_leave(&self, key: NodeKey) -> bool {
         let cards = self.nodes.get(key).into_iter().flat_map(|row| &row.cards);
-        let mut used = cards.filter_map(|card| self.card_use.get(*card));
+        let mut used = cards.filter_map(|card| self.cells.cards.get(*card));
         self.devices.leaving > 0 || used.any(|used| used.releasing.holds() > 0)
     }
 

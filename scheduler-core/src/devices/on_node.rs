@@ -99,8 +99,8 @@ fn other_front(
     if by_annotation {
         return Some(DeviceReason::OtherFront);
     }
-    let key = state.card_names.on(card, node);
-    let used = key.and_then(|key| state.card_use.get(key));
+    let key = state.names.cards.on(card, node);
+    let used = key.and_then(|key| state.cells.cards.get(key));
     let granted = used.is_some_and(|used| match free {
         Free::Now => used.holders() > 0,
         Free::Later => used.after().holds() > 0,

@@ -142,9 +142,9 @@ fn remaining(
         cards: vec![CardSums::default(); row.cards.len()],
         ..Remaining::default()
     };
-    for task in state.on_node.get(key).into_iter().flatten().copied() {
+    for task in state.index.on_node.get(key).into_iter().flatten().copied() {
         let (Some(cell), Some(own)) = (
-            state.task_cells.get(task),
+            state.cells.tasks.get(task),
             state
                 .tasks
                 .get(task)

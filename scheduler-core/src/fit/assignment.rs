@@ -168,7 +168,7 @@ fn whole_lines(state: &State, row: &NodeRow, count: WholeCount, wanted: i64) -> 
         .iter()
         .filter_map(|key| {
             let card = state.cards.get(*key)?;
-            let used = state.card_use.get(*key).copied().unwrap_or_default();
+            let used = state.cells.cards.get(*key).copied().unwrap_or_default();
             Some(CardLine::Card(*key, not_whole(state, card, used)?))
         })
         .collect();

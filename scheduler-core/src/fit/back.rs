@@ -34,7 +34,12 @@ pub(crate) fn fits_back(state: &State, spec: &SpecRow, leaving: &Leaving) -> boo
         let (Some(row), Some(share)) = (state.cards.get(hold.card), share_of(spec, hold)) else {
             return false;
         };
-        let used = state.card_use.get(hold.card).copied().unwrap_or_default();
+        let used = state
+            .cells
+            .cards
+            .get(hold.card)
+            .copied()
+            .unwrap_or_default();
         let beside = used.after();
         let offer = card::share(state, row, beside, share, hold.mode);
         if !offer.is_ok_and(|offer| offer.limit >= hold.limit) {
@@ -45,7 +50,7 @@ pub(crate) fn fits_back(state: &State, spec: &SpecRow, leaving: &Leaving) -> boo
         }
     }
     let fit_together = footprint::of_pod(leaving.holds()).all(|(key, takes)| {
-        let used = state.card_use.get(key).copied().unwrap_or_default();
+        let used = state.cells.cards.get(key).copied().unwrap_or_default();
         let held = used.after().plus(takes.sums);
         let all = CardUse {
             held,

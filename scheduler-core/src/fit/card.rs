@@ -77,12 +77,13 @@ pub(crate) fn elsewhere<'a>(state: &'a State, row: &CardRow) -> Option<&'a NodeN
         let node = state.nodes.get(row.node)?;
         node.agent.as_ref()?;
         let idle = state
-            .card_use
+            .cells
+            .cards
             .get(key)
             .is_none_or(|used| used.holders() == 0);
         Some((idle, &node.name, row.node))
     };
-    let all = state.card_names.everywhere(&row.uuid);
+    let all = state.names.cards.everywhere(&row.uuid);
     let (_, owner, node) = all.filter_map(claims).min()?;
     (node != row.node).then_some(owner)
 }

@@ -33,7 +33,8 @@ pub(crate) fn choose_whole(
             state.cards.get(*key).is_some_and(|row| {
                 card::whole_usable(state, row).is_ok()
                     && state
-                        .card_use
+                        .cells
+                        .cards
                         .get(*key)
                         .is_some_and(|used| used.holders() == 0)
             })
@@ -42,7 +43,8 @@ pub(crate) fn choose_whole(
     // Cards with a promise last: their promise is made again next time.
     let (mut clear, promised): (Vec<CardKey>, Vec<CardKey>) = free.into_iter().partition(|key| {
         state
-            .card_use
+            .cells
+            .cards
             .get(*key)
             .is_none_or(|used| used.promised.holds() == 0)
     });

@@ -56,7 +56,7 @@ pub(crate) fn refusals(
         answers.into_iter().find_map(Result::err)
     };
     let refused = row.cards.iter().filter_map(|key| {
-        let used = state.card_use.get(*key).copied().unwrap_or_default();
+        let used = state.cells.cards.get(*key).copied().unwrap_or_default();
         Some(CardLine::Card(*key, refusal(state.cards.get(*key)?, used)?))
     });
     refused.collect()

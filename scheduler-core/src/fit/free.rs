@@ -17,7 +17,7 @@ impl CardsFree {
     pub(crate) fn of(state: &State, key: NodeKey, row: &NodeRow) -> Self {
         let mut all = Self::default();
         for key in &row.cards {
-            if let (Some(card), Some(used)) = (state.cards.get(*key), state.card_use.get(*key)) {
+            if let (Some(card), Some(used)) = (state.cards.get(*key), state.cells.cards.get(*key)) {
                 all.add(state, card, used);
             }
         }
@@ -27,7 +27,7 @@ impl CardsFree {
             if slices == 0 {
                 continue;
             }
-            let used = state.extra_use.get(&(key, name.clone())).copied();
+            let used = state.cells.extra.get(&(key, name.clone())).copied();
             let used = used.unwrap_or_default();
             let free =
                 (u128::from(*count) + used.releasing).saturating_sub(used.used + used.promised);
@@ -74,7 +74,7 @@ impl CardsFree {
 
     /// Whole GPUs, with what is only counted of the node.
     pub(crate) fn whole(&self, state: &State, key: NodeKey, row: &NodeRow) -> WholeCount {
-        let used = state.node_use.get(key).copied().unwrap_or_default();
+        let used = state.cells.nodes.get(key).copied().unwrap_or_default();
         let signed = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
         // The kubelet rejects a pod permanently when its node does not list the count (yet).
         let listed = row.node.as_ref().map_or(0, |node| i64::from(node.gpus));
@@ -101,7 +101,7 @@ pub(crate) fn whole_count(state: &State, key: NodeKey) -> WholeCount {
     let Some(row) = state.nodes.get(key) else {
         return WholeCount::default();
     };
-    match state.rooms.as_of(key, row.generation) {
+    match state.caches.rooms.as_of(key, row.generation) {
         Some(room) => WholeCount {
             now: room.whole_now,
             later: room.whole,

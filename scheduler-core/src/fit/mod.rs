@@ -3,7 +3,7 @@
 //! Input: the state, a request signature, a node. Output: an [`Assignment`], or why there is none.
 //! Changes nothing; decisions and explanations use the same functions.
 //! - [`check`]: all of the rules for one node, in their order.
-//! - [`rules`]: rules of the node, and its MIG strategy; [`resources`]: its countable resources.
+//! - [`mod@rules`]: rules of the node, and its MIG strategy; [`resources`]: its countable resources.
 //! - [`crate::devices`]: devices for the pod's claims.
 //! - [`pods`]: rules between pods, and host ports.
 //! - [`card`]: one card, whole or shared.

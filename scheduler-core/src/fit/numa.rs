@@ -316,9 +316,9 @@ impl Node {
     ) -> Self {
         let mut zones: Vec<Zone> = manager.zones.iter().map(zone).collect();
         let mut unreported = Vec::new();
-        let tasks = state.on_node.get(key).into_iter().flatten();
+        let tasks = state.index.on_node.get(key).into_iter().flatten();
         for task in tasks.filter(|task| Some(**task) != without) {
-            let (Some(cell), Some(row_of)) = (state.task_cells.get(*task), state.tasks.get(*task))
+            let (Some(cell), Some(row_of)) = (state.cells.tasks.get(*task), state.tasks.get(*task))
             else {
                 continue;
             };
@@ -347,7 +347,7 @@ impl Node {
         group(&mut zones, manager, |used| stands(state, key, used, moment));
         let known_later = |card: &CardKey| unreported.iter().any(|(_, cards)| cards.contains(card));
         add_cards(state, row, manager, &mut zones, &mut |key, shared| {
-            let used = state.card_use.get(key).copied().unwrap_or_default();
+            let used = state.cells.cards.get(key).copied().unwrap_or_default();
             let sums = match moment {
                 Moment::Now => used.held,
                 Moment::Later => used.after(),

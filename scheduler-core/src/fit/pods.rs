@@ -29,7 +29,7 @@ pub(super) fn let_in(
         return Ok(());
     };
     let here = |key_of: &CountKey| -> Option<ExtraUse> {
-        let domain = state.domain(key, &state.pod_counts.get(*key_of)?.what)?;
+        let domain = state.domain(key, &state.cells.pod_counts.get(*key_of)?.what)?;
         let pods = state.pods_by_domain(asks, *key_of)?;
         Some(pods.get(&domain).copied().unwrap_or_default())
     };
@@ -103,7 +103,7 @@ pub(crate) fn is_spread(state: &State, spec: &SpecRow, node: &Node) -> bool {
 pub(super) fn ports(state: &State, spec: &SpecRow, key: NodeKey, room: &mut Room) -> bool {
     spec.spec.ports.iter().all(|port| {
         taken_by(port).all(|name| {
-            let used = state.extra_use.get(&(key, name));
+            let used = state.cells.extra.get(&(key, name));
             let used = used.copied().unwrap_or_default();
             room.now &= used.used == 0;
             !used.stays()
@@ -148,7 +148,7 @@ pub(crate) fn preference(state: &State, spec: &SpecRow, key: NodeKey, node: &Nod
     let domains = asks.domains.as_ref();
     let theirs = domains.and_then(|domains| Some(domains.worth()?.is(&node.labels)));
     let worth = |(count, preferred): (&CountKey, &crate::model::PreferredTerm)| {
-        let domain = state.domain(key, &state.pod_counts.get(*count)?.what)?;
+        let domain = state.domain(key, &state.cells.pod_counts.get(*count)?.what)?;
         let used = state.pods_by_domain(asks, *count)?.get(&domain)?;
         Some(used.pods().saturating_mul(i64::from(preferred.weight)))
     };

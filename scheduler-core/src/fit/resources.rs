@@ -37,7 +37,7 @@ pub(super) fn attachments(
     room: &mut Room,
 ) -> bool {
     let used = |name: &ResourceName| {
-        let used = state.extra_use.get(&(key, name.clone()));
+        let used = state.cells.extra.get(&(key, name.clone()));
         used.copied().unwrap_or_default()
     };
     // Of each driver: volumes that are not attached now, and those that will not be.
@@ -78,7 +78,7 @@ pub(super) fn resources(
     node: &Node,
     room: &mut Room,
 ) -> Vec<NodeReason> {
-    let used = state.node_use.get(key).copied().unwrap_or_default();
+    let used = state.cells.nodes.get(key).copied().unwrap_or_default();
     let of = |field: fn(&Amounts) -> u128| {
         [
             field(&used.used),
@@ -103,7 +103,8 @@ pub(super) fn resources(
     }
     for (name, amount) in &spec.spec.extended {
         let taken = state
-            .extra_use
+            .cells
+            .extra
             .get(&(key, name.clone()))
             .copied()
             .unwrap_or_default();

@@ -9,46 +9,46 @@ use crate::units::Time;
 impl State {
     /// Brings the index up to date with every node that was touched.
     pub(crate) fn refresh_rooms(&mut self) {
-        if self.rooms.names_changed {
-            self.rooms = Rooms::default();
-            let keys: Vec<NodeKey> = self.node_names.values().copied().collect();
+        if self.caches.rooms.names_changed {
+            self.caches.rooms = Rooms::default();
+            let keys: Vec<NodeKey> = self.names.nodes.values().copied().collect();
             for (rank, key) in (0..).zip(&keys) {
                 let known = self.look_at_room(*key, None);
-                self.rooms.rank.insert(*key, rank);
-                self.rooms.put(rank, None, &known.room);
-                self.rooms.at.insert(*key, known);
+                self.caches.rooms.rank.insert(*key, rank);
+                self.caches.rooms.put(rank, None, &known.room);
+                self.caches.rooms.at.insert(*key, known);
             }
-            self.rooms.by_rank = keys;
+            self.caches.rooms.by_rank = keys;
             return;
         }
-        let mut dirty = std::mem::take(&mut self.rooms.dirty);
+        let mut dirty = std::mem::take(&mut self.caches.rooms.dirty);
         dirty.sort_unstable();
         dirty.dedup();
         for key in dirty.drain(..) {
-            let Some(rank) = self.rooms.rank.get(key).copied() else {
+            let Some(rank) = self.caches.rooms.rank.get(key).copied() else {
                 continue;
             };
             let generation = self.nodes.get(key).map_or(0, |row| row.generation);
-            if self.rooms.as_of(key, generation).is_some() {
+            if self.caches.rooms.as_of(key, generation).is_some() {
                 continue;
             }
-            let known = self.rooms.at.get(key);
+            let known = self.caches.rooms.at.get(key);
             let old = known.map(|known| known.room).unwrap_or_default();
             let new = self.look_at_room(key, known);
             // A pause that has ended is over from the next decision on.
             let is_due = |pause: &(Time, CardKey)| pause.0 <= self.now;
             debug_assert!(
-                self.card_pauses.first().is_some_and(is_due)
+                self.pauses.cards.first().is_some_and(is_due)
                     || new.cards == self.look_at_room(key, None).cards,
                 "what the cards of a node have free is out of date"
             );
             if old != new.room {
-                self.rooms.put(rank, Some(&old), &new.room);
+                self.caches.rooms.put(rank, Some(&old), &new.room);
             }
-            self.rooms.at.insert(key, new);
+            self.caches.rooms.at.insert(key, new);
         }
         // Its memory serves the next time.
-        self.rooms.dirty = dirty;
+        self.caches.rooms.dirty = dirty;
     }
 
     /// A node's room. `known`: as it was the last time.
@@ -72,7 +72,7 @@ impl State {
         let Some(node) = &row.node else {
             return Room::default();
         };
-        let used = self.node_use.get(key).copied().unwrap_or_default();
+        let used = self.cells.nodes.get(key).copied().unwrap_or_default();
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
         let count = cards.whole(self, key, row);
         let (nano, mib) = cards.gpus(count);

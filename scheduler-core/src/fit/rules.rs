@@ -74,16 +74,22 @@ pub(super) fn mig_strategy(row: &NodeRow, spec: &SpecRow) -> Result<(), NodeReas
 
 /// A pod that KAI placed by a legacy annotation holds MIG slices that are not counted.
 fn has_legacy_mig(state: &State, key: NodeKey) -> bool {
-    state.on_node.get(key).into_iter().flatten().any(|task| {
-        state
-            .tasks
-            .get(*task)
-            .and_then(|row| state.specs.get(row.spec))
-            .is_some_and(|spec| {
-                let rules = &spec.spec.unsupported;
-                rules.iter().any(|rule| **rule == *crate::model::LEGACY_MIG)
-            })
-    })
+    state
+        .index
+        .on_node
+        .get(key)
+        .into_iter()
+        .flatten()
+        .any(|task| {
+            state
+                .tasks
+                .get(*task)
+                .and_then(|row| state.specs.get(row.spec))
+                .is_some_and(|spec| {
+                    let rules = &spec.spec.unsupported;
+                    rules.iter().any(|rule| **rule == *crate::model::LEGACY_MIG)
+                })
+        })
 }
 
 /// Kubernetes' own taint for the flag.

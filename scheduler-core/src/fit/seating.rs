@@ -36,7 +36,7 @@ pub(super) struct Seated {
 
 impl Tentative {
     fn found(&self, state: &State, key: CardKey, place: usize, init: bool) -> Found {
-        let card = state.card_use.get(key).copied().unwrap_or_default();
+        let card = state.cells.cards.get(key).copied().unwrap_or_default();
         let mut found = Found {
             all: card,
             at_once: card,
@@ -311,7 +311,8 @@ impl Seating<'_> {
         assignment.joins |= candidates.iter().any(|candidate| {
             !candidate.opens
                 && state
-                    .card_use
+                    .cells
+                    .cards
                     .get(candidate.key)
                     .is_some_and(|used| used.after().holds() > 0)
         });

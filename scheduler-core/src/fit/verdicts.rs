@@ -1,4 +1,4 @@
-//! Asks nodes for the verdicts that [`VerdictCache`] keeps, and says from them what a request lacks.
+//! Asks nodes for the verdicts that [`VerdictCache`](crate::state::verdicts::VerdictCache) keeps, and says from them what a request lacks.
 
 use crate::config::Config;
 use crate::fit::{self, free};
@@ -17,7 +17,7 @@ impl State {
     pub(crate) fn is_known_infeasible(&self, spec: &SpecRow) -> bool {
         let is_current = |all: &Verdicts| spec.stays_out() || all.others == self.others_at(spec);
         let says_no = |all: &Verdicts| all.fits == 0 && is_current(all);
-        self.verdict_cache.at == Some(self.capacity_version)
+        self.caches.verdicts.at == Some(self.changes.capacity)
             && spec.is_assigned_at_once()
             && spec.verdicts.as_deref().is_some_and(says_no)
     }
@@ -30,18 +30,18 @@ impl State {
         };
         let changed = asks
             .asked()
-            .filter_map(|key| Some(self.pod_counts.get(key)?.changed));
+            .filter_map(|key| Some(self.cells.pod_counts.get(key)?.changed));
         let closed = others.subject.as_ref();
         let closed = closed.map(|subject| self.closed_changed(subject));
         let closed = closed.unwrap_or_default();
-        let [_, moved] = self.pod_counts.changed();
+        let [_, moved] = self.cells.pod_counts.changed();
         // A node with other labels has its pods in other domains; of counts that is a move.
         let uncounted = self.asks_uncounted(asks);
         let by_nodes = uncounted || spec.is_spread();
         let own = [
             changed.max().unwrap_or(0),
             if uncounted { moved } else { 0 },
-            if by_nodes { self.nodes_changed } else { 0 },
+            if by_nodes { self.changes.nodes } else { 0 },
         ];
         (own, closed)
     }
@@ -73,7 +73,7 @@ impl State {
         let of_cards = |set: &Reasons| set.why.iter().any(NodeReason::is_of_cards);
         let with_cards = all.sets.iter().filter(|set| of_cards(set));
         let mut left: usize = with_cards.map(|set| set.nodes as usize).sum();
-        for (name, node) in &self.node_names {
+        for (name, node) in &self.names.nodes {
             if left == 0 || line.is_full() {
                 break;
             }
@@ -93,7 +93,7 @@ impl State {
 
     /// Some request has not asked the nodes yet: the next decision goes on.
     pub(crate) fn has_pending_verdicts(&self) -> bool {
-        self.verdict_cache.put_off
+        self.caches.verdicts.put_off
     }
 
     /// The request has verdicts, and all are up to date; or it waits for the next decision.
@@ -113,12 +113,12 @@ impl State {
         }
         // Thousands of new requests must not delay a decision: the rest is asked in the next one.
         let nodes = u64::try_from(self.nodes.len()).unwrap_or(u64::MAX);
-        if self.verdict_cache.looks > LOOKS {
-            self.verdict_cache.put_off = true;
+        if self.caches.verdicts.looks > LOOKS {
+            self.caches.verdicts.put_off = true;
             return;
         }
         let looks = nodes.saturating_add(self.refresh_domains(key));
-        self.verdict_cache.looks = self.verdict_cache.looks.saturating_add(looks);
+        self.caches.verdicts.looks = self.caches.verdicts.looks.saturating_add(looks);
         let Some(row) = self.specs.get(key) else {
             return;
         };
@@ -132,16 +132,16 @@ impl State {
         }
         if let Some(row) = self.specs.get_mut(key) {
             row.verdicts = Some(Box::new(all));
-            self.verdict_cache.specs.push(key);
+            self.caches.verdicts.specs.push(key);
         }
     }
 
     /// Drops the verdicts of requests that were not used in the last decision.
     pub(crate) fn drop_verdicts(&mut self) {
-        self.verdict_cache.looks = 0;
-        self.verdict_cache.put_off = false;
+        self.caches.verdicts.looks = 0;
+        self.caches.verdicts.put_off = false;
         let specs = &mut self.specs;
-        self.verdict_cache.specs.retain(|key| {
+        self.caches.verdicts.specs.retain(|key| {
             let Some(row) = specs.get_mut(*key) else {
                 return false;
             };
@@ -159,11 +159,11 @@ impl State {
     /// Asks the nodes again that were touched. Not inside a trial that has moved anything.
     pub(crate) fn refresh_verdicts(&mut self, config: &Config) {
         debug_assert!(!self.is_tentative(), "a trial may be undone");
-        self.verdict_cache.at = Some(self.capacity_version);
-        if self.verdict_cache.volumes != self.volumes_version {
-            self.verdict_cache.volumes = self.volumes_version;
+        self.caches.verdicts.at = Some(self.changes.capacity);
+        if self.caches.verdicts.volumes != self.changes.volumes {
+            self.caches.verdicts.volumes = self.changes.volumes;
             let rows = &mut self.specs;
-            self.verdict_cache.specs.retain(|key| {
+            self.caches.verdicts.specs.retain(|key| {
                 let row = rows.get_mut(*key).filter(|row| !row.spec.claims.is_empty());
                 row.is_none_or(|row| {
                     row.verdicts = None;
@@ -171,11 +171,11 @@ impl State {
                 })
             });
         }
-        if std::mem::replace(&mut self.verdict_cache.devices, self.devices.version)
+        if std::mem::replace(&mut self.caches.verdicts.devices, self.devices.version)
             != self.devices.version
         {
             let rows = &mut self.specs;
-            self.verdict_cache.specs.retain(|key| {
+            self.caches.verdicts.specs.retain(|key| {
                 let row = rows
                     .get_mut(*key)
                     .filter(|row| !row.spec.devices.is_empty());
@@ -186,17 +186,17 @@ impl State {
             });
         }
         self.forget_moved_relations();
-        let mut dirty = std::mem::take(&mut self.verdict_cache.dirty);
+        let mut dirty = std::mem::take(&mut self.caches.verdicts.dirty);
         // Those that are gone first: another may have their slot.
         dirty.sort_by_key(|key| self.nodes.contains_key(*key));
-        let mut specs = std::mem::take(&mut self.verdict_cache.specs);
+        let mut specs = std::mem::take(&mut self.caches.verdicts.specs);
         let mut moved = Vec::with_capacity(dirty.len());
         for node in dirty.drain(..) {
-            let old = self.verdict_cache.basis.get(node).copied();
+            let old = self.caches.verdicts.basis.get(node).copied();
             let new = self.basis(node);
             match new {
-                Some(new) => drop(self.verdict_cache.basis.insert(node, new)),
-                None => drop(self.verdict_cache.basis.remove(node)),
+                Some(new) => drop(self.caches.verdicts.basis.insert(node, new)),
+                None => drop(self.caches.verdicts.basis.remove(node)),
             }
             if let Some(row) = self.nodes.get_mut(node) {
                 row.is_dirty = false;
@@ -215,12 +215,12 @@ impl State {
                     continue;
                 }
                 // A request that depends on many other pods is asked again in a later decision.
-                if self.verdict_cache.looks > LOOKS && row.spec.others.is_some() {
+                if self.caches.verdicts.looks > LOOKS && row.spec.others.is_some() {
                     put_off.push(*key);
                     break;
                 }
                 let looks = self.refresh_domains(*key);
-                self.verdict_cache.looks = self.verdict_cache.looks.saturating_add(looks);
+                self.caches.verdicts.looks = self.caches.verdicts.looks.saturating_add(looks);
                 let Some(row) = self.specs.get(*key) else {
                     break;
                 };
@@ -238,8 +238,8 @@ impl State {
                 row.verdicts = None;
             }
         }
-        self.verdict_cache.dirty = dirty;
-        self.verdict_cache.specs = specs;
+        self.caches.verdicts.dirty = dirty;
+        self.caches.verdicts.specs = specs;
         if config.verify {
             self.verify_verdicts(config);
         }
@@ -247,11 +247,11 @@ impl State {
 
     /// Others may have moved far from every node that was touched: all nodes are asked again.
     fn forget_moved_relations(&mut self) {
-        let at = (self.pod_counts.changed(), self.nodes_changed);
-        if std::mem::replace(&mut self.verdict_cache.others, at) == at {
+        let at = (self.cells.pod_counts.changed(), self.changes.nodes);
+        if std::mem::replace(&mut self.caches.verdicts.others, at) == at {
             return;
         }
-        let specs = std::mem::take(&mut self.verdict_cache.specs);
+        let specs = std::mem::take(&mut self.caches.verdicts.specs);
         let stays = |key: &SpecKey| {
             let row = self.specs.get(*key);
             row.is_none_or(|row| {
@@ -265,13 +265,13 @@ impl State {
                 row.verdicts = None;
             }
         }
-        self.verdict_cache.specs = stay;
+        self.caches.verdicts.specs = stay;
     }
 
     /// All of them again, from the state alone.
     fn verify_verdicts(&mut self, config: &Config) {
         let mut wrong = false;
-        for key in &self.verdict_cache.specs {
+        for key in &self.caches.verdicts.specs {
             let Some((row, all)) = self
                 .specs
                 .get(*key)
@@ -309,7 +309,7 @@ impl State {
     fn basis(&self, key: NodeKey) -> Option<VerdictInputs> {
         let row = self.nodes.get(key)?;
         let node = row.node.as_ref()?;
-        let used = self.node_use.get(key).copied().unwrap_or_default();
+        let used = self.cells.nodes.get(key).copied().unwrap_or_default();
         let signed = |amount: u128| i128::try_from(amount).unwrap_or(i128::MAX);
         let left = |has: u64, used: u128, leaving: u128, promised: u128| {
             signed(u128::from(has) + leaving) - signed(used + promised)

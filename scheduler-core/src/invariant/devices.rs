@@ -25,7 +25,7 @@ fn rank(how: As) -> u8 {
 /// Each claim that holds something else than its pods and the API server say.
 pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     let mut users: BTreeMap<ClaimUid, Users> = BTreeMap::new();
-    for (task, cell) in &state.task_cells {
+    for (task, cell) in &state.cells.tasks {
         for claim in state.devices.of(task) {
             let of = users.entry(claim.uid.clone()).or_default();
             let leaving = cell.leaving.as_ref().map(|leaving| leaving.front);

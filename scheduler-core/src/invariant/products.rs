@@ -6,12 +6,12 @@ use crate::state::State;
 
 pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     // They are rebuilt before they are read.
-    if state.queues_dirty || state.products.dirty {
+    if state.changes.queues || state.cells.products.dirty {
         return;
     }
     let should = state.sum_products();
     for (key, row) in &state.queues {
-        let (is, should) = (state.products.of.get(key), should.get(key));
+        let (is, should) = (state.cells.products.of.get(key), should.get(key));
         if is != should {
             let name = &row.name;
             wrong.push(format!(
@@ -40,7 +40,7 @@ pub(super) fn check_decided(state: &State, decision: &Decision, wrong: &mut Vec<
             let named = state.product_at(*queue, product);
             let named = row.queue.as_ref().zip(named);
             let named = named.and_then(|(queue, (at, _))| Some((queue.products.get(at)?, at)));
-            let held = state.products.of.get(*queue);
+            let held = state.cells.products.of.get(*queue);
             let held = held.zip(named).and_then(|(all, (_, at))| all.get(at));
             let limit = named.and_then(|(row, _)| row.unit.billionths(row.limit));
             if let (Some(limit), Some(held)) = (limit, held)
@@ -87,15 +87,15 @@ pod b queue=q cpu=100 gpus.main=1 created=1
         let mut core = core();
         assert_eq!(core.violations(), Vec::<String>::new());
         let state = core.state_for_tests();
-        let key = state.queue_names["q"];
-        state.products.of[key][0].allocated -= 1;
+        let key = state.names.queues["q"];
+        state.cells.products.of[key][0].allocated -= 1;
         let wrong = core.violations();
         assert!(
             wrong[0].starts_with("queue q has Some([ProductUse"),
             "{wrong:?}"
         );
         // It is rebuilt before it is read.
-        core.state_for_tests().products.dirty = true;
+        core.state_for_tests().cells.products.dirty = true;
         assert_eq!(core.violations(), Vec::<String>::new());
         core.decide(Time(2));
         assert_eq!(core.violations(), Vec::<String>::new());
@@ -107,14 +107,14 @@ pod b queue=q cpu=100 gpus.main=1 created=1
         // A defect that counts less than there is.
         let state = core.state_for_tests();
         for name in ["top", "q"] {
-            let key = state.queue_names[name];
-            state.products.of[key][0].allocated = 0;
+            let key = state.names.queues[name];
+            state.cells.products.of[key][0].allocated = 0;
         }
-        state.capacity_grew();
+        state.changes.capacity_grew();
         let decision = core.decide(Time(2));
         assert_eq!(decision.actions.len(), 1);
         let state = core.state_for_tests();
-        state.products.of = state.sum_products();
+        state.cells.products.of = state.sum_products();
         let mut wrong = Vec::new();
         super::check_decided(state, &decision, &mut wrong);
         assert_eq!(wrong, ["pod b brings queue q above its limit of L4"]);

@@ -53,14 +53,14 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
             "{what} {name} has {is:?}, its pods have {should:?}"
         ));
     };
-    for (key, is) in &state.node_use {
+    for (key, is) in &state.cells.nodes {
         let should = sums.nodes.get(&key).copied().unwrap_or_default();
         if *is != should {
             let name = state.nodes.get(key).map_or("", |row| row.name.as_str());
             differs("node", name, is, &should);
         }
     }
-    for (key, is) in &state.card_use {
+    for (key, is) in &state.cells.cards {
         let should = sums.cards.get(&key).copied().unwrap_or_default();
         if *is != should {
             let name = state.cards.get(key).map_or("", |row| row.uuid.as_str());
@@ -68,7 +68,7 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
         }
     }
     for (key, should) in &sums.extras {
-        let is = state.extra_use.get(key).copied().unwrap_or_default();
+        let is = state.cells.extra.get(key).copied().unwrap_or_default();
         if is != *should {
             let node = state.nodes.get(key.0).map_or("", |row| row.name.as_str());
             differs("resource", &format!("{} of {node}", key.1), &is, should);
@@ -76,13 +76,14 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
     }
     let counted = |extra: &&ExtraUse| **extra != ExtraUse::default();
     let (are, should) = (
-        state.extra_use.len(),
+        state.cells.extra.len(),
         sums.extras.values().filter(counted).count(),
     );
     if are != should {
         differs("the number of", "resources in use", &are, &should);
     }
     let counts: BTreeMap<(CountKey, Arc<str>), ExtraUse> = state
+        .cells
         .pod_counts
         .rows()
         .flat_map(|(key, row)| {
@@ -118,10 +119,10 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
         differs("the claims", "of volumes", &given, &"one volume each");
     }
     // They are rebuilt before they are read.
-    if state.queues_dirty {
+    if state.changes.queues {
         return;
     }
-    for (key, is) in &state.queue_use {
+    for (key, is) in &state.cells.queues {
         let should = sums.queues.get(&key).copied().unwrap_or_default();
         if *is != should {
             let name = state.queues.get(key).map_or("", |row| row.name.as_str());
@@ -133,7 +134,7 @@ pub(super) fn check(state: &State, wrong: &mut Vec<String>) {
 impl Sums {
     fn of(state: &State) -> Self {
         let mut sums = Self::default();
-        for (key, cell) in &state.task_cells {
+        for (key, cell) in &state.cells.tasks {
             sums.count(state, key, cell);
         }
         for ((node, attachment), used) in std::mem::take(&mut sums.attachments) {
@@ -206,7 +207,7 @@ impl Sums {
         let rules = spec.spec.others.as_ref().map(|others| &others.rules);
         let terms = rules.map_or(&[][..], |rules| rules.anti_affinity.as_slice());
         let preferred = rules.map_or(&[][..], |rules| rules.preferred.as_slice());
-        for (key, counted) in state.pod_counts.rows() {
+        for (key, counted) in state.cells.pod_counts.rows() {
             if !counted.is_counted() {
                 continue;
             }
@@ -214,6 +215,7 @@ impl Sums {
             let is_counted = match &what.who {
                 Who::Matched(all) => {
                     state
+                        .cells
                         .pod_counts
                         .all_take(all, &row.facts.namespace, &row.labels)
                 }
@@ -356,24 +358,24 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
     }
 
     fn node<'a>(state: &'a mut State, name: &str) -> &'a mut NodeUse {
-        let key = state.node_names[name];
-        &mut state.node_use[key]
+        let key = state.names.nodes[name];
+        &mut state.cells.nodes[key]
     }
 
     fn extra(state: &mut State) -> &mut ExtraUse {
-        let key = (state.node_names["n1"], ResourceName::new("x"));
-        state.extra_use.get_mut(&key).unwrap()
+        let key = (state.names.nodes["n1"], ResourceName::new("x"));
+        state.cells.extra.get_mut(&key).unwrap()
     }
 
     fn card(state: &mut State) -> &mut CardUse {
-        let node = state.node_names["n1"];
-        let key = state.card_names.on(&GpuUuid::new("GPU-1"), node).unwrap();
-        &mut state.card_use[key]
+        let node = state.names.nodes["n1"];
+        let key = state.names.cards.on(&GpuUuid::new("GPU-1"), node).unwrap();
+        &mut state.cells.cards[key]
     }
 
     fn queue<'a>(state: &'a mut State, name: &str) -> &'a mut QueueUse {
-        let key = state.queue_names[name];
-        &mut state.queue_use[key]
+        let key = state.names.queues[name];
+        &mut state.cells.queues[key]
     }
 
     /// What is corrupted, how, and how the sentence about it begins.
@@ -437,15 +439,15 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
         ),
         (
             "another resource, forgotten",
-            |state| state.extra_use.clear(),
+            |state| state.cells.extra.clear(),
             "resource x of n1 has ",
         ),
         (
             "another resource that no pod has",
             |state| {
-                let key = (state.node_names["n2"], ResourceName::new("x"));
+                let key = (state.names.nodes["n2"], ResourceName::new("x"));
                 let used = *extra(state);
-                state.extra_use.insert(key, used);
+                state.cells.extra.insert(key, used);
             },
             "the number of resources in use has ",
         ),
@@ -492,7 +494,7 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
         (
             "a volume that two claims have",
             |state| {
-                let (claim, node) = (ClaimUid::new("c"), state.node_names["n2"]);
+                let (claim, node) = (ClaimUid::new("c"), state.names.nodes["n2"]);
                 state.give(&claim, node, Some(&VolumeName::new("v")));
                 state.volumes.use_twice("c", "d");
             },
@@ -542,7 +544,7 @@ pod stranger foreign cpu=500 memory=1024 gpus.main=1 on=n2
     fn sums_of_queues_that_are_to_be_rebuilt_are_not_compared() {
         let mut core = core();
         let state = core.state_for_tests();
-        state.queues_dirty = true;
+        state.changes.queues = true;
         queue(state, "team").allocated[0] += 1;
         assert_eq!(core.violations(), Vec::<String>::new());
     }

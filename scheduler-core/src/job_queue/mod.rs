@@ -334,7 +334,8 @@ impl JobQueue {
     fn basis(&self, state: &State, queue: QueueKey) -> KeyInputs {
         let mut basis = KeyInputs {
             has: state
-                .queue_use
+                .cells
+                .queues
                 .get(queue)
                 .map(|used| used.allocated)
                 .unwrap_or_default(),

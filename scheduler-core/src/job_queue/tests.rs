@@ -118,14 +118,15 @@ fn turns(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> (Ve
     let state = core.state_for_tests();
     state.refresh_queues();
     let uses: Vec<_> = state
-        .queue_use
+        .cells
+        .queues
         .iter()
         .map(|(key, used)| (key, *used))
         .collect();
     let shares = Shares::compute(state, 0.0);
     let mut by_queue = Vec::new();
     for (name, _) in QUEUES {
-        let key = state.queue_names[&QueueName::new(name)];
+        let key = state.names.queues[&QueueName::new(name)];
         let mut line: Vec<Entry> = wants
             .iter()
             .enumerate()
@@ -179,7 +180,7 @@ fn turns(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> (Ve
     let (mut placed, mut turns) = (Vec::new(), 0);
     loop {
         let entry = if let By::Rule = by {
-            let top = state.top_queues.clone();
+            let top = state.index.top_queues.clone();
             let best = best_of(state, &shares, &top, &by_queue);
             let best = best.map(|(leaf, entry)| (leaf, entry.clone()));
             best.map(|(leaf, entry)| {
@@ -205,7 +206,7 @@ fn turns(core: &mut Core, wants: &[(usize, bool)], queues: usize, by: By) -> (Ve
         placed.push(entry.job);
         let leaf = state.jobs[entry.job].queue.unwrap();
         for key in state.queues[leaf].chain.clone() {
-            let mut used = state.queue_use[key];
+            let mut used = state.cells.queues[key];
             used.allocated = plus(used.allocated, entry.wanted);
             state.set(Cell::Queue(key, used));
         }

@@ -56,7 +56,7 @@ pub(crate) fn shortage(state: &mut State, scope: Scope<'_>, most: usize, card: M
     let mut asked: BTreeMap<QueueKey, QueueAmounts> = BTreeMap::new();
     let mut looked_at = BTreeSet::new();
     // Most often the first of many are enough: the rest is not sorted.
-    let waits = state.pending.iter().filter_map(|task| {
+    let waits = state.index.pending.iter().filter_map(|task| {
         let row = state.tasks.get(*task)?;
         Some(Reverse((state.order(row), *task)))
     });
@@ -94,7 +94,7 @@ pub(crate) fn shortage(state: &mut State, scope: Scope<'_>, most: usize, card: M
     events.extend(state.topologies.values().cloned().map(Event::Topology));
     let mut nodes = spare(state);
     if let Scope::Slices(named) = scope {
-        let named = named.iter().filter_map(|name| state.node_names.get(name));
+        let named = named.iter().filter_map(|name| state.names.nodes.get(name));
         nodes.extend(named.copied());
     }
     for (job, _) in &jobs {
@@ -128,7 +128,7 @@ fn of_groups(state: &State, groups: &Groups) -> Shortage {
     let mut without_cards = Vec::new();
     let mut seen = BTreeMap::new();
     let mut there: BTreeMap<_, u32> = BTreeMap::new();
-    for key in state.node_names.values() {
+    for key in state.names.nodes.values() {
         let Some(row) = state.nodes.get(*key) else {
             continue;
         };
@@ -215,7 +215,7 @@ fn asks_for_slices(state: &State, job: JobKey) -> bool {
 /// The job of a pod with the reason that it fits nowhere. `None`: it waits for something else.
 fn waits_for_room(state: &State, task: TaskKey) -> Option<JobKey> {
     let row = state.tasks.get(task)?;
-    let why = state.said.get(&task)?;
+    let why = state.outputs.said.get(&task)?;
     let fits_nowhere = why.kind == ReasonKind::Unschedulable;
     row.job
         .filter(|_| fits_nowhere && hindrance(state, row).is_none())
@@ -299,7 +299,7 @@ fn ask(
         plus(before, wanted)
     };
     let fits = chain.iter().all(|queue| {
-        let (Some(row), Some(used)) = (state.queues.get(*queue), state.queue_use.get(*queue))
+        let (Some(row), Some(used)) = (state.queues.get(*queue), state.cells.queues.get(*queue))
         else {
             return false;
         };
@@ -321,7 +321,7 @@ fn ask(
 
 /// The nodes with most GPUs left.
 fn spare(state: &State) -> BTreeSet<NodeKey> {
-    let rooms = &state.rooms;
+    let rooms = &state.caches.rooms;
     let whole = rooms.by_now.iter().rev().map(|(_, rank)| *rank);
     let shared = rooms.by_most.iter().rev();
     let shared = shared.filter(|(most, _)| *most > 0).map(|(_, rank)| *rank);
@@ -364,7 +364,7 @@ fn node(state: &State, key: NodeKey, events: &mut Vec<Event>) {
 
 /// The pods of a node, bound. Those of other jobs are only there for the resources that they hold.
 fn standing(state: &State, key: NodeKey, jobs: &BTreeSet<JobKey>, events: &mut Vec<Event>) {
-    for task in state.on_node.get(key).into_iter().flatten() {
+    for task in state.index.on_node.get(key).into_iter().flatten() {
         let Some(row) = state.tasks.get(*task) else {
             continue;
         };

@@ -23,7 +23,7 @@ impl State {
             let kept = self.volumes.kept.entry(Arc::clone(&kept.name)).or_default();
             kept.insert(name.clone());
         }
-        self.volumes_version += 1;
+        self.changes.volumes += 1;
         let is_everywhere = volume.nodes.is_none();
         self.volumes.rows.insert(name.clone(), volume);
         if is_everywhere {
@@ -45,14 +45,14 @@ impl State {
                 self.reach(key, name.clone());
             }
         }
-        self.capacity_grew();
+        self.changes.capacity_grew();
     }
 
     /// False: there was none of that name.
     pub(crate) fn volume_gone(&mut self, name: &VolumeName) -> bool {
         let known = self.forget_volume(name);
         // The claim that it was kept for may have another one now.
-        self.capacity_grew();
+        self.changes.capacity_grew();
         known
     }
 
@@ -60,7 +60,7 @@ impl State {
         let Some(volume) = self.volumes.rows.remove(name) else {
             return false;
         };
-        self.volumes_version += 1;
+        self.changes.volumes += 1;
         if let Some(kept) = &volume.kept_for
             && let Some(names) = self.volumes.kept.get_mut(&kept.name)
         {
@@ -171,7 +171,7 @@ impl State {
     }
 
     fn claims_come(&mut self, claims: &[Claim], node: NodeKey) {
-        let picked = if self.deciding {
+        let picked = if self.cells.deciding {
             self.volumes.pick(claims, node).unwrap_or_default()
         } else {
             Vec::new()
@@ -276,9 +276,9 @@ mod tests {
              pod b queue=q\n  claim d name=default/d size=10\n",
         );
         let state = core.state_for_tests();
-        state.deciding = true;
+        state.cells.deciding = true;
         let [task, other] = ["a", "b"].map(|name| state.task_of(name).unwrap());
-        let node = state.node_names["n1"];
+        let node = state.names.nodes["n1"];
         state.transition(other, at(Status::Bound, node));
         state.transition(task, at(Status::Bound, node));
         state.transition(other, TaskCell::of(Status::Done));
@@ -311,9 +311,9 @@ mod tests {
         );
         let state = core.state_for_tests();
         let [a, b] = ["a", "b"].map(|name| state.task_of(name).unwrap());
-        let [n1, n2] = ["n1", "n2"].map(|name| state.node_names[name]);
+        let [n1, n2] = ["n1", "n2"].map(|name| state.names.nodes[name]);
         let node = |state: &State| Some(state.volumes.claims.get(&ClaimUid::new("c"))?.node);
-        state.deciding = true;
+        state.cells.deciding = true;
         state.transition(a, at(Status::Bound, n1));
         state.transition(b, at(Status::Bound, n2));
         assert_eq!(

@@ -33,7 +33,7 @@ impl State {
                 .allocated
                 .insert(allocation.claim.clone(), allocation);
         });
-        self.capacity_grew();
+        self.changes.capacity_grew();
     }
 
     /// It has none, or is gone. False: it had none.
@@ -42,7 +42,7 @@ impl State {
             return false;
         }
         self.recount_claim(claim, |devices| drop(devices.allocated.remove(claim)));
-        self.capacity_grew();
+        self.changes.capacity_grew();
         true
     }
 
@@ -55,8 +55,8 @@ impl State {
         self.devices.version += 1;
         let after = self.devices.counts_for(&slot, hold.as_ref());
         self.move_uses(&before, &after);
-        self.touched += 1;
-        self.settled += 1;
+        self.changes.touched += 1;
+        self.changes.settled += 1;
     }
 
     /// Which claims a pod has.
@@ -101,7 +101,7 @@ impl State {
         self.devices.leaving -= usize::from(leaves(&old));
         let found = self.devices.found(id);
         let node = found.and_then(|(_, device)| device.nodes.only());
-        let node = node.map(|name| self.node_names.get(name).copied());
+        let node = node.map(|name| self.names.nodes.get(name).copied());
         let change = found.and_then(|(pool, device)| {
             let (was, is) = (old.leaves_some(device), value.leaves_some(device));
             let driver = Arc::clone(&pool.pool.name.driver);
@@ -152,7 +152,7 @@ impl State {
         let mut moving: Vec<Moving> = come
             .map(|(claim, had)| self.enter_claim(claim, had, node, to))
             .collect();
-        if self.deciding && moving.iter().any(|one| one.wants) {
+        if self.cells.deciding && moving.iter().any(|one| one.wants) {
             self.pick_devices(task, &mut moving, node, to);
         }
         for mut one in moving {

@@ -33,7 +33,7 @@ impl State {
         free.change_pool(&row, uses, true);
         self.devices.pools.insert(name, row);
         self.reached(reached);
-        self.capacity_grew();
+        self.changes.capacity_grew();
     }
 
     /// False: there was none of that name.
@@ -41,7 +41,7 @@ impl State {
         let known = self.devices.pools.contains_key(name);
         let reached = self.forget_pool(name);
         self.reached(reached);
-        self.wake();
+        self.changes.wake();
         known
     }
 
@@ -60,7 +60,7 @@ impl State {
         }
         let names = row.by_node.keys();
         names
-            .filter_map(|name| self.node_names.get(name).copied())
+            .filter_map(|name| self.names.nodes.get(name).copied())
             .collect()
     }
 

@@ -12,11 +12,11 @@ use std::sync::Arc;
 /// Of one request signature.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domains {
-    /// [`State::domains_at`] when all of it was right. `None`: parts are missing.
+    /// [`State::domains_at`](super::State::domains_at) when all of it was right. `None`: parts are missing.
     pub(super) at: Option<[u64; 3]>,
     /// By constraint of its spread.
     pub(super) spread: Vec<Spreading>,
-    /// [`State::nodes_changed`] when the nodes of the spread were looked up.
+    /// [`Changes::nodes`](crate::state::changes::Changes::nodes) when the nodes of the spread were looked up.
     pub(super) nodes: Option<u64>,
     /// Of the selectors that are not counted.
     pub(super) summed: BTreeMap<CountKey, ByDomain>,
@@ -29,7 +29,7 @@ pub(crate) struct Domains {
 /// Domains with pods whose anti-affinity speaks of a pod.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closed {
-    /// [`State::closed_changed`] at that time.
+    /// [`State::closed_changed`](super::State::closed_changed) at that time.
     pub(super) changed: TermsVersion,
     /// By topology key.
     pub(super) of: Vec<(Arc<str>, ClosedDomains)>,
@@ -53,7 +53,7 @@ impl Closed {
 /// What the preferences of pods that have a place make of the domains for a pod.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DomainPreferences {
-    /// [`State::worth_changed`] at that time.
+    /// [`State::worth_changed`](super::State::worth_changed) at that time.
     pub(super) changed: TermsVersion,
     /// By topology key; domains that are worth nothing are missing.
     pub(super) of: Vec<(Arc<str>, Sums)>,

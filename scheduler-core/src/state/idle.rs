@@ -46,28 +46,28 @@ impl State {
     pub(crate) fn set_idle(&mut self, key: TaskKey, since: Option<Time>) {
         let since = since.filter(|_| self.cell(key).node.is_some());
         let before = match since {
-            Some(since) => self.idle.since.insert(key, since),
-            None => self.idle.since.remove(&key),
+            Some(since) => self.index.idle.since.insert(key, since),
+            None => self.index.idle.since.remove(&key),
         };
         if before != since {
-            self.wake();
+            self.changes.wake();
         }
     }
 
     /// Returns the time since when a pod has been idle. `None`: the pod works, or nothing is known.
     pub(crate) fn idle_since(&self, key: TaskKey) -> Option<Time> {
-        self.idle.since.get(&key).copied()
+        self.index.idle.since.get(&key).copied()
     }
 
     /// Computes which jobs give way and which come last. Each decision calls it first.
     pub(crate) fn refresh_idle(&mut self) {
-        self.idle.next = None;
+        self.index.idle.next = None;
         self.refresh_giving_way();
         self.refresh_returning();
     }
 
     fn refresh_giving_way(&mut self) {
-        if self.idle.since.is_empty() && self.idle.giving_way.is_empty() {
+        if self.index.idle.since.is_empty() && self.index.idle.giving_way.is_empty() {
             return;
         }
         let mut giving_way = BTreeSet::new();
@@ -75,15 +75,15 @@ impl State {
             match self.idle_job(job) {
                 Some((_, at, _)) if at <= self.now => drop(giving_way.insert(job)),
                 Some((_, at, _)) => {
-                    self.idle.next = self.idle.next.into_iter().chain([at]).min();
+                    self.index.idle.next = self.index.idle.next.into_iter().chain([at]).min();
                 }
                 None => {}
             }
         }
-        let before = std::mem::take(&mut self.idle.giving_way);
+        let before = std::mem::take(&mut self.index.idle.giving_way);
         let changed: Vec<JobKey> = before.symmetric_difference(&giving_way).copied().collect();
         let grew = giving_way.difference(&before).next().is_some();
-        self.idle.giving_way = giving_way;
+        self.index.idle.giving_way = giving_way;
         // Searches for victims must look at their nodes again.
         for job in changed {
             let tasks = self.jobs.get(job).map(|row| row.tasks.clone());
@@ -94,64 +94,64 @@ impl State {
             }
         }
         if grew {
-            self.capacity_grew();
+            self.changes.capacity_grew();
         }
     }
 
     fn refresh_returning(&mut self) {
-        if self.idle.gave_way.is_empty() && self.idle.returning.is_empty() {
+        if self.index.idle.gave_way.is_empty() && self.index.idle.returning.is_empty() {
             return;
         }
         let mut returning = BTreeMap::new();
-        for (job, at) in std::mem::take(&mut self.idle.gave_way) {
+        for (job, at) in std::mem::take(&mut self.index.idle.gave_way) {
             if let Some(rule) = self.idle_rule(job)
                 && at.after(rule.after) > self.now
             {
                 let until = at.after(rule.after);
-                self.idle.next = self.idle.next.into_iter().chain([until]).min();
+                self.index.idle.next = self.index.idle.next.into_iter().chain([until]).min();
                 returning.insert(job, at);
             }
         }
-        let before = std::mem::take(&mut self.idle.returning);
-        self.idle.returning = returning.keys().copied().collect();
-        self.idle.gave_way = returning;
-        let changed = before.symmetric_difference(&self.idle.returning);
+        let before = std::mem::take(&mut self.index.idle.returning);
+        self.index.idle.returning = returning.keys().copied().collect();
+        self.index.idle.gave_way = returning;
+        let changed = before.symmetric_difference(&self.index.idle.returning);
         let changed: Vec<JobKey> = changed.copied().collect();
         for job in changed {
             // The job has another rank now.
             if let Some(row) = self.jobs.get_mut(job) {
-                self.moved.note(job, row.stamp);
-                self.touched += 1;
-                self.settled += 1;
-                row.stamp = self.touched;
+                self.changes.moved.note(job, row.stamp);
+                self.changes.touched += 1;
+                self.changes.settled += 1;
+                row.stamp = self.changes.touched;
             }
-            self.wake();
+            self.changes.wake();
         }
     }
 
     /// Notes that a pod of the job is evicted for being idle.
     pub(crate) fn note_gave_way(&mut self, job: JobKey, at: Time) {
-        self.idle.gave_way.insert(job, at);
+        self.index.idle.gave_way.insert(job, at);
     }
 
     /// Returns when a pod of the job was last evicted for being idle, while that matters.
     pub(crate) fn gave_way(&self, job: JobKey) -> Option<Time> {
-        self.idle.gave_way.get(&job).copied()
+        self.index.idle.gave_way.get(&job).copied()
     }
 
     /// Returns true if the job gave way, and comes last and gets no room by evictions in this decision.
     pub(crate) fn is_returning(&self, job: JobKey) -> bool {
-        self.idle.returning.contains(&job)
+        self.index.idle.returning.contains(&job)
     }
 
     /// Returns true if the job gives way in this decision.
     pub(crate) fn gives_way(&self, job: JobKey) -> bool {
-        self.idle.giving_way.contains(&job)
+        self.index.idle.giving_way.contains(&job)
     }
 
     /// Returns the jobs that give way, with their queues.
     pub(crate) fn idle_jobs(&self) -> impl Iterator<Item = (QueueKey, JobKey)> + '_ {
-        let jobs = self.idle.giving_way.iter();
+        let jobs = self.index.idle.giving_way.iter();
         jobs.filter_map(|job| Some((self.jobs.get(*job)?.queue?, *job)))
     }
 
@@ -160,8 +160,8 @@ impl State {
         let idle: BTreeSet<QueueKey> = self.idle_jobs().map(|(queue, _)| queue).collect();
         let others = idle
             .into_iter()
-            .filter(|queue| !self.standing.contains_key(queue));
-        self.standing.keys().copied().chain(others)
+            .filter(|queue| !self.index.standing.contains_key(queue));
+        self.index.standing.keys().copied().chain(others)
     }
 
     /// Returns the idle pods whose queues have a rule, in order of their UIDs.
@@ -189,7 +189,7 @@ impl State {
     }
 
     fn jobs_with_idle(&self) -> BTreeSet<JobKey> {
-        let tasks = self.idle.since.keys();
+        let tasks = self.index.idle.since.keys();
         let held = tasks.filter(|task| self.cell(**task).status.is_allocated());
         held.filter_map(|task| self.tasks.get(*task)?.job).collect()
     }

@@ -199,9 +199,9 @@ pub(crate) struct JobRow {
     pub stale_since: MaybeTime,
     /// `None` if the job has no history.
     pub(super) past: Option<Box<JobPast>>,
-    /// It is in [`super::State::maybe_stale`].
+    /// It is in [`Changes::maybe_stale`](crate::state::changes::Changes::maybe_stale).
     pub maybe_stale: bool,
-    /// It is in [`super::State::changed_groups`].
+    /// It is in [`super::outputs::Outputs::changed_groups`].
     pub is_changed: bool,
     /// A digest of the view that was taken last of the group. `None`: it has none, or none was
     /// taken.

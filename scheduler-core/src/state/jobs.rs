@@ -25,7 +25,7 @@ impl State {
             is_changed: false,
             taken: None,
         });
-        self.job_names.insert(name.clone(), key);
+        self.names.jobs.insert(name.clone(), key);
         key
     }
 
@@ -36,7 +36,7 @@ impl State {
             && !row.is_never_stale()
         {
             row.maybe_stale = true;
-            self.maybe_stale.push(job);
+            self.changes.maybe_stale.push(job);
         }
     }
 
@@ -95,11 +95,11 @@ impl State {
         if unused {
             self.set_job_queue(key, None);
             if let Some(row) = self.jobs.remove(key) {
-                self.evicted.remove(&row.name);
+                self.pauses.evicted.remove(&row.name);
                 if row.taken.is_some() {
-                    self.changed_groups.is_gone(row.name.clone());
+                    self.outputs.changed_groups.is_gone(row.name.clone());
                 }
-                self.job_names.remove(&row.name);
+                self.names.jobs.remove(&row.name);
             }
         }
     }
@@ -113,7 +113,7 @@ impl State {
             return;
         }
         row.is_changed = true;
-        let list = &mut self.changed_groups.jobs;
+        let list = &mut self.outputs.changed_groups.jobs;
         // Keys of jobs that are gone are dropped when they may be half of the list.
         if list.len() > 2 * self.jobs.len() {
             list.retain(|key| self.jobs.get(*key).is_some_and(|row| row.is_changed));
@@ -131,7 +131,7 @@ impl State {
     /// The group that changed first of those that were not taken since.
     pub(crate) fn next_changed_group(&mut self) -> Option<JobKey> {
         loop {
-            let job = self.changed_groups.jobs.pop_front()?;
+            let job = self.outputs.changed_groups.jobs.pop_front()?;
             if let Some(row) = self.jobs.get_mut(job) {
                 row.is_changed = false;
                 return Some(job);
@@ -154,9 +154,9 @@ mod tests {
             state.group_changed(comes);
             state.release_job(comes);
         }
-        assert!(state.changed_groups.jobs.len() <= 5);
+        assert!(state.outputs.changed_groups.jobs.len() <= 5);
         assert_eq!(state.next_changed_group(), Some(stays));
         assert_eq!(state.next_changed_group(), None);
-        assert!(state.changed_groups.is_empty());
+        assert!(state.outputs.changed_groups.is_empty());
     }
 }

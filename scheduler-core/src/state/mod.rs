@@ -10,9 +10,13 @@
 //!   rules of others speak of; [`domains`], [`spreading`]: what a search has found out about them.
 //! - [`room`], [`verdicts`]: what the nodes have to give, and what they say to the requests of pods that
 //!   wait; [`crate::fit`] keeps both up to date.
-//! - [`cell`]: what a decision may move, and the journal of it; [`open`]: decisions without an outcome.
-//! - [`status_log`], [`changed_groups`]: what has changed lately.
+//! - [`open`]: decisions without an outcome. [`status_log`], [`changed_groups`]: what has changed lately.
 //! - [`interner`]: what many objects have alike, kept once; [`uid`]: what each has its own.
+//!
+//! The parts of [`State`], beside the rows: [`names`], the keys of the rows; [`cells`], everything that
+//! a decision may move, with the journal of [`cell`]s that undoes it; [`index`], lists of rows;
+//! [`pauses`], what is not tried before its time; [`outputs`], what the shell is told; [`changes`],
+//! stamps and lists of what has changed; [`caches`], what is kept for the next decision.
 //!
 //! Above [`State`]:
 //! - `setter`: the one setter of cells, and its undoing.
@@ -24,10 +28,13 @@
 //! Keys are slots: their order is chance and decides nothing. Whatever is walked in
 //! order is walked through the ordered maps of names, or sorted by names.
 
+pub(crate) mod caches;
 pub(crate) mod card_names;
 pub(crate) mod card_use;
 pub(crate) mod cell;
+pub(crate) mod cells;
 pub(crate) mod changed_groups;
+pub(crate) mod changes;
 mod claims;
 pub(crate) mod core_pods;
 pub(crate) mod counted;
@@ -40,14 +47,18 @@ pub(crate) mod footprint;
 pub(crate) mod hold;
 pub(crate) mod idle;
 mod idle_pods;
+pub(crate) mod index;
 pub(crate) mod interner;
 pub(crate) mod job_row;
 mod jobs;
 pub(crate) mod keys;
 pub(crate) mod mig;
+pub(crate) mod names;
 pub(crate) mod node_set;
 pub(crate) mod node_use;
 mod open;
+pub(crate) mod outputs;
+pub(crate) mod pauses;
 mod pod_counting;
 pub(crate) mod pod_counts;
 mod pod_domains;
@@ -72,30 +83,29 @@ pub(crate) mod verdicts;
 pub(crate) mod volumes;
 pub(crate) mod way;
 
-use crate::action::EvictCause;
-use crate::ids::{ClaimUid, GpuUuid, GroupName, NodeName, QueueName, ResourceName, TopologyName};
+use crate::ids::{ClaimUid, GpuUuid, GroupName, NodeName, QueueName, TopologyName};
 use crate::model::{Preemptibility, TaskOrder, Topology};
-use crate::reason::WaitReason;
+use crate::state::caches::Caches;
 use crate::state::card_use::CardUse;
-use crate::state::cell::Journal;
-use crate::state::extra_use::ExtraUse;
-use crate::state::idle_pods::IdlePods;
+use crate::state::cells::Cells;
+use crate::state::changes::Changes;
+use crate::state::index::Index;
 use crate::state::job_row::{GroupRow, JobRow};
 use crate::state::keys::{CardKey, JobKey, NodeKey, QueueKey, SpecKey, TaskKey};
+use crate::state::names::Names;
 use crate::state::node_use::NodeUse;
 pub(crate) use crate::state::open::{Open, OpenDecision, Progress};
+use crate::state::outputs::Outputs;
+use crate::state::pauses::Pauses;
 use crate::state::queue_use::QueueUse;
-use crate::state::rows::{CardRow, Evicted, NodeRow, QueueRow, Rest, TaskRow};
-use crate::state::spec::Spec;
+use crate::state::rows::{CardRow, NodeRow, QueueRow, TaskRow};
 use crate::state::spec_row::SpecRow;
 use crate::state::task_cell::TaskCell;
 use crate::state::uid::Uid;
 use crate::units::Time;
-use rustc_hash::FxHashMap;
-use slotmap::{SecondaryMap, SlotMap};
+use slotmap::SlotMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// The order of pending pods: the job of higher priority, then the older job, then the smaller uid;
 /// inside a job the task order, then the older pod, then the smaller uid.
@@ -118,128 +128,19 @@ pub(crate) struct State {
     pub jobs: SlotMap<JobKey, JobRow>,
     pub queues: SlotMap<QueueKey, QueueRow>,
     pub specs: SlotMap<SpecKey, SpecRow>,
-
-    pub node_names: BTreeMap<NodeName, NodeKey>,
-    pub card_names: card_names::CardNames,
-    /// Names are only looked up in this map: its order is chance.
-    pub task_names: FxHashMap<Uid, TaskKey>,
-    pub job_names: BTreeMap<GroupName, JobKey>,
-    pub queue_names: BTreeMap<QueueName, QueueKey>,
-    pub spec_keys: BTreeMap<Arc<Spec>, SpecKey>,
     pub topologies: BTreeMap<TopologyName, Topology>,
-
-    pub task_cells: SecondaryMap<TaskKey, TaskCell>,
-    pub node_use: SecondaryMap<NodeKey, NodeUse>,
-    pub card_use: SecondaryMap<CardKey, CardUse>,
-    pub queue_use: SecondaryMap<QueueKey, QueueUse>,
-    /// The cores of semi-preemptible jobs that have one.
-    pub cores: SecondaryMap<JobKey, Arc<[core_pods::CorePod]>>,
-    pub products: products::Products,
-    /// Looked up, never walked.
-    pub extra_use: FxHashMap<(NodeKey, ResourceName), ExtraUse>,
-    pub journal: Journal,
-    pub volumes: volumes::Volumes,
-    pub devices: devices::Devices,
-    /// Changes with every volume and every claim's use: each may be another node's.
-    pub volumes_version: u64,
-    pub pod_counts: pod_counts::PodCounts,
-    /// The request for which [`pod_domains`] were computed last.
-    pub searched: Option<SpecKey>,
-    /// Changes with every fact of a node's own.
-    pub nodes_changed: u64,
-    /// Nodes with a taint that prefers other pods.
-    pub soft_nodes: usize,
-    /// A decision is being taken: volumes are picked for the claims of pods that are placed.
-    /// A pod that is seen with a place has what it was given before.
-    pub deciding: bool,
+    pub names: Names,
     pub interner: interner::Interner,
 
-    /// Nodes by what they have to give.
-    pub rooms: room::Rooms,
-    /// Which nodes and requests [`verdicts`] are kept of.
-    pub verdict_cache: verdicts::VerdictCache,
-    /// What was said last about why a pod waits.
-    pub said: FxHashMap<TaskKey, Arc<WaitReason>>,
-    /// Pods placed on a node.
-    pub on_node: SecondaryMap<NodeKey, BTreeSet<TaskKey>>,
-    /// Pending pods.
-    pub pending: BTreeSet<TaskKey>,
-    /// Jobs that may be victims: with pods that stand or are promised a place, by queue
-    /// and priority.
-    pub standing: BTreeMap<QueueKey, BTreeMap<i32, BTreeSet<JobKey>>>,
-    /// Under what each of them is listed, and how many such pods it has.
-    pub placed_at: SecondaryMap<JobKey, PlacedEntry>,
-    /// Placed pods that do no work.
-    pub idle: IdlePods,
-    /// Background pods, placed or not.
-    pub background: BTreeSet<TaskKey>,
-    /// Decisions without an outcome, and whose they are.
+    pub cells: Cells,
+    pub volumes: volumes::Volumes,
+    pub devices: devices::Devices,
+    pub index: Index,
     pub open: Open,
-    /// Tasks to be evicted for an agent's last word, until that is decided.
-    pub to_evict: BTreeSet<(Uid, TaskKey)>,
-    /// The last sequence number given.
-    pub sequence: u64,
-    /// Task pauses that end, and when.
-    pub task_pauses: BTreeSet<(Time, TaskKey)>,
-    /// Card pauses that end, and when.
-    pub card_pauses: BTreeSet<(Time, CardKey)>,
-    /// Queues without a parent, in order of name.
-    pub top_queues: Vec<QueueKey>,
-    /// A queue came, went or moved: chains and sums are to be rebuilt.
-    pub queues_dirty: bool,
-    /// Incremented whenever something may fit that did not.
-    pub capacity_version: u64,
-    /// Incremented whenever there may be something to decide.
-    pub wake_version: u64,
-    /// Incremented with every change of a node.
-    pub touched: u64,
-    /// Incremented with every change that is kept; rolled-back trials do not count.
-    pub settled: u64,
-    /// Rises whenever a pod may be hindered that was not, or the other way round, other
-    /// than by a change of its own.
-    pub hindered: u64,
-    /// Jobs of which a pod has moved.
-    pub moved: ChangedJobs,
-    pub status_log: status_log::StatusLog,
-    pub changed_groups: changed_groups::ChangedGroups,
-    /// Pods that hold more whole cards than they ask for.
-    pub overallocated: u32,
-    /// The last evictions for each job.
-    pub evicted: BTreeMap<GroupName, Evicted>,
-    /// Searches for victims that were cut short, by whose and what for.
-    pub search_backoffs: BTreeMap<(GroupName, EvictCause), Rest>,
-    /// Groups of which the next decision still has to tell the shell something: their start, if
-    /// their only placed pod had started before it joined them, or how many of their members have
-    /// succeeded and are gone. A group stays here while its object is missing.
-    pub unreported: BTreeSet<GroupName>,
-    /// Groups that may have fallen below their minimum, or risen to it: of which a pod or
-    /// the group itself has changed. Those that are below it stay here.
-    pub maybe_stale: Vec<JobKey>,
-    /// Contradictions found, each once.
-    pub contradictions: BTreeSet<String>,
-}
-
-/// Jobs of which a pod has moved since they were looked at last, each once.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ChangedJobs {
-    pub(super) jobs: Vec<JobKey>,
-    /// [`State::touched`] at that time.
-    since: u64,
-}
-
-impl ChangedJobs {
-    /// One has moved whose stamp was this.
-    pub(super) fn note(&mut self, job: JobKey, stamp: u64) {
-        if stamp <= self.since {
-            self.jobs.push(job);
-        }
-    }
-
-    /// All of them, looked at now.
-    pub(crate) fn take(&mut self, now: u64) -> Vec<JobKey> {
-        self.since = now;
-        std::mem::take(&mut self.jobs)
-    }
+    pub pauses: Pauses,
+    pub outputs: Outputs,
+    pub changes: Changes,
+    pub caches: Caches,
 }
 
 /// A pod that is taken out of all sums for a moment.
@@ -251,14 +152,6 @@ pub(crate) struct DetachedPod {
     pub(super) given: Vec<(ClaimUid, volumes::ClaimUse)>,
     /// What was picked for its claims on devices.
     pub(super) picked: Vec<devices::Kept>,
-}
-
-/// Where a job with placed pods is listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlacedEntry {
-    pub queue: QueueKey,
-    pub priority: i32,
-    pub pods: u32,
 }
 
 impl State {
@@ -280,46 +173,28 @@ impl State {
 
     /// What the node has left changed.
     pub(crate) fn move_node(&mut self, key: NodeKey) {
-        self.touched += 1;
+        self.changes.touched += 1;
         if !self.in_trial() {
-            self.settled += 1;
+            self.changes.settled += 1;
         }
-        self.rooms.touch(key);
+        self.caches.rooms.touch(key);
         if let Some(row) = self.nodes.get_mut(key) {
-            row.generation = self.touched;
+            row.generation = self.changes.touched;
             if !row.is_dirty {
                 row.is_dirty = true;
-                self.verdict_cache.touch(key);
+                self.caches.verdicts.touch(key);
             }
         }
     }
 
-    /// Other jobs may be entitled now. How often evictions gained a job nothing stays known.
-    pub(crate) fn end_eviction_pauses(&mut self) {
-        for last in self.evicted.values_mut() {
-            last.until = last.until.min(self.now);
-        }
-    }
-
-    /// Something may fit now that did not.
-    pub(crate) fn capacity_grew(&mut self) {
-        self.capacity_version += 1;
-        self.wake_version += 1;
-    }
-
-    /// There may be something to decide.
-    pub(crate) fn wake(&mut self) {
-        self.wake_version += 1;
-    }
-
     /// The pod with that UID.
     pub(crate) fn task_of(&self, uid: impl Into<Uid>) -> Option<TaskKey> {
-        self.task_names.get(&uid.into()).copied()
+        self.names.tasks.get(&uid.into()).copied()
     }
 
     /// The job with that name.
     pub(crate) fn job_of(&self, name: &GroupName) -> Option<JobKey> {
-        self.job_names.get(name).copied()
+        self.names.jobs.get(name).copied()
     }
 
     /// All pods, in order of their UIDs.
@@ -361,7 +236,7 @@ impl State {
             Preemptibility::Preemptible => false,
             Preemptibility::NonPreemptible => true,
             Preemptibility::SemiPreemptible => {
-                let core = row.job.and_then(|job| self.cores.get(job));
+                let core = row.job.and_then(|job| self.cells.cores.get(job));
                 core.is_some_and(|core| core.iter().any(|pod| pod.task == key))
             }
         }
@@ -388,7 +263,7 @@ impl State {
 
     /// The row of a node, made if it is not there.
     pub(crate) fn node(&mut self, name: &NodeName) -> NodeKey {
-        if let Some(key) = self.node_names.get(name) {
+        if let Some(key) = self.names.nodes.get(name) {
             return *key;
         }
         let key = self.nodes.insert(NodeRow {
@@ -405,16 +280,16 @@ impl State {
             parts: 0,
             is_dirty: false,
         });
-        self.node_use.insert(key, NodeUse::default());
-        self.on_node.insert(key, BTreeSet::new());
-        self.node_names.insert(name.clone(), key);
-        self.rooms.rename();
+        self.cells.nodes.insert(key, NodeUse::default());
+        self.index.on_node.insert(key, BTreeSet::new());
+        self.names.nodes.insert(name.clone(), key);
+        self.caches.rooms.rename();
         key
     }
 
     /// Drops a node's row when nothing names it any more.
     pub(crate) fn release_node(&mut self, key: NodeKey) {
-        let empty = self.on_node.get(key).is_none_or(BTreeSet::is_empty)
+        let empty = self.index.on_node.get(key).is_none_or(BTreeSet::is_empty)
             && self.nodes.get(key).is_some_and(|row| {
                 row.node.is_none()
                     && row.agent.is_none()
@@ -423,18 +298,18 @@ impl State {
             });
         if empty && let Some(row) = self.nodes.remove(key) {
             if !row.is_dirty {
-                self.verdict_cache.touch(key);
+                self.caches.verdicts.touch(key);
             }
-            self.node_names.remove(&row.name);
-            self.rooms.rename();
-            self.node_use.remove(key);
-            self.on_node.remove(key);
+            self.names.nodes.remove(&row.name);
+            self.caches.rooms.rename();
+            self.cells.nodes.remove(key);
+            self.index.on_node.remove(key);
         }
     }
 
     /// Returns the row of a card on `node`, and makes it if it is not there.
     pub(crate) fn card(&mut self, uuid: &GpuUuid, node: NodeKey) -> CardKey {
-        if let Some(key) = self.card_names.on(uuid, node) {
+        if let Some(key) = self.names.cards.on(uuid, node) {
             return key;
         }
         let key = self.cards.insert(CardRow {
@@ -444,8 +319,8 @@ impl State {
             card: None,
             pause: None,
         });
-        self.card_use.insert(key, CardUse::default());
-        self.card_names.insert(uuid, node, key);
+        self.cells.cards.insert(key, CardUse::default());
+        self.names.cards.insert(uuid, node, key);
         self.count_names(uuid);
         if let Some(row) = self.nodes.get_mut(node) {
             row.cards.push(key);
@@ -457,14 +332,15 @@ impl State {
     /// Drops a card's row when neither an agent nor a pod names it any more.
     pub(crate) fn release_card(&mut self, key: CardKey) {
         let unused = self
-            .card_use
+            .cells
+            .cards
             .get(key)
             .is_none_or(|used| used.holders() == 0)
             && self.cards.get(key).is_some_and(|row| row.card.is_none());
         if unused && let Some(row) = self.cards.remove(key) {
-            self.card_names.remove(&row.uuid, row.node);
+            self.names.cards.remove(&row.uuid, row.node);
             self.count_names(&row.uuid);
-            self.card_use.remove(key);
+            self.cells.cards.remove(key);
             if let Some(node) = self.nodes.get_mut(row.node) {
                 node.cards.retain(|card| *card != key);
             }
@@ -474,7 +350,7 @@ impl State {
 
     /// Notes on each row of the card whether it has another one.
     fn count_names(&mut self, uuid: &GpuUuid) {
-        let rows: Vec<CardKey> = self.card_names.everywhere(uuid).collect();
+        let rows: Vec<CardKey> = self.names.cards.everywhere(uuid).collect();
         for key in &rows {
             if let Some(row) = self.cards.get_mut(*key) {
                 row.is_named_twice = rows.len() > 1;
@@ -489,7 +365,7 @@ impl State {
             return;
         };
         let (uuid, here) = (row.uuid.clone(), row.node);
-        let rows = self.card_names.everywhere(&uuid);
+        let rows = self.names.cards.everywhere(&uuid);
         let nodes: Vec<NodeKey> = rows
             .filter_map(|key| Some(self.cards.get(key)?.node))
             .filter(|node| *node != here)
@@ -514,7 +390,7 @@ impl State {
 
     /// The row of a queue, made if it is not there; one more names it.
     pub(crate) fn queue(&mut self, name: &QueueName) -> QueueKey {
-        if let Some(key) = self.queue_names.get(name) {
+        if let Some(key) = self.names.queues.get(name) {
             return *key;
         }
         let key = self.queues.insert(QueueRow {
@@ -525,8 +401,8 @@ impl State {
             children: Vec::new(),
             place: 0,
         });
-        self.queue_use.insert(key, QueueUse::default());
-        self.queue_names.insert(name.clone(), key);
+        self.cells.queues.insert(key, QueueUse::default());
+        self.names.queues.insert(name.clone(), key);
         key
     }
 
@@ -537,20 +413,21 @@ impl State {
             .get(key)
             .is_some_and(|row| row.users == 0 && row.queue.is_none());
         if unused && let Some(row) = self.queues.remove(key) {
-            self.queue_names.remove(&row.name);
-            self.queue_use.remove(key);
-            self.products.of.remove(key);
+            self.names.queues.remove(&row.name);
+            self.cells.queues.remove(key);
+            self.cells.products.of.remove(key);
         }
     }
 
     /// The cells of a task, or those of none.
     pub(crate) fn cell(&self, task: TaskKey) -> TaskCell {
-        self.task_cells.get(task).cloned().unwrap_or_default()
+        self.cells.tasks.get(task).cloned().unwrap_or_default()
     }
 
     /// True when other queues name this one as their parent.
     pub(crate) fn has_children(&self, name: &QueueName) -> bool {
-        self.queue_names
+        self.names
+            .queues
             .get(name)
             .and_then(|key| self.queues.get(*key))
             .is_some_and(|row| !row.children.is_empty())
@@ -564,7 +441,8 @@ impl State {
                 return true;
             };
             let Some(queue) = self
-                .queue_names
+                .names
+                .queues
                 .get(name)
                 .and_then(|key| self.queues.get(*key)?.queue.as_ref())
             else {

@@ -36,6 +36,8 @@ pub(crate) struct Open {
     by_id: BTreeMap<DecisionId, OpenDecision>,
     /// Few pods have one: a map beside all pods would have room for each.
     of_task: FxHashMap<TaskKey, Vec<DecisionId>>,
+    /// The last sequence number given.
+    pub sequence: u64,
 }
 
 impl Open {

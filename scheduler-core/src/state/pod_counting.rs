@@ -1,4 +1,4 @@
-//! Keeps [`PodCounts`] in line with request signatures, pods and nodes.
+//! Keeps [`PodCounts`](super::pod_counts::PodCounts) in line with request signatures, pods and nodes.
 
 use crate::model::{PodSelector, PodTerm};
 use crate::state::State;
@@ -87,17 +87,17 @@ impl State {
     /// A request signature is gone.
     pub(super) fn count_no_more(&mut self, asks: &PodAsks) {
         for key in asks.all() {
-            let Some(row) = self.pod_counts.rows.get_mut(key) else {
+            let Some(row) = self.cells.pod_counts.rows.get_mut(key) else {
                 continue;
             };
             row.users = row.users.saturating_sub(1);
             if row.users > 0 {
                 continue;
             }
-            let Some(row) = self.pod_counts.rows.remove(key) else {
+            let Some(row) = self.cells.pod_counts.rows.remove(key) else {
                 continue;
             };
-            let counts = &mut self.pod_counts;
+            let counts = &mut self.cells.pod_counts;
             counts.keys.remove(&row.what);
             counts.members -= row.members.unwrap_or(0).min(counts.members);
             counts.uncounted -= usize::from(!row.is_counted()).min(counts.uncounted);
@@ -122,14 +122,14 @@ impl State {
     }
 
     fn count_one(&mut self, what: Counted) -> CountKey {
-        let known = self.pod_counts.keys.get(&what).copied();
+        let known = self.cells.pod_counts.keys.get(&what).copied();
         if let Some((key, row)) =
-            known.and_then(|key| Some((key, self.pod_counts.rows.get_mut(key)?)))
+            known.and_then(|key| Some((key, self.cells.pod_counts.rows.get_mut(key)?)))
         {
             row.users += 1;
             return key;
         }
-        let counts = &mut self.pod_counts;
+        let counts = &mut self.cells.pod_counts;
         // A pod that the first selector does not match is not matched by all of them.
         let first = what.who.selectors().first().cloned().unwrap_or_default();
         let key = counts.rows.insert(CountRow {
@@ -166,13 +166,14 @@ impl State {
     pub(super) fn matched(&self, selectors: &[PodSelector], looks: &mut u64) -> Vec<TaskKey> {
         let reached = selectors
             .first()
-            .map(|first| self.pod_counts.reached_by(first));
+            .map(|first| self.cells.pod_counts.reached_by(first));
         let reached = reached.unwrap_or_default();
         *looks += reached.len() as u64;
         let matched = reached.into_iter().filter(|task| {
             let row = self.tasks.get(*task);
             row.is_some_and(|row| {
-                self.pod_counts
+                self.cells
+                    .pod_counts
                     .all_take(selectors, &row.facts.namespace, &row.labels)
             })
         });
@@ -182,13 +183,14 @@ impl State {
     /// Some selector may match the pod.
     pub(crate) fn may_be_matched(&self, row: &TaskRow) -> bool {
         let mut keys = row.counted_in.iter().flat_map(|keys| keys.iter());
-        !self.pod_counts.all_are_counted() || keys.any(|key| self.pod_counts.get(*key).is_some())
+        !self.cells.pod_counts.all_are_counted()
+            || keys.any(|key| self.cells.pod_counts.get(*key).is_some())
     }
 
     /// Counts the pods that are there already, unless there are too many.
     fn count_matched(&mut self, key: CountKey, selectors: &[PodSelector]) {
         let matched = self.matched(selectors, &mut 0);
-        let counts = &self.pod_counts;
+        let counts = &self.cells.pod_counts;
         let sum = counts.members.saturating_add(matched.len() as u64);
         if sum > counts.most_members {
             self.count_no_longer(key);
@@ -202,7 +204,7 @@ impl State {
         self.add_members(key, matched.len() as u64);
         for task in matched {
             self.count_in(task, key);
-            let Some(cell) = self.task_cells.get(task).cloned() else {
+            let Some(cell) = self.cells.tasks.get(task).cloned() else {
                 continue;
             };
             for (node, how) in cell.taken() {
@@ -213,7 +215,7 @@ impl State {
 
     /// From now on the pods are searched where the count is needed.
     fn count_no_longer(&mut self, key: CountKey) {
-        let counts = &mut self.pod_counts;
+        let counts = &mut self.cells.pod_counts;
         let Some(row) = counts.rows.get_mut(key) else {
             return;
         };
@@ -232,7 +234,7 @@ impl State {
     }
 
     fn add_members(&mut self, key: CountKey, count: u64) {
-        let counts = &mut self.pod_counts;
+        let counts = &mut self.cells.pod_counts;
         let row = counts.rows.get_mut(key);
         if let Some(members) = row.and_then(|row| row.members.as_mut()) {
             *members += count;
@@ -242,7 +244,7 @@ impl State {
 
     /// The pod is one more that the selector matches.
     fn count_in(&mut self, task: TaskKey, key: CountKey) {
-        let counts = &self.pod_counts;
+        let counts = &self.cells.pod_counts;
         let Some(row) = self.tasks.get_mut(task) else {
             return;
         };
@@ -264,7 +266,7 @@ impl State {
         for key in keys.iter().flat_map(|keys| keys.iter()) {
             self.add_members(*key, 1);
         }
-        let counts = &mut self.pod_counts;
+        let counts = &mut self.cells.pod_counts;
         for key in old.iter().flat_map(|keys| keys.iter()) {
             let row = counts.rows.get_mut(*key);
             if let Some(members) = row.and_then(|row| row.members.as_mut()) {
@@ -272,8 +274,8 @@ impl State {
                 counts.members = counts.members.saturating_sub(1);
             }
         }
-        while self.pod_counts.members > self.pod_counts.most_members {
-            let rows = self.pod_counts.rows.iter();
+        while self.cells.pod_counts.members > self.cells.pod_counts.most_members {
+            let rows = self.cells.pod_counts.rows.iter();
             let matched = rows.filter(|(_, row)| matches!(row.what.who, Who::Matched(_)));
             let largest = matched.max_by_key(|(_, row)| row.members);
             let Some((key, _)) = largest.filter(|(_, row)| row.members > Some(0)) else {
@@ -286,7 +288,7 @@ impl State {
 
     /// One pod more, or one less, in a domain.
     fn move_count(&mut self, key: CountKey, node: NodeKey, how: As, way: Way) {
-        let row = self.pod_counts.rows.get(key);
+        let row = self.cells.pod_counts.rows.get(key);
         let Some(row) = row.filter(|row| row.is_counted()) else {
             return;
         };
@@ -300,7 +302,7 @@ impl State {
 
     /// A pod comes to a node or leaves it.
     pub(super) fn move_counts(&mut self, task: TaskKey, node: NodeKey, how: As, way: Way) {
-        if self.pod_counts.is_empty() {
+        if self.cells.pod_counts.is_empty() {
             return;
         }
         let Some(row) = self.tasks.get(task) else {
@@ -318,7 +320,7 @@ impl State {
     /// All pods of a node, out of its domains or into them: its labels are about to change, or
     /// have changed.
     pub(crate) fn count_node(&mut self, node: NodeKey, comes: bool) {
-        if self.pod_counts.is_empty() {
+        if self.cells.pod_counts.is_empty() {
             return;
         }
         let wrong = std::cell::Cell::new(false);
@@ -326,7 +328,7 @@ impl State {
             comes,
             wrong: &wrong,
         };
-        let tasks = self.on_node.get(node).cloned().unwrap_or_default();
+        let tasks = self.index.on_node.get(node).cloned().unwrap_or_default();
         for task in tasks.iter().copied() {
             let cell = self.cell(task);
             for (at, how) in cell.taken().filter(|(at, _)| *at == node) {

@@ -2,7 +2,7 @@
 //!
 //! Each selector that a rule of a known pod has is counted once per topology key
 //! ([`Counted`]): pods that it matches, and, for required anti-affinity and for preferences,
-//! pods that have it. Counts are cells: they move with the pods ([`State::transition`]) and are undone with them. Which pods
+//! pods that have it. Counts are cells: they move with the pods ([`State::transition`](super::State::transition)) and are undone with them. Which pods
 //! a selector matches is found out when the selector, the pod or its namespace comes or
 //! changes. In a cluster without such rules there is nothing to count and nothing is done.
 //!

@@ -24,8 +24,8 @@ use std::sync::Arc;
 impl State {
     /// Something else whenever what was found out may be wrong.
     fn domains_at(&self) -> [u64; 3] {
-        let [version, moved] = self.pod_counts.changed();
-        [version, moved, self.nodes_changed]
+        let [version, moved] = self.cells.pod_counts.changed();
+        [version, moved, self.changes.nodes]
     }
 
     fn needs_domains(&self, row: &SpecRow) -> bool {
@@ -37,8 +37,13 @@ impl State {
 
     /// It asks about pods that are not counted.
     pub(crate) fn asks_uncounted(&self, asks: &PodAsks) -> bool {
-        let is_counted = |key| self.pod_counts.get(key).is_none_or(CountRow::is_counted);
-        !self.pod_counts.all_are_counted() && !asks.asked().all(is_counted)
+        let is_counted = |key| {
+            self.cells
+                .pod_counts
+                .get(key)
+                .is_none_or(CountRow::is_counted)
+        };
+        !self.cells.pod_counts.all_are_counted() && !asks.asked().all(is_counted)
     }
 
     /// Where the pods of a selector are.
@@ -47,7 +52,7 @@ impl State {
         asks: &'a PodAsks,
         key: CountKey,
     ) -> Option<&'a ByDomain> {
-        let row = self.pod_counts.get(key)?;
+        let row = self.cells.pod_counts.get(key)?;
         if row.is_counted() {
             return Some(&row.domains);
         }
@@ -66,7 +71,11 @@ impl State {
         }
         let domains = |row: &mut SpecRow| row.asks.as_mut()?.domains.take();
         // What is closed to one of thousands of signatures is as large as the cluster.
-        let last = self.searched.replace(key).filter(|last| *last != key);
+        let last = self
+            .caches
+            .searched
+            .replace(key)
+            .filter(|last| *last != key);
         if let Some(row) = last.and_then(|last| self.specs.get_mut(last))
             && let Some(asks) = &mut row.asks
             && let Some(domains) = &mut asks.domains
@@ -115,15 +124,19 @@ impl State {
         let Some((asks, others)) = row.asks.as_deref().zip(row.spec.others.as_deref()) else {
             return (domains, looks);
         };
-        if domains.nodes != Some(self.nodes_changed) {
+        if domains.nodes != Some(self.changes.nodes) {
             domains.spread = self.spread_over(row);
-            domains.nodes = Some(self.nodes_changed);
+            domains.nodes = Some(self.changes.nodes);
         }
         // They have moved, or all would be up to date.
         domains.summed.clear();
         if self.asks_uncounted(asks) {
             for key in asks.asked() {
-                let row = self.pod_counts.get(key).filter(|row| !row.is_counted());
+                let row = self
+                    .cells
+                    .pod_counts
+                    .get(key)
+                    .filter(|row| !row.is_counted());
                 if let Some(row) = row {
                     let summed = self.summed(row, &mut looks);
                     domains.summed.insert(key, summed);
@@ -134,7 +147,7 @@ impl State {
         for ((one, spread), key) in spread.zip(&asks.spread) {
             if let Some(pods) = domains.summed.get(key) {
                 one.count(pods, spread);
-            } else if let Some(row) = self.pod_counts.get(*key) {
+            } else if let Some(row) = self.cells.pod_counts.get(*key) {
                 one.count_moves(row, spread);
             }
         }
@@ -168,7 +181,7 @@ impl State {
             wrong: &wrong,
         };
         for task in self.matched(selectors, looks) {
-            let cell = self.task_cells.get(task);
+            let cell = self.cells.tasks.get(task);
             for (node, how) in cell.into_iter().flat_map(TaskCell::taken) {
                 if let Some(domain) = self.domain(node, &row.what) {
                     pods.entry(domain).or_default().add(1, how, way);
@@ -180,13 +193,13 @@ impl State {
 
     /// Another one whenever what is closed to such a pod may be something else.
     pub(crate) fn closed_changed(&self, subject: &TermSubject) -> TermsVersion {
-        let avoided = &self.pod_counts.index.avoided;
+        let avoided = &self.cells.pod_counts.index.avoided;
         avoided.version(&subject.namespace, subject.labels.iter())
     }
 
     /// Another one whenever what preferences of others say to such a pod may be something else.
     fn worth_changed(&self, subject: &TermSubject) -> TermsVersion {
-        let preferred = &self.pod_counts.index.preferred;
+        let preferred = &self.cells.pod_counts.index.preferred;
         preferred.version(&subject.namespace, subject.labels.iter())
     }
 
@@ -198,14 +211,14 @@ impl State {
         subject: &'a TermSubject,
         looks: &mut u64,
     ) -> Vec<(&'a Arc<str>, &'a CountRow)> {
-        let namespace = self.pod_counts.namespaces.get(&subject.namespace);
+        let namespace = self.cells.pod_counts.namespaces.get(&subject.namespace);
         let label = |key: &str| subject.labels.get(key).map(|value| &**value);
         let near = register.near(&subject.namespace, subject.labels.iter());
         // A term that names the namespace and looks at its labels as well is of two scopes.
         let keys: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
         let rows = keys.into_iter().filter_map(|key| {
             *looks += 1;
-            let row = self.pod_counts.get(key)?;
+            let row = self.cells.pod_counts.get(key)?;
             let speaks = |pods: &PodSelector| {
                 pods.takes_namespace(&subject.namespace, namespace) && pods.takes_labels(label)
             };
@@ -226,7 +239,7 @@ impl State {
         looks: &mut u64,
     ) -> DomainPreferences {
         let mut worth = BTreeMap::<&Arc<str>, Sums>::new();
-        let preferred = &self.pod_counts.index.preferred;
+        let preferred = &self.cells.pod_counts.index.preferred;
         for (topology, row) in self.applicable_terms(preferred, subject, looks) {
             let Who::Preferring(_, weight) = row.what.who else {
                 continue;
@@ -251,7 +264,7 @@ impl State {
     /// Adds up the anti-affinity of all pods that have a place.
     fn closed_to(&self, subject: &TermSubject, changed: TermsVersion, looks: &mut u64) -> Closed {
         let mut closed = BTreeMap::<&Arc<str>, ClosedDomains>::new();
-        let avoided = &self.pod_counts.index.avoided;
+        let avoided = &self.cells.pod_counts.index.avoided;
         for (topology, row) in self.applicable_terms(avoided, subject, looks) {
             let domains = closed.entry(topology).or_default();
             for (domain, used) in &row.domains {
@@ -275,7 +288,7 @@ impl State {
         let rules = spec.others.as_ref().map(|others| &others.rules);
         let spreads = rules.map_or(&[][..], |rules| rules.spread.as_slice());
         let mut of: Vec<Eligible> = spreads.iter().map(|_| Eligible::default()).collect();
-        for (name, key) in &self.node_names {
+        for (name, key) in &self.names.nodes {
             let Some(node) = self.nodes.get(*key).and_then(|row| row.node.as_ref()) else {
                 continue;
             };
@@ -352,7 +365,7 @@ mod tests {
         let state = core.state_for_tests();
         let (task, node) = (
             state.tasks_by_uid()[0],
-            *state.node_names.values().next().unwrap(),
+            *state.names.nodes.values().next().unwrap(),
         );
         let spec = state.tasks.get(task).unwrap().spec;
         let near = |state: &mut crate::state::State| {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 impl State {
     /// The counted selectors that match a pod.
     pub(crate) fn counted_in(&self, row: &TaskRow) -> Option<Arc<Vec<CountKey>>> {
-        let counts = &self.pod_counts;
+        let counts = &self.cells.pod_counts;
         let near = counts
             .index
             .matched
@@ -24,7 +24,7 @@ impl State {
         let near: BTreeSet<CountKey> = near.flat_map(|scoped| &scoped.keys).copied().collect();
         let matching = near.into_iter().filter(|key| {
             let what = counts.get(*key).map(|row| &row.what.who);
-            matches!(what, Some(Who::Matched(all)) if self.pod_counts.all_take(all, &row.facts.namespace, &row.labels))
+            matches!(what, Some(Who::Matched(all)) if self.cells.pod_counts.all_take(all, &row.facts.namespace, &row.labels))
         });
         let keys: Vec<CountKey> = matching.collect();
         (!keys.is_empty()).then(|| Arc::new(keys))
@@ -37,7 +37,7 @@ impl State {
         labels: &PodLabels,
         own: &PodRules,
     ) -> Option<TermSubject> {
-        let index = &self.pod_counts.index;
+        let index = &self.cells.pod_counts.index;
         let registers = [&index.avoided, &index.preferred].into_iter();
         let near = registers.flat_map(|register| register.near(namespace, labels.iter()));
         let near: Vec<&Scoped> = near.collect();
@@ -63,12 +63,12 @@ impl State {
 
     /// A namespace's labels. `None`: it is gone.
     pub(crate) fn namespace(&mut self, name: &Arc<str>, labels: Option<Labels>) {
-        let known = self.pod_counts.namespaces.get(name);
+        let known = self.cells.pod_counts.namespaces.get(name);
         if known == labels.as_ref() {
             return;
         }
-        let index = &self.pod_counts.index;
-        let counts = &self.pod_counts;
+        let index = &self.cells.pod_counts.index;
+        let counts = &self.cells.pod_counts;
         let members = if index.looks_at_namespaces() || !counts.all_are_counted() {
             index.members(name)
         } else {
@@ -76,15 +76,20 @@ impl State {
         };
         let lifted: Vec<_> = members.into_iter().map(|task| self.detach(task)).collect();
         match labels {
-            Some(labels) => drop(self.pod_counts.namespaces.insert(Arc::clone(name), labels)),
-            None => drop(self.pod_counts.namespaces.remove(name)),
+            Some(labels) => drop(
+                self.cells
+                    .pod_counts
+                    .namespaces
+                    .insert(Arc::clone(name), labels),
+            ),
+            None => drop(self.cells.pod_counts.namespaces.remove(name)),
         }
         for lifted in lifted {
             self.recount(lifted.task);
             self.put_back(lifted);
         }
-        self.pod_counts.namespace_changed();
-        self.capacity_grew();
+        self.cells.pod_counts.namespace_changed();
+        self.changes.capacity_grew();
     }
 
     /// What a pod's place has to do with other pods', as they are now.
@@ -99,7 +104,7 @@ impl State {
         let ours = row.facts.ours;
         let (namespace, labels) = (&row.facts.namespace, &row.labels);
         PodRelations::of(rules, subject, ours, |term| {
-            self.pod_counts.speaks_of(term, namespace, labels)
+            self.cells.pod_counts.speaks_of(term, namespace, labels)
         })
     }
 
@@ -127,12 +132,12 @@ impl State {
     /// Terms came into the cluster or left it with the last event that look at other labels than
     /// what was there: each pod of which they may speak is another subject to them.
     pub(crate) fn settle_subjects(&mut self) {
-        while !self.pod_counts.looked_at.is_empty() {
-            let moved = std::mem::take(&mut self.pod_counts.looked_at);
+        while !self.cells.pod_counts.looked_at.is_empty() {
+            let moved = std::mem::take(&mut self.cells.pod_counts.looked_at);
             let mut tasks = BTreeSet::new();
             for (selector, looks) in moved {
                 self.index_for(&selector);
-                let reached = self.pod_counts.in_scope(&selector).into_iter();
+                let reached = self.cells.pod_counts.in_scope(&selector).into_iter();
                 tasks.extend(reached.filter(|task| {
                     let row = self.tasks.get(*task);
                     row.is_some_and(|row| row.facts.ours && looks.concerns(&row.labels))
@@ -147,7 +152,7 @@ impl State {
                     let lifted = self.detach(task);
                     self.recount(task);
                     self.put_back(lifted);
-                    self.wake();
+                    self.changes.wake();
                 }
             }
         }
@@ -162,10 +167,10 @@ impl State {
         };
         for name in &selector.namespaces {
             let label = (Arc::clone(name), Arc::clone(key));
-            let Some(members) = self.pod_counts.index.members.get(name) else {
+            let Some(members) = self.cells.pod_counts.index.members.get(name) else {
                 continue;
             };
-            if self.pod_counts.index.by_label.contains_key(&label) {
+            if self.cells.pod_counts.index.by_label.contains_key(&label) {
                 continue;
             }
             let mut values = ByValue::new();
@@ -176,13 +181,13 @@ impl State {
                     values.entry(Arc::clone(value)).or_default().insert(*task);
                 }
             }
-            self.pod_counts.index.by_label.insert(label, values);
+            self.cells.pod_counts.index.by_label.insert(label, values);
         }
     }
 
     /// The key of a spec; one more task has it.
     pub(crate) fn spec(&mut self, spec: Spec) -> SpecKey {
-        if let Some(key) = self.spec_keys.get(&spec) {
+        if let Some(key) = self.names.specs.get(&spec) {
             if let Some(row) = self.specs.get_mut(*key) {
                 row.users += 1;
             }
@@ -192,7 +197,7 @@ impl State {
         let mut row = SpecRow::new(Arc::clone(&spec));
         row.asks = self.count_for(&spec);
         let key = self.specs.insert(row);
-        self.spec_keys.insert(spec, key);
+        self.names.specs.insert(spec, key);
         key
     }
 
@@ -203,9 +208,9 @@ impl State {
             if row.users == 0
                 && let Some(row) = self.specs.remove(key)
             {
-                self.spec_keys.remove(&row.spec);
+                self.names.specs.remove(&row.spec);
                 if row.verdicts.is_some() {
-                    self.verdict_cache.forget(key);
+                    self.caches.verdicts.forget(key);
                 }
                 if let Some(asks) = &row.asks {
                     self.count_no_more(asks);

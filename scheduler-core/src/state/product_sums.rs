@@ -1,4 +1,4 @@
-//! Keeps the sums of [`Products`] in line with pods, nodes and queues.
+//! Keeps the sums of [`Products`](super::products::Products) in line with pods, nodes and queues.
 
 use crate::model::{ProductUnit, Queue};
 use crate::state::State;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 impl State {
     /// Some queue names a product.
     pub(crate) fn has_product_quotas(&self) -> bool {
-        !self.products.of.is_empty()
+        !self.cells.products.of.is_empty()
     }
 
     /// The product of a node's GPUs. `None`: it is not known, or there are none.
@@ -32,8 +32,8 @@ impl State {
 
     /// The sums of products are void.
     pub(crate) fn products_changed(&mut self) {
-        self.products.dirty = true;
-        self.capacity_grew();
+        self.cells.products.dirty = true;
+        self.changes.capacity_grew();
     }
 
     /// A node's labels or cards have changed.
@@ -59,7 +59,11 @@ impl State {
             return;
         }
         row.product = product;
-        let is_in_use = self.on_node.get(key).is_some_and(|pods| !pods.is_empty());
+        let is_in_use = self
+            .index
+            .on_node
+            .get(key)
+            .is_some_and(|pods| !pods.is_empty());
         if is_in_use && self.has_product_quotas() {
             self.products_changed();
         }
@@ -94,7 +98,7 @@ impl State {
         chain: &[QueueKey],
         way: Way,
     ) {
-        if nano == 0 || self.products.dirty {
+        if nano == 0 || self.cells.products.dirty {
             return;
         }
         let Some(product) = self.product_of(node).cloned() else {
@@ -106,7 +110,12 @@ impl State {
                 continue;
             };
             let amount = amount.billionths(unit);
-            let used = self.products.of.get(*queue).and_then(|all| all.get(at));
+            let used = self
+                .cells
+                .products
+                .of
+                .get(*queue)
+                .and_then(|all| all.get(at));
             let Some(mut used) = used.copied() else {
                 continue;
             };
@@ -133,7 +142,7 @@ impl State {
         if of.is_empty() {
             return of;
         }
-        for (key, cell) in &self.task_cells {
+        for (key, cell) in &self.cells.tasks {
             let Some(node) = cell.node.filter(|_| cell.status.is_allocated()) else {
                 continue;
             };
@@ -171,10 +180,10 @@ impl State {
 
     /// Rebuilds the sums if they are void. Not inside a trial, and with chains up to date.
     pub(super) fn refresh_products(&mut self) {
-        if self.products.dirty {
-            self.products.of = self.sum_products();
-            self.products.dirty = false;
-            self.settled += 1;
+        if self.cells.products.dirty {
+            self.cells.products.of = self.sum_products();
+            self.cells.products.dirty = false;
+            self.changes.settled += 1;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What queues hold of single GPU products: sums beside [`super::cell::QueueUse`], for queues that
+//! What queues hold of single GPU products: sums beside [`super::queue_use::QueueUse`], for queues that
 //! name products and for these products alone.
 //!
 //! A node has one product. Whole GPUs of a node are only counted during a decision, so that what a
@@ -53,7 +53,7 @@ pub(crate) struct ProductUse {
     pub non_preemptible: u128,
 }
 
-/// By queue, in the order of [`Queue::products`]. Queues that name none have no entry.
+/// By queue, in the order of [`crate::model::Queue::products`]. Queues that name none have no entry.
 pub(crate) type ProductUses = SecondaryMap<QueueKey, Vec<ProductUse>>;
 
 /// The sums, and when they are void.

@@ -11,21 +11,21 @@ impl State {
     /// A queue came, went or moved: chains and sums are rebuilt before they are next
     /// needed, once for any number of changes.
     pub(crate) fn queues_changed(&mut self) {
-        self.queues_dirty = true;
-        self.capacity_grew();
+        self.changes.queues = true;
+        self.changes.capacity_grew();
     }
 
     /// Rebuilds the chains if a queue came, went or moved, and moves the sums of the pods in
     /// queues whose chain is another now.
     pub(crate) fn refresh_queues(&mut self) {
-        if self.queues_dirty {
+        if self.changes.queues {
             self.rebuild_queues();
         }
         self.refresh_products();
     }
 
     fn rebuild_queues(&mut self) {
-        let names: Vec<QueueKey> = self.queue_names.values().copied().collect();
+        let names: Vec<QueueKey> = self.names.queues.values().copied().collect();
         let mut chains: BTreeMap<QueueKey, Vec<QueueKey>> = BTreeMap::new();
         for key in &names {
             let chain = self.chain(*key);
@@ -42,7 +42,7 @@ impl State {
                 if row.queue.as_ref().is_some_and(moves) {
                     let tasks = row.tasks.iter();
                     cells.extend(
-                        tasks.filter_map(|key| Some((*key, self.task_cells.get(*key)?.clone()))),
+                        tasks.filter_map(|key| Some((*key, self.cells.tasks.get(*key)?.clone()))),
                     );
                 }
             }
@@ -63,7 +63,7 @@ impl State {
                 row.chain = chain;
             }
         }
-        self.top_queues.clear();
+        self.index.top_queues.clear();
         for (place, key) in names.into_iter().enumerate() {
             if let Some(row) = self.queues.get_mut(key) {
                 row.place = place;
@@ -75,7 +75,7 @@ impl State {
                         row.children.push(key);
                     }
                 }
-                Some([_]) => self.top_queues.push(key),
+                Some([_]) => self.index.top_queues.push(key),
                 _ => {}
             }
         }
@@ -84,9 +84,9 @@ impl State {
         }
         let used = self.queues.values().filter(is_used);
         if !used.map(takes_pods).eq(took) {
-            self.hindered += 1;
+            self.changes.hindered += 1;
         }
-        self.queues_dirty = false;
+        self.changes.queues = false;
     }
 
     /// Itself and its ancestors; empty where one is missing, they go round or are too many.
@@ -114,7 +114,7 @@ impl State {
                         row.is_some_and(|row| row.name == *parent)
                     };
                     let known = row.chain.get(1).copied().filter(is_it);
-                    let parent = known.or_else(|| self.queue_names.get(parent).copied());
+                    let parent = known.or_else(|| self.names.queues.get(parent).copied());
                     if parent.is_none() {
                         return Vec::new();
                     }

@@ -2,7 +2,7 @@
 //! pod does not visit every node.
 //!
 //! Input: changed nodes. Output: what each node has free or being released, and the nodes sorted by it,
-//! then by name. It is brought up to date on request ([`State::refresh_rooms`]); between requests it
+//! then by name. It is brought up to date on request ([`State::refresh_rooms`](super::State::refresh_rooms)); between requests it
 //! only records changed nodes, so trials and rollbacks cost nothing here. It decides nothing: every
 //! node that it returns is checked again with `fit`.
 
@@ -186,7 +186,7 @@ pub(crate) struct WholeCount {
 }
 
 /// The part that a node's cards and extended resources have in what it has free. It depends on
-/// [`NodeRow::facts`] and [`NodeRow::parts`].
+/// [`facts`](super::rows::NodeRow::facts) and [`parts`](super::rows::NodeRow::parts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardsFree {
     /// Whole GPUs that are idle, and those that will be.

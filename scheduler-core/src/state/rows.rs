@@ -118,7 +118,7 @@ pub(crate) struct Pause {
     pub in_favour_of: Option<GroupName>,
 }
 
-/// A pod: what is its own. What many pods have alike is its [`Spec`].
+/// A pod: what is its own. What many pods have alike is its [`Spec`](super::spec::Spec).
 #[derive(Clone, Debug)]
 pub(crate) struct TaskRow {
     pub uid: Uid,

@@ -9,33 +9,34 @@ use crate::model::{Mode, Preemptibility};
 use crate::state::card_use::mode_index;
 use crate::state::cell::{Cell, Mark};
 use crate::state::extra_use::ExtraUse;
+use crate::state::index::PlacedEntry;
 use crate::state::keys::TaskKey;
 use crate::state::spec_row::SpecRow;
 use crate::state::task_cell::{Status, TaskCell};
-use crate::state::{PlacedEntry, State, footprint};
+use crate::state::{State, footprint};
 
 impl State {
     /// The one setter of every scheduling field.
     pub(crate) fn set(&mut self, cell: Cell) {
         let old = self.swap(cell);
-        if self.journal.open > 0 {
-            self.journal.keep(old);
+        if self.cells.journal.open > 0 {
+            self.cells.journal.keep(old);
         } else {
-            self.settled += 1;
+            self.changes.settled += 1;
         }
     }
 
     /// From here on, [`State::rollback`] can come back here.
     pub(crate) fn mark(&mut self) -> Mark {
-        self.journal.open += 1;
-        self.journal.newest = self.journal.old.len();
-        Mark(self.journal.newest)
+        self.cells.journal.open += 1;
+        self.cells.journal.newest = self.cells.journal.old.len();
+        Mark(self.cells.journal.newest)
     }
 
     /// Puts every cell back to what it was at `mark`, and closes it.
     pub(crate) fn rollback(&mut self, mark: Mark) {
-        while self.journal.old.len() > mark.0 {
-            if let Some(cell) = self.journal.old.pop() {
+        while self.cells.journal.old.len() > mark.0 {
+            if let Some(cell) = self.cells.journal.old.pop() {
                 self.swap(cell);
             }
         }
@@ -44,46 +45,46 @@ impl State {
 
     /// Keeps what was done since `mark`, and closes it.
     pub(crate) fn keep(&mut self, _mark: Mark) {
-        if self.journal.open == 1 && self.is_tentative() {
-            self.settled += 1;
-            let old = std::mem::take(&mut self.journal.old);
+        if self.cells.journal.open == 1 && self.is_tentative() {
+            self.changes.settled += 1;
+            let old = std::mem::take(&mut self.cells.journal.old);
             for cell in &old {
                 if let Cell::Task(task, _) = cell {
                     self.pod_changed(*task);
                 }
             }
             // To be cleared: the next trial needs as much room.
-            self.journal.old = old;
+            self.cells.journal.old = old;
         }
         self.close();
     }
 
     fn close(&mut self) {
-        self.journal.open = self.journal.open.saturating_sub(1);
-        self.journal.newest = self.journal.newest.min(self.journal.old.len());
-        if self.journal.open == 0 {
-            self.journal.old.clear();
+        self.cells.journal.open = self.cells.journal.open.saturating_sub(1);
+        self.cells.journal.newest = self.cells.journal.newest.min(self.cells.journal.old.len());
+        if self.cells.journal.open == 0 {
+            self.cells.journal.old.clear();
         }
     }
 
     /// True inside a transaction that may be undone.
     pub(crate) fn in_trial(&self) -> bool {
-        self.journal.open > 0
+        self.cells.journal.open > 0
     }
 
     /// True inside a transaction that has moved something: what is found out now may not
     /// hold after it.
     pub(crate) fn is_tentative(&self) -> bool {
-        !self.journal.old.is_empty()
+        !self.cells.journal.old.is_empty()
     }
 
     fn swap(&mut self, cell: Cell) -> Cell {
         match cell {
             Cell::Task(key, mut value) => {
-                if let Some(slot) = self.task_cells.get_mut(key) {
+                if let Some(slot) = self.cells.tasks.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
-                self.pod_counts.task_moved();
+                self.cells.pod_counts.task_moved();
                 self.reindex(key, &value);
                 if !self.in_trial() {
                     self.pod_changed(key);
@@ -91,7 +92,7 @@ impl State {
                 Cell::Task(key, value)
             }
             Cell::Node(key, mut value) => {
-                if let Some(slot) = self.node_use.get_mut(key) {
+                if let Some(slot) = self.cells.nodes.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
                 // Which pods stand where it aligns matters, beside the sums.
@@ -108,15 +109,15 @@ impl State {
             }
             Cell::Extra(key, name, value) => {
                 let old = if value == ExtraUse::default() {
-                    self.extra_use.remove(&(key, name.clone()))
+                    self.cells.extra.remove(&(key, name.clone()))
                 } else {
-                    self.extra_use.insert((key, name.clone()), value)
+                    self.cells.extra.insert((key, name.clone()), value)
                 };
                 self.move_part(key);
                 Cell::Extra(key, name, old.unwrap_or_default())
             }
             Cell::Card(key, mut value) => {
-                if let Some(slot) = self.card_use.get_mut(key) {
+                if let Some(slot) = self.cells.cards.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
                 if let Some(node) = self.cards.get(key).map(|row| row.node) {
@@ -126,31 +127,31 @@ impl State {
                 Cell::Card(key, value)
             }
             Cell::Queue(key, mut value) => {
-                if let Some(slot) = self.queue_use.get_mut(key) {
+                if let Some(slot) = self.cells.queues.get_mut(key) {
                     std::mem::swap(slot, &mut value);
                 }
                 Cell::Queue(key, value)
             }
             Cell::Core(job, value) => {
                 let old = match value {
-                    Some(core) => self.cores.insert(job, core),
-                    None => self.cores.remove(job),
+                    Some(core) => self.cells.cores.insert(job, core),
+                    None => self.cells.cores.remove(job),
                 };
                 Cell::Core(job, old)
             }
             Cell::Product(key, at, mut value) => {
-                let slot = self.products.of.get_mut(key);
+                let slot = self.cells.products.of.get_mut(key);
                 if let Some(slot) = slot.and_then(|all| all.get_mut(at)) {
                     std::mem::swap(slot, &mut value);
                 }
                 Cell::Product(key, at, value)
             }
             Cell::Count(key, domain, value) => {
-                let old = self.pod_counts.swap(key, &domain, value);
+                let old = self.cells.pod_counts.swap(key, &domain, value);
                 Cell::Count(key, domain, old)
             }
             Cell::Claim(claim, value) => {
-                self.volumes_version += 1;
+                self.changes.volumes += 1;
                 let node = value.as_ref().map(|used| used.node);
                 let old = self.volumes.swap(&claim, value);
                 let nodes = [node, old.as_ref().map(|used| used.node)];
@@ -172,17 +173,17 @@ impl State {
 
     /// Brings the indexes in line with a task's new cell; `old` is what it was.
     fn reindex(&mut self, key: TaskKey, old: &TaskCell) {
-        let Some(new) = self.task_cells.get(key) else {
+        let Some(new) = self.cells.tasks.get(key) else {
             return;
         };
         if old.places() != new.places() {
             for node in old.places().into_iter().flatten() {
-                if let Some(set) = self.on_node.get_mut(node) {
+                if let Some(set) = self.index.on_node.get_mut(node) {
                     set.remove(&key);
                 }
             }
             for node in new.places().into_iter().flatten() {
-                if let Some(set) = self.on_node.get_mut(node) {
+                if let Some(set) = self.index.on_node.get_mut(node) {
                     set.insert(key);
                 }
             }
@@ -192,11 +193,12 @@ impl State {
             self.is_overallocated(key, old),
             self.is_overallocated(key, new),
         );
-        self.overallocated = (self.overallocated + u32::from(is)).saturating_sub(u32::from(was));
+        self.cells.overallocated =
+            (self.cells.overallocated + u32::from(is)).saturating_sub(u32::from(was));
         if new.status == Status::Pending {
-            self.pending.insert(key);
+            self.index.pending.insert(key);
         } else if old.status == Status::Pending {
-            self.pending.remove(&key);
+            self.index.pending.remove(&key);
         }
         let moved = old.status != new.status;
         let statuses = [old.status, new.status];
@@ -207,10 +209,10 @@ impl State {
             && let Some(job) = self.tasks.get(key).and_then(|row| row.job)
             && let Some(row) = self.jobs.get_mut(job)
         {
-            self.moved.note(job, row.stamp);
-            self.touched += 1;
-            row.stamp = self.touched;
-            self.status_log.note(row.stamp, job, key, statuses);
+            self.changes.moved.note(job, row.stamp);
+            self.changes.touched += 1;
+            row.stamp = self.changes.touched;
+            self.outputs.status_log.note(row.stamp, job, key, statuses);
             self.check_staleness(job);
         }
     }
@@ -241,7 +243,7 @@ impl State {
             return;
         }
         if stands {
-            if let Some(at) = self.placed_at.get_mut(job) {
+            if let Some(at) = self.index.placed_at.get_mut(job) {
                 at.pods += 1;
                 return;
             }
@@ -252,7 +254,7 @@ impl State {
             else {
                 return;
             };
-            self.placed_at.insert(
+            self.index.placed_at.insert(
                 job,
                 PlacedEntry {
                     queue,
@@ -260,7 +262,8 @@ impl State {
                     pods: 1,
                 },
             );
-            self.standing
+            self.index
+                .standing
                 .entry(queue)
                 .or_default()
                 .entry(priority)
@@ -268,7 +271,7 @@ impl State {
                 .insert(job);
             return;
         }
-        let Some(at) = self.placed_at.get_mut(job) else {
+        let Some(at) = self.index.placed_at.get_mut(job) else {
             return;
         };
         at.pods -= 1;
@@ -276,8 +279,8 @@ impl State {
         if at.pods > 0 {
             return;
         }
-        self.placed_at.remove(job);
-        let Some(by_priority) = self.standing.get_mut(&at.queue) else {
+        self.index.placed_at.remove(job);
+        let Some(by_priority) = self.index.standing.get_mut(&at.queue) else {
             return;
         };
         if let Some(jobs) = by_priority.get_mut(&at.priority) {
@@ -287,7 +290,7 @@ impl State {
             }
         }
         if by_priority.is_empty() {
-            self.standing.remove(&at.queue);
+            self.index.standing.remove(&at.queue);
         }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 impl State {
     /// Moves a task, and every sum with it.
     pub(crate) fn transition(&mut self, key: TaskKey, to: TaskCell) {
-        let Some(from) = self.task_cells.get(key).cloned() else {
+        let Some(from) = self.cells.tasks.get(key).cloned() else {
             return;
         };
         if from == to {
@@ -74,11 +74,11 @@ impl State {
             .core_of(job)
             .into_iter()
             .filter_map(|task| {
-                let (node, charge) = self.charged_at(task, self.task_cells.get(task)?)?;
+                let (node, charge) = self.charged_at(task, self.cells.tasks.get(task)?)?;
                 Some(CorePod { task, node, charge })
             })
             .collect();
-        let had: Arc<[CorePod]> = self.cores.get(job).cloned().unwrap_or_default();
+        let had: Arc<[CorePod]> = self.cells.cores.get(job).cloned().unwrap_or_default();
         if *had == *core {
             return;
         }
@@ -102,7 +102,7 @@ impl State {
 
     /// Gives the place of an assumed task its decision. No sum depends on it.
     pub(crate) fn name_decision(&mut self, key: TaskKey, decision: DecisionId) {
-        if let Some(cell) = self.task_cells.get(key) {
+        if let Some(cell) = self.cells.tasks.get(key) {
             let decision = Some(Box::new(decision));
             let cell = TaskCell {
                 decision,
@@ -117,8 +117,8 @@ impl State {
     pub(crate) fn contradicts(&mut self, what: &str) {
         /// Enough to see what is wrong.
         const MOST: usize = 64;
-        if self.contradictions.len() < MOST && !self.contradictions.contains(what) {
-            self.contradictions.insert(what.to_owned());
+        if self.outputs.contradictions.len() < MOST && !self.outputs.contradictions.contains(what) {
+            self.outputs.contradictions.insert(what.to_owned());
         }
     }
 
@@ -156,7 +156,7 @@ impl State {
         way: Way,
     ) {
         let counted = u128::from(counted_gpus(spec, front, holds));
-        let mut used = self.node_use.get(node).copied().unwrap_or_default();
+        let mut used = self.cells.nodes.get(node).copied().unwrap_or_default();
         let change = |sum: &mut Amounts| {
             way.add(&mut sum.cpu, u128::from(spec.cpu.0));
             way.add(&mut sum.memory, u128::from(spec.memory.0));
@@ -188,7 +188,7 @@ impl State {
 
     fn move_extra(&mut self, node: NodeKey, name: ResourceName, amount: u128, how: As, way: Way) {
         let key = (node, name);
-        let mut extra = self.extra_use.get(&key).copied().unwrap_or_default();
+        let mut extra = self.cells.extra.get(&key).copied().unwrap_or_default();
         extra.add(amount, how, way);
         self.set(Cell::Extra(key.0, key.1, extra));
     }
@@ -197,7 +197,7 @@ impl State {
     fn move_attachment(&mut self, node: NodeKey, attachment: &Attachment, how: As, way: Way) {
         let [pods, volumes] = attachment.counted_as();
         let use_of = |state: &Self, name: &ResourceName| {
-            let used = state.extra_use.get(&(node, name.clone()));
+            let used = state.cells.extra.get(&(node, name.clone()));
             used.copied().unwrap_or_default()
         };
         let before = use_of(self, &pods).as_one();
@@ -219,7 +219,7 @@ impl State {
 
     fn move_foreign(&mut self, key: TaskKey, node: NodeKey, holds: &[Hold], way: Way) {
         let amounts = self.charge(key, holds);
-        let mut used = self.node_use.get(node).copied().unwrap_or_default();
+        let mut used = self.cells.nodes.get(node).copied().unwrap_or_default();
         for (sum, amount) in used.foreign.iter_mut().zip(amounts) {
             way.add(sum, amount);
         }
@@ -227,7 +227,7 @@ impl State {
     }
 
     fn move_card(&mut self, card: CardKey, takes: CardSums, how: As, way: Way) {
-        let Some(mut used) = self.card_use.get(card).copied() else {
+        let Some(mut used) = self.cells.cards.get(card).copied() else {
             return;
         };
         let change = |sums: &mut CardSums| {
@@ -311,7 +311,7 @@ impl State {
             let Some(queue) = self.on_chain(job, at) else {
                 break;
             };
-            let Some(mut used) = self.queue_use.get(queue).copied() else {
+            let Some(mut used) = self.cells.queues.get(queue).copied() else {
                 continue;
             };
             for (index, amount) in amounts.into_iter().enumerate() {
@@ -339,7 +339,7 @@ impl State {
             let Some(queue) = self.on_chain(job, at) else {
                 break;
             };
-            let Some(mut used) = self.queue_use.get(queue).copied() else {
+            let Some(mut used) = self.cells.queues.get(queue).copied() else {
                 continue;
             };
             for (index, amount) in amounts.into_iter().enumerate() {

@@ -4,7 +4,7 @@
 //! Input: changed nodes. Output: for each request in use, how many nodes would take it, and how many
 //! refuse it for which reasons. A node is asked again only by requests to which its answer may have
 //! changed: a fact of the node or of its cards has changed, or its free amount has crossed the
-//! requested one. It is brought up to date only outside trials ([`State::refresh_verdicts`]). Pods
+//! requested one. It is brought up to date only outside trials ([`State::refresh_verdicts`](super::State::refresh_verdicts)). Pods
 //! placed after that only take capacity, so a request that fitted nowhere still fits nowhere.
 use crate::reason::{NodeReason, ReasonKey};
 use crate::state::keys::{NodeKey, SpecKey};
@@ -27,7 +27,7 @@ pub(crate) struct Verdicts {
     pub(crate) fits: u32,
     /// Whether it was used since the last decision began.
     pub(crate) asked: bool,
-    /// [`State::others_at`] when the nodes were asked.
+    /// [`State::others_at`](super::State::others_at) when the nodes were asked.
     pub(crate) others: OthersVersion,
     /// What it lacks on the nodes; `None`: it has to be put together again.
     pub(crate) lacks: Option<ReasonKey>,
@@ -67,13 +67,13 @@ pub(crate) struct VerdictCache {
     pub(crate) looks: u64,
     /// A request had to wait for the next decision.
     pub(crate) put_off: bool,
-    /// [`State::capacity_version`] at the last time.
+    /// [`Changes::capacity`](crate::state::changes::Changes::capacity) at the last time.
     pub(crate) at: Option<u64>,
-    /// [`State::volumes_version`] at the last time.
+    /// [`Changes::volumes`](crate::state::changes::Changes::volumes) at the last time.
     pub(crate) volumes: u64,
     /// [`super::devices::Devices::version`] at the last time.
     pub(crate) devices: u64,
-    /// [`super::pod_counts::PodCounts::changed`] and [`State::nodes_changed`] at the last time.
+    /// [`super::pod_counts::PodCounts::changed`] and [`Changes::nodes`](crate::state::changes::Changes::nodes) at the last time.
     pub(crate) others: ([u64; 2], u64),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A claim is in use as long as a pod that has a place lists it as not bound yet. From the
 //! first such pod on it belongs to that pod's node, and the volume that a decision picked
-//! belongs to the claim. What is in use moves with the pods ([`State::transition`]) and is
+//! belongs to the claim. What is in use moves with the pods ([`State::transition`](super::State::transition)) and is
 //! undone with them.
 
 use crate::ids::{ClaimUid, VolumeName};

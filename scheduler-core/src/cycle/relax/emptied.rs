@@ -25,7 +25,7 @@ impl Relaxation for Emptied {
         let state = &*cycle.state;
         let key = (asked.query.first, asked.permitted(cycle).clone());
         let known = self.answers.get(&key).copied();
-        if let Some(known) = known.filter(|known| known.settled == state.settled) {
+        if let Some(known) = known.filter(|known| known.settled == state.changes.settled) {
             return known.node.is_some();
         }
         let Some(row) = state.specs.get(key.0) else {
@@ -44,8 +44,8 @@ impl Relaxation for Emptied {
         };
         let answer = Answer {
             node,
-            settled: state.settled,
-            touched: state.touched,
+            settled: state.changes.settled,
+            touched: state.changes.touched,
         };
         self.answers.insert(key, answer);
         node.is_some()

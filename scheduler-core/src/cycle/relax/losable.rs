@@ -36,7 +36,7 @@ impl Relaxation for Losable {
             return true;
         };
         let one = u128::from(NanoGpu::ONE.0);
-        let free = u128::try_from(cycle.state.rooms.whole).unwrap_or(0) * one;
+        let free = u128::try_from(cycle.state.caches.rooms.whole).unwrap_or(0) * one;
         let wanted = cycle.shares.wanted_by(row, cycle.shares.smallest_card);
         let losable = cycle.losable_to(below, queue, wanted);
         u128::from(row.whole) * one <= free + losable
@@ -52,7 +52,13 @@ impl Cycle<'_> {
             let Some(share) = self.shares.of.get(*ours) else {
                 continue;
             };
-            let has = self.state.queue_use.get(*ours).copied().unwrap_or_default();
+            let has = self
+                .state
+                .cells
+                .queues
+                .get(*ours)
+                .copied()
+                .unwrap_or_default();
             let parent = chain.get(level + 1).copied();
             let all = below.get(&parent).copied().unwrap_or_default();
             let own = self.reclaimable(*ours);
@@ -67,9 +73,10 @@ impl Cycle<'_> {
 
     /// What of this queue.
     fn reclaimable(&self, queue: QueueKey) -> Reclaimable {
-        let (Some(share), Some(used)) =
-            (self.shares.of.get(queue), self.state.queue_use.get(queue))
-        else {
+        let (Some(share), Some(used)) = (
+            self.shares.of.get(queue),
+            self.state.cells.queues.get(queue),
+        ) else {
             return Reclaimable::default();
         };
         let has = used.allocated;
@@ -91,8 +98,8 @@ impl Cycle<'_> {
             let row = self.state.queues.get(*queue);
             row.is_none_or(|row| !row.children.is_empty())
         };
-        if self.state.overallocated > 0
-            || !self.state.rooms.sharing.is_empty()
+        if self.state.cells.overallocated > 0
+            || !self.state.caches.rooms.sharing.is_empty()
             || self.state.victim_queues().any(|queue| is_inner(&queue))
         {
             return None;

@@ -22,7 +22,7 @@ pub(super) struct Query {
     pub is_placed: bool,
 }
 
-/// A value, and [`State::settled`] when it was computed.
+/// A value, and [`Changes::settled`](crate::state::changes::Changes::settled) when it was computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cached<T> {
     pub value: T,
@@ -33,13 +33,13 @@ impl<T> Cached<T> {
     pub(super) fn of(state: &State, value: T) -> Self {
         Self {
             value,
-            settled: state.settled,
+            settled: state.changes.settled,
         }
     }
 
     /// Returns true if nothing has changed since.
     pub(super) fn is_current(&self, state: &State) -> bool {
-        self.settled == state.settled
+        self.settled == state.changes.settled
     }
 }
 
@@ -73,7 +73,7 @@ impl Relaxations {
         }
     }
 
-    /// Ends the decision that began at that [`State::touched`]. Returns how often each relaxation has
+    /// Ends the decision that began at that [`Changes::touched`](crate::state::changes::Changes::touched). Returns how often each relaxation has
     /// said no in it. Those that never did are left out.
     pub(in crate::cycle) fn end_decision(&mut self, began: u64) -> BTreeMap<&'static str, u64> {
         let Self {
@@ -119,9 +119,9 @@ pub(super) struct Emptied {
 pub(super) struct Answer {
     /// A node that would do. `None`: no node would.
     pub node: Option<NodeKey>,
-    /// [`State::settled`] at that time.
+    /// [`Changes::settled`](crate::state::changes::Changes::settled) at that time.
     pub settled: u64,
-    /// [`State::touched`] at that time.
+    /// [`Changes::touched`](crate::state::changes::Changes::touched) at that time.
     pub touched: u64,
 }
 

@@ -98,7 +98,7 @@ impl Cycle<'_> {
         job: JobKey,
         filter: VictimFilter,
     ) -> Option<&'static str> {
-        let is_placed = self.state.placed_at.contains_key(job);
+        let is_placed = self.state.index.placed_at.contains_key(job);
         let known = self.known(job);
         let Some(first) = known.first else {
             return Some("nothing to place");

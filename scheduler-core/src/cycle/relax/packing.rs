@@ -107,7 +107,7 @@ impl Cycle<'_> {
         };
         for (spec, item) in &movable_pods.items {
             let elsewhere = match item {
-                Item::Whole => movable_pods.counted || self.state.rooms.whole > 0,
+                Item::Whole => movable_pods.counted || self.state.caches.rooms.whole > 0,
                 Item::Part(amount, _) => self.has_place(*spec, *amount, movable_pods, places),
             };
             if !elsewhere {
@@ -153,7 +153,7 @@ impl Cycle<'_> {
             return None;
         }
         // All of one node: its free resources, and the remaining cards.
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         let free = |node: &NodeKey| rooms.of(*node).whole.max(0);
         let most = movable_pods.nodes.iter().map(free).max().unwrap_or(0);
         let missing = usize::try_from(i64::from(row.whole) - most).ok()?;
@@ -182,7 +182,7 @@ impl Cycle<'_> {
             return true;
         };
         let least = self.smallest().nominal(amount).0;
-        let has_room = |node: &NodeKey| self.state.rooms.of(*node).most >= least;
+        let has_room = |node: &NodeKey| self.state.caches.rooms.of(*node).most >= least;
         movable_pods.nodes.iter().any(has_room)
             || *places
                 .entry(spec)
@@ -192,7 +192,7 @@ impl Cycle<'_> {
     /// Some node takes the share as it is.
     pub(super) fn some_node_takes(&self, row: &SpecRow, amount: Amount) -> bool {
         let least = self.smallest().nominal(amount).0;
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         rooms.by_most.range((least, 0)..).any(|(_, rank)| {
             let node = rooms.node(*rank);
             node.is_some_and(|node| fit::node(self.state, row, node, self.config, true).is_ok())
@@ -227,7 +227,7 @@ impl Cycle<'_> {
             .flat_map(|row| row.tasks.iter());
         for task in tasks {
             let (Some(cell), Some(spec)) = (
-                self.state.task_cells.get(*task),
+                self.state.cells.tasks.get(*task),
                 self.state.tasks.get(*task).map(|row| row.spec),
             ) else {
                 continue;
@@ -271,7 +271,7 @@ impl Cycle<'_> {
         }
         for (card, gone) in gone {
             let (Some(row), Some(used)) =
-                (self.state.cards.get(card), self.state.card_use.get(card))
+                (self.state.cards.get(card), self.state.cells.cards.get(card))
             else {
                 movable_pods.perhaps = true;
                 return movable_pods;

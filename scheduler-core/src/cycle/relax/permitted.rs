@@ -35,7 +35,7 @@ impl Cycle<'_> {
         besides: Option<JobKey>,
         most: usize,
     ) -> Vec<JobKey> {
-        let placed = |queue: QueueKey| self.state.standing.get(&queue).into_iter();
+        let placed = |queue: QueueKey| self.state.index.standing.get(&queue).into_iter();
         match filter {
             VictimFilter::Movable => self.movable(besides, most),
             VictimFilter::LosersTo(queue, wanted) => self

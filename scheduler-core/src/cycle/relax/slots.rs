@@ -40,7 +40,7 @@ impl Relaxation for Slots {
         let more: i64 = freed
             .iter()
             .map(|(node, freed)| {
-                let has = state.rooms.of(*node).whole;
+                let has = state.caches.rooms.of(*node).whole;
                 let before = if cycle.is_in(&search.feasible, *node) {
                     has.max(0) / wanted
                 } else {
@@ -65,7 +65,7 @@ impl Cycle<'_> {
         let Some(SlotsDemand { wanted, .. }) = self.slots_demand(first) else {
             return 0;
         };
-        let rooms = &self.state.rooms;
+        let rooms = &self.state.caches.rooms;
         let both = feasible.iter().filter(|rank| open.contains(*rank));
         both.filter_map(|rank| rooms.node(rank))
             .map(|node| rooms.of(node).whole.max(0) / wanted)
@@ -89,7 +89,7 @@ impl Cycle<'_> {
     }
 
     fn is_in(&self, set: &NodeSet, node: NodeKey) -> bool {
-        let rank = self.state.rooms.rank(node);
+        let rank = self.state.caches.rooms.rank(node);
         rank.is_some_and(|rank| set.contains(rank))
     }
 }

@@ -28,10 +28,10 @@ pub(super) enum PermittedVictims {
 impl PermittedVictims {
     pub(super) fn is_empty(&self, state: &State) -> bool {
         match self {
-            Self::All => state.placed_at.keys().next().is_none(),
+            Self::All => state.index.placed_at.keys().next().is_none(),
             Self::Of(queues) => queues.is_empty(),
             Self::Below(queue, priority) => {
-                let placed = state.standing.get(queue);
+                let placed = state.index.standing.get(queue);
                 let lowest = placed.and_then(|placed| placed.first_key_value());
                 lowest.is_none_or(|(lowest, _)| lowest >= priority)
                     && state.idle_jobs().next().is_none()
@@ -53,12 +53,12 @@ impl PermittedVictims {
         }
         if state.gives_way(key) {
             return match self {
-                Self::All => state.placed_at.contains_key(key),
+                Self::All => state.index.placed_at.contains_key(key),
                 Self::Of(queues) => job.queue.is_some_and(|queue| queues.contains(&queue)),
                 Self::Below(queue, _) => job.queue == Some(*queue),
             };
         }
-        let Some(placed) = state.placed_at.get(key) else {
+        let Some(placed) = state.index.placed_at.get(key) else {
             return false;
         };
         match self {

@@ -140,7 +140,8 @@ impl Cycle<'_> {
             tasks.filter(|(_, status)| status.is_allocated())
         };
         stand().next()?;
-        let domain = |node: NodeKey| tree.at(tree.leaf(self.state.rooms.rank(node)?)?, level);
+        let domain =
+            |node: NodeKey| tree.at(tree.leaf(self.state.caches.rooms.rank(node)?)?, level);
         let domains = stand().filter_map(|(task, _)| domain(self.state.cell(*task).node?));
         Some(domains.collect())
     }

@@ -219,7 +219,7 @@ fn free(state: &State, key: NodeKey, kind: &Resource) -> i128 {
     let Some(node) = state.nodes.get(key).and_then(|row| row.node.as_ref()) else {
         return 0;
     };
-    let used = state.node_use.get(key).copied().unwrap_or_default();
+    let used = state.cells.nodes.get(key).copied().unwrap_or_default();
     let left = |has: u64, taken: u128, leaving: u128, promised: u128| {
         i128::from(has) + i128::try_from(leaving).unwrap_or(0)
             - i128::try_from(taken + promised).unwrap_or(i128::MAX)
@@ -245,7 +245,7 @@ fn free(state: &State, key: NodeKey, kind: &Resource) -> i128 {
             used.promised.pods,
         ),
         Resource::Extended(name) => {
-            let extra = state.extra_use.get(&(key, name.clone()));
+            let extra = state.cells.extra.get(&(key, name.clone()));
             let extra = extra.copied().unwrap_or_default();
             let has = node.extended.get(name).copied().unwrap_or(0);
             left(has, extra.used, extra.releasing, extra.promised)
@@ -260,7 +260,7 @@ fn free_parts(state: &State, key: NodeKey) -> i128 {
     };
     row.cards
         .iter()
-        .filter_map(|card| Some((state.cards.get(*card)?, state.card_use.get(*card)?)))
+        .filter_map(|card| Some((state.cards.get(*card)?, state.cells.cards.get(*card)?)))
         .filter(|(_, used)| used.after().holds() > 0 && used.after().modes[0] == 0)
         .map(|(row, used)| {
             let cap = u128::from(card::memory(row).cap.0).max(1);

@@ -2,7 +2,7 @@
 //!
 //! A claim has its devices from the first of its pods that gets a place until the last of them
 //! has left, or as long as the API server shows it with some. What a claim holds moves with its
-//! pods ([`State::transition`]) and is undone with them.
+//! pods ([`State::transition`](crate::state::State::transition)) and is undone with them.
 //! - [`pools`]: what drivers publish.
 //! - [`hold`]: what claims hold.
 //! - [`free`]: how many devices are left, in sum.

@@ -27,23 +27,24 @@ pod b queue=q cpu=100 extended.x=1 gpu-memory.main=100 on=n1
 /// Every scheduling field, and the indexes that follow them.
 fn fields(state: &State) -> String {
     let mut extra: Vec<_> = state
-        .extra_use
+        .cells
+        .extra
         .iter()
         .map(|entry| format!("{entry:?}"))
         .collect();
     extra.sort();
-    let mut placed_at: Vec<_> = state.placed_at.iter().collect();
+    let mut placed_at: Vec<_> = state.index.placed_at.iter().collect();
     placed_at.sort_by_key(|(job, _)| *job);
     format!(
         "{:?} {:?} {:?} {:?} {extra:?} {:?} {:?} {:?} {placed_at:?} {} {:?} {:?}",
-        state.task_cells,
-        state.node_use,
-        state.card_use,
-        state.queue_use,
-        state.pending.iter().copied().collect::<Vec<_>>(),
-        state.on_node,
-        state.standing,
-        state.overallocated,
+        state.cells.tasks,
+        state.cells.nodes,
+        state.cells.cards,
+        state.cells.queues,
+        state.index.pending.iter().copied().collect::<Vec<_>>(),
+        state.index.on_node,
+        state.index.standing,
+        state.cells.overallocated,
         state.volumes,
         state.devices.in_order(),
     )
@@ -56,7 +57,7 @@ fn undo_restores_every_field_in_nested_trials() {
         assert_eq!(core.apply(event), []);
     }
     let state = core.state_for_tests();
-    state.deciding = true;
+    state.cells.deciding = true;
     let (a, b) = (state.task_of("a").unwrap(), state.task_of("b").unwrap());
     let before = fields(state);
     let outer = state.mark();
@@ -98,7 +99,7 @@ fn generations_rise_on_the_way_back_too() {
         assert_eq!(core.apply(event), []);
     }
     let state = core.state_for_tests();
-    let node = state.node_names["n1"];
+    let node = state.names.nodes["n1"];
     let b = state.task_of("b").unwrap();
     let mark = state.mark();
     state.transition(b, TaskCell::of(Status::Pending));
@@ -116,7 +117,7 @@ proptest::proptest! {
             assert_eq!(core.apply(event), []);
         }
         let state = core.state_for_tests();
-        state.deciding = true;
+        state.cells.deciding = true;
         let tasks = [state.task_of("a").unwrap(), state.task_of("b").unwrap()];
         let placed = state.cell(tasks[1]);
         let start = fields(state);
