@@ -389,7 +389,7 @@ impl Shadow {
     /// Estimates when each waiting pod starts. A snapshot does not say how long pods run.
     pub(crate) fn forecast(&self) -> Forecast {
         let run_times = self.world.run_times();
-        forecast::forecast(self.core.fork(), run_times, self.now, Budget::of_one())
+        forecast::forecast(self.core.fork(), &run_times, self.now, Budget::of_one())
     }
 
     /// What the kubelet says of the pod's resize; a snapshot has none.

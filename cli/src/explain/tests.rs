@@ -316,20 +316,37 @@ fn a_pod_that_waits_is_told_when_it_starts() {
     shadow.take(pod("runs", runs.clone()));
     let told = text(&waits(&shadow));
     assert!(
-        told.contains("estimated start: unknown: a pod in its way does not say how long it runs"),
+        told.contains("estimated start: unknown: the run time of a pod in its way is not known"),
         "{told}"
     );
-    let mut says = runs;
+    let mut says = runs.clone();
     says["/metadata/annotations"] = json!({RUN_TIME: "2h"});
     shadow.take(pod("runs", says));
     let report = waits(&shadow);
     let told = text(&report);
     assert!(
-        told.contains("estimated start: about 05:06 UTC (in 1 h 20 min), when team/runs ends (expected after 2 h); all pods in its way say how long they run"),
+        told.contains("estimated start: about 05:06 UTC (in 1 h 20 min), when team/runs ends (expected after 2 h); the run time of all pods in its way is known"),
         "{told}"
     );
     assert_eq!(
         report.document.unwrap()["estimatedStart"],
         json!({"kind": "about", "timeMs": 104_800_000, "after": "team/runs", "knownRunTimes": 1, "podsInTheWay": 1})
+    );
+    // It says nothing, and three like it have ended.
+    let mut silent = runs;
+    silent["/spec/restartPolicy"] = json!("Never");
+    for (name, end) in [("one", "00:10"), ("two", "03:00"), ("three", "02:00")] {
+        let mut past = silent.clone();
+        past["/status"] = json!({"phase": "Succeeded", "startTime": "1970-01-01T00:00:00Z",
+            "containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": {"terminated": {"exitCode": 0,
+                    "finishedAt": format!("1970-01-01T{end}:00Z")}}}]});
+        shadow.take(pod(name, past));
+    }
+    shadow.take(pod("runs", silent));
+    let told = text(&waits(&shadow));
+    assert!(
+        told.contains("about 05:06 UTC (in 1 h 20 min), when team/runs ends (expected after 2 h, the median of 3 past runs); the run time of all pods in its way is known"),
+        "{told}"
     );
 }

@@ -11,7 +11,7 @@
 //! - `admin`: what an admin says of the shard.
 //! - `csi`: what CSI drivers can do for which nodes.
 //! - `scale_down`: what may be moved for an autoscaler; `settings`: what a world is to be like.
-//! - `run_time`: how long a pod says that it runs.
+//! - `run_time`: how long a pod runs; `run_times`: all pods, and past runs.
 //! - `agent`: what agents say; `isolation`, `idle`: the pod conditions that
 //!   follow from it; `owed`: how these are written until they are seen.
 //! - `world`: what must be remembered between facts, and which part takes which fact; `pods`, `node`,
@@ -47,6 +47,7 @@ mod recheck;
 pub(crate) mod resources;
 mod rules;
 pub mod run_time;
+mod run_times;
 mod scale_down;
 mod settings;
 mod shown;

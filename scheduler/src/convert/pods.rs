@@ -4,7 +4,7 @@ use super::hindrance::Hindrance;
 use super::pod::{self, Deletion};
 use super::shown::Shown;
 use super::world::{Leaving, World};
-use super::{isolation, resources, run_time, scale_down, whole};
+use super::{isolation, resources, scale_down, whole};
 use crate::stored_pod::StoredPod;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
@@ -51,10 +51,7 @@ impl World {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
         };
-        match run_time::of(&pod) {
-            Some(run) => self.run_times.insert(converted.uid.clone(), run),
-            None => self.run_times.remove(&converted.uid),
-        };
+        self.run_times.show(&uid, &pod);
         if self.is_given_up(&uid, &pod, seen_before)
             && let Phase::Releasing(Some(placement)) = converted.phase
         {
@@ -152,7 +149,7 @@ impl World {
         self.reasons.remove(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
-        self.run_times.remove(&PodUid::new(uid));
+        self.run_times.forget(uid);
         self.leaving.remove(uid);
         self.wishes.forget(uid);
         self.storage.forget(uid);

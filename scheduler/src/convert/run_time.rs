@@ -1,7 +1,8 @@
-//! The run time of a pod, if the pod says how long it runs.
+//! The run time of one pod: what it says, and what pods like it took.
 //!
-//! In: the annotation [`RUN_TIME`] and `activeDeadlineSeconds`. Out: the run time for estimates of
-//! start times, or a warning if the annotation counts for nothing. No decision rests on it.
+//! In: the annotation [`RUN_TIME`] and `activeDeadlineSeconds`, and the median of past runs. Out: the
+//! run time for estimates of start times, or a warning if the annotation counts for nothing. No
+//! decision rests on it.
 
 use super::duration;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,11 +19,26 @@ const MAX: Duration = Duration::seconds(366 * 24 * 3600);
 pub struct RunTime {
     /// The time from the pod's start to its end.
     pub length: Duration,
-    /// True if Kubernetes ends the pod after that time (`activeDeadlineSeconds`). False: the pod is
-    /// expected to end by itself, as its annotation says.
-    pub limit: bool,
+    /// What the length rests on.
+    pub basis: Basis,
     /// The time at which the kubelet took the pod in. `None`: it has not yet.
     pub started: Option<Time>,
+}
+
+/// What a run time rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Basis {
+    /// Kubernetes ends the pod after that time (`activeDeadlineSeconds`).
+    Limit,
+    /// The pod is expected to end by itself, as its annotation says.
+    Said,
+    /// The median of the past runs of pods like it.
+    Past {
+        /// The number of these runs.
+        runs: usize,
+        /// What the annotation says instead, which is shorter.
+        said: Option<Duration>,
+    },
 }
 
 impl RunTime {
@@ -32,23 +48,63 @@ impl RunTime {
     }
 }
 
-/// Returns how long the pod runs. `None`: it does not say. If it says both, the shorter one counts.
-pub(super) fn of(pod: &Pod) -> Option<RunTime> {
-    let spec = pod.spec.as_ref()?;
-    let deadline = spec.active_deadline_seconds;
-    let deadline = deadline.and_then(|seconds| u64::try_from(seconds).ok());
-    let deadline = deadline.and_then(|seconds| usable(seconds.checked_mul(1000)?));
-    let expected = annotation(pod).and_then(|text| duration(Some(text)));
-    let expected = expected.and_then(|expected| usable(expected.0));
-    let limit = deadline.is_some_and(|deadline| expected.is_none_or(|one| deadline <= one));
-    let status = pod.status.as_ref();
-    let started = status.and_then(|status| status.start_time.as_ref());
-    let started = started.and_then(|time| u64::try_from(time.0.as_millisecond()).ok());
-    Some(RunTime {
-        length: if limit { deadline } else { expected }?,
-        limit,
-        started: started.map(Time),
-    })
+/// The median of past runs, and their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Median {
+    pub(super) length: Duration,
+    pub(super) runs: usize,
+}
+
+/// What a pod says about its run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    expected: Option<Duration>,
+    deadline: Option<Duration>,
+    started: Option<Time>,
+}
+
+impl Said {
+    /// Reads what a pod says.
+    pub(super) fn on(pod: &Pod) -> Self {
+        let spec = pod.spec.as_ref();
+        let deadline = spec.and_then(|spec| u64::try_from(spec.active_deadline_seconds?).ok());
+        let expected = annotation(pod).and_then(|text| duration(Some(text)));
+        let status = pod.status.as_ref();
+        let started = status.and_then(|status| status.start_time.as_ref());
+        let started = started.and_then(|time| u64::try_from(time.0.as_millisecond()).ok());
+        Self {
+            expected: expected.and_then(|expected| usable(expected.0)),
+            deadline: deadline.and_then(|seconds| usable(seconds.checked_mul(1000)?)),
+            started: started.map(Time),
+        }
+    }
+
+    /// Returns true if the pod says nothing.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.expected.is_none() && self.deadline.is_none()
+    }
+
+    /// Returns the run time. `None`: nothing is known. Of what the pod says and what pods like it took,
+    /// the longer one counts: the shorter one has been wrong before, or promises more than was seen. No
+    /// pod runs longer than Kubernetes lets it.
+    pub(super) fn run_time(&self, past: Option<Median>) -> Option<RunTime> {
+        let past = past.filter(|past| self.expected.is_none_or(|said| past.length > said));
+        let expected = match (past, self.expected) {
+            (Some(Median { length, runs }), said) => Some((length, Basis::Past { runs, said })),
+            (None, said) => said.map(|said| (said, Basis::Said)),
+        };
+        let limit = self.deadline.map(|deadline| (deadline, Basis::Limit));
+        let (length, basis) = match (limit, expected) {
+            (Some(limit), Some(expected)) if expected.0 < limit.0 => expected,
+            (Some(limit), _) => limit,
+            (None, expected) => expected?,
+        };
+        Some(RunTime {
+            length,
+            basis,
+            started: self.started,
+        })
+    }
 }
 
 fn annotation(pod: &Pod) -> Option<&str> {
@@ -96,9 +152,9 @@ mod tests {
     #[test]
     fn the_shorter_of_what_a_pod_says_counts() {
         let says = |annotation: &str, deadline: Value| {
-            let run = of(&pod(annotation, deadline))?;
+            let run = Said::on(&pod(annotation, deadline)).run_time(None)?;
             assert_eq!(run.end(Time(1)), Time(10_000 + run.length.0));
-            Some((run.length.0, run.limit))
+            Some((run.length.0, run.basis == Basis::Limit))
         };
         assert_eq!(says("1m30s", Value::Null), Some((90_000, false)));
         assert_eq!(says("1m30s", json!(60)), Some((60_000, true)));
@@ -107,6 +163,27 @@ mod tests {
         // Charts that write a number for "no limit".
         assert_eq!(says("soon", json!(2_147_483_647)), None);
         assert_eq!(says("1m", json!(i64::MAX)), Some((60_000, false)));
+    }
+
+    #[test]
+    fn past_runs_count_where_the_pod_says_less_or_nothing_and_never_beyond_its_limit() {
+        let past = |annotation: &str, deadline: Value| {
+            let past = Median {
+                length: Duration::seconds(100),
+                runs: 5,
+            };
+            let run = Said::on(&pod(annotation, deadline)).run_time(Some(past))?;
+            Some((run.length.0 / 1000, run.basis))
+        };
+        let runs = |said: Option<u64>| Basis::Past {
+            runs: 5,
+            said: said.map(Duration::seconds),
+        };
+        assert_eq!(past("", Value::Null), Some((100, runs(None))));
+        assert_eq!(past("50s", Value::Null), Some((100, runs(Some(50)))));
+        assert_eq!(past("150s", Value::Null), Some((150, Basis::Said)));
+        assert_eq!(past("", json!(300)), Some((100, runs(None))));
+        assert_eq!(past("50s", json!(80)), Some((80, Basis::Limit)));
     }
 
     #[test]
@@ -120,7 +197,7 @@ mod tests {
             ("", "it is not a duration"),
         ] {
             let pod = pod(text, Value::Null);
-            assert_eq!(of(&pod), None, "{text}");
+            assert_eq!(Said::on(&pod).run_time(None), None, "{text}");
             let warning = warning(&pod).unwrap();
             for part in [RUN_TIME, why, "such as 2h30m"] {
                 assert!(warning.contains(part), "{warning}");

@@ -11,6 +11,7 @@ use super::mig::MigNodes;
 use super::owed::OwedCondition;
 use super::recheck::{Due, LOOKS, RecheckQueue};
 use super::run_time::RunTime;
+use super::run_times::RunTimes;
 use super::shown::Shown;
 use super::storage::StorageObjects;
 use super::whole::WholePod;
@@ -119,8 +120,8 @@ pub struct World {
     pub(super) unread: BTreeSet<Arc<str>>,
     /// What the kubelet says of a resize that is not over, by UID of the pod.
     pub(super) resizes: BTreeMap<String, String>,
-    /// The run times of the pods that say how long they run.
-    pub(super) run_times: BTreeMap<PodUid, RunTime>,
+    /// What is known of how long pods run.
+    pub(super) run_times: RunTimes,
     /// Running pods that are being deleted, while their end is counted on.
     pub(super) leaving: BTreeMap<String, Leaving>,
     /// The latest time that was told.
@@ -179,7 +180,7 @@ impl World {
             placed_on: BTreeMap::new(),
             unread: BTreeSet::new(),
             resizes: BTreeMap::new(),
-            run_times: BTreeMap::new(),
+            run_times: RunTimes::default(),
             leaving: BTreeMap::new(),
             now: Time(0),
             listing: BTreeSet::new(),
@@ -501,9 +502,14 @@ impl World {
         &self.queue_conditions
     }
 
-    /// Returns how long pods run, of those that say so.
-    pub fn run_times(&self) -> &BTreeMap<PodUid, RunTime> {
-        &self.run_times
+    /// Returns how long pods run, of those of which it is known.
+    pub fn run_times(&self) -> BTreeMap<PodUid, RunTime> {
+        self.run_times.known()
+    }
+
+    /// Returns false if [`World::run_times`] returns none. It costs less.
+    pub fn is_any_run_time_known(&self) -> bool {
+        self.run_times.is_any_known()
     }
 
     /// Returns the waiting pods whose shown reason has changed since the last call.

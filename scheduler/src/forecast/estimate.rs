@@ -1,5 +1,6 @@
 //! Estimates of start times, and the sentences that tell them.
 
+use crate::convert::run_time::Basis;
 use jiff::Timestamp;
 use proto::names::request::RUN_TIME;
 use scheduler_core::ids::PodUid;
@@ -13,9 +14,8 @@ use std::sync::Arc;
 pub struct EndedPod {
     /// `namespace/name`.
     pub name: Arc<str>,
-    /// The run time, and true if Kubernetes ends the pod after that time. `None`: the pod is being
-    /// deleted already.
-    pub runs: Option<(Duration, bool)>,
+    /// The run time. `None`: the pod is being deleted already.
+    pub runs: Option<(Duration, Basis)>,
 }
 
 /// The estimate of the time at which a waiting pod starts.
@@ -88,23 +88,19 @@ impl Estimate {
                     }
                     Some(EndedPod {
                         name,
-                        runs: Some((length, limit)),
+                        runs: Some((length, basis)),
                     }) => {
-                        let says = if *limit {
-                            "its limit is"
-                        } else {
-                            "expected after"
-                        };
-                        write!(line, ", when {name} ends ({says} {})", in_words(*length))
+                        let known = known_run_time(*length, *basis);
+                        write!(line, ", when {name} ends ({known})")
                     }
                     None => Ok(()),
                 };
                 if known == of {
-                    write!(line, "; all pods in its way say how long they run")
+                    write!(line, "; the run time of all pods in its way is known")
                 } else {
                     write!(
                         line,
-                        "; {known} of {of} pods in its way say how long they run"
+                        "; the run time of {known} of {of} pods in its way is known"
                     )
                 }
             }
@@ -113,7 +109,7 @@ impl Estimate {
             }
             Self::NotBefore { time } => write!(
                 line,
-                "not before {}, if the pods in its way run as long as they say",
+                "not before {}, if the pods in its way run as long as expected",
                 clock_time(*time, now)
             ),
             Self::Unknown { unknown: 0 } => {
@@ -121,14 +117,33 @@ impl Estimate {
             }
             Self::Unknown { unknown: 1 } => write!(
                 line,
-                "unknown: a pod in its way does not say how long it runs (annotation {RUN_TIME})"
+                "unknown: the run time of a pod in its way is not known (annotation {RUN_TIME})"
             ),
             Self::Unknown { unknown } => write!(
                 line,
-                "unknown: {unknown} pods in its way do not say how long they run (annotation {RUN_TIME})"
+                "unknown: the run time of {unknown} pods in its way is not known (annotation {RUN_TIME})"
             ),
         };
         line
+    }
+}
+
+/// Returns a run time and what it rests on, in words.
+fn known_run_time(length: Duration, basis: Basis) -> String {
+    let length = in_words(length);
+    match basis {
+        Basis::Limit => format!("its limit is {length}"),
+        Basis::Said => format!("expected after {length}"),
+        Basis::Past { runs, said: None } => {
+            format!("expected after {length}, the median of {runs} past runs")
+        }
+        Basis::Past {
+            runs,
+            said: Some(said),
+        } => format!(
+            "expected after {length}, the median of {runs} past runs, although it says {}",
+            in_words(said)
+        ),
     }
 }
 
@@ -177,7 +192,7 @@ mod tests {
     /// 13:00 on the 1st of January 1970.
     const MADE: Time = Time(13 * 3_600_000);
 
-    fn about(time: Time, runs: Option<(Duration, bool)>) -> String {
+    fn about(time: Time, runs: Option<(Duration, Basis)>) -> String {
         let estimate = Estimate::About {
             time,
             after: Some(EndedPod {
@@ -192,19 +207,33 @@ mod tests {
 
     #[test]
     fn an_estimate_says_when_and_why_and_on_what_it_rests() {
-        let expected = Some((Duration::seconds(7200), false));
+        let expected = Some((Duration::seconds(7200), Basis::Said));
         assert_eq!(
             about(MADE.after(Duration::seconds(4800)), expected),
-            "estimated start: about 14:20 UTC (in 1 h 20 min), when team-a/train-3 ends (expected after 2 h); 3 of 5 pods in its way say how long they run"
+            "estimated start: about 14:20 UTC (in 1 h 20 min), when team-a/train-3 ends (expected after 2 h); the run time of 3 of 5 pods in its way is known"
         );
-        let limit = Some((Duration::seconds(90), true));
+        let limit = Some((Duration::seconds(90), Basis::Limit));
         assert_eq!(
             about(MADE.after(Duration::seconds(200_000)), limit),
-            "estimated start: about 1970-01-03 20:33 UTC (in 2 d 8 h), when team-a/train-3 ends (its limit is 1 min 30 s); 3 of 5 pods in its way say how long they run"
+            "estimated start: about 1970-01-03 20:33 UTC (in 2 d 8 h), when team-a/train-3 ends (its limit is 1 min 30 s); the run time of 3 of 5 pods in its way is known"
         );
         assert_eq!(
             about(MADE.after(Duration::seconds(5)), None),
-            "estimated start: about 13:00 UTC (in 5 s), when team-a/train-3 has ended, which is being deleted; 3 of 5 pods in its way say how long they run"
+            "estimated start: about 13:00 UTC (in 5 s), when team-a/train-3 has ended, which is being deleted; the run time of 3 of 5 pods in its way is known"
+        );
+        let past = |said| Some((Duration::seconds(7200), Basis::Past { runs: 5, said }));
+        let line = about(MADE.after(Duration::seconds(60)), past(None));
+        assert!(
+            line.contains("(expected after 2 h, the median of 5 past runs)"),
+            "{line}"
+        );
+        let line = about(
+            MADE.after(Duration::seconds(60)),
+            past(Some(Duration::seconds(600))),
+        );
+        assert!(
+            line.contains("5 past runs, although it says 10 min)"),
+            "{line}"
         );
         assert_eq!(
             about(MADE, None),
@@ -217,11 +246,11 @@ mod tests {
         let time = MADE.after(Duration::seconds(300));
         assert_eq!(
             Estimate::NotBefore { time }.line(MADE),
-            "estimated start: not before 13:05 UTC (in 5 min), if the pods in its way run as long as they say"
+            "estimated start: not before 13:05 UTC (in 5 min), if the pods in its way run as long as expected"
         );
         assert_eq!(
             Estimate::Unknown { unknown: 4 }.line(MADE),
-            "estimated start: unknown: 4 pods in its way do not say how long they run (annotation aliquot.dev/expected-run-time)"
+            "estimated start: unknown: the run time of 4 pods in its way is not known (annotation aliquot.dev/expected-run-time)"
         );
         assert_eq!(
             Estimate::Unknown { unknown: 0 }.line(MADE),

@@ -6,7 +6,7 @@
 
 use super::estimate::{EndedPod, Estimate, Forecast};
 use super::way::{Holder, Way, Ways, asks_for_cards};
-use crate::convert::run_time::RunTime;
+use crate::convert::run_time::{Basis, RunTime};
 use crate::trial::{self, RECREATED};
 use scheduler_core::ids::{GroupName, NodeName, PodUid};
 use scheduler_core::model::{Phase, Pod, Preemptibility};
@@ -203,7 +203,7 @@ impl<'a> Play<'a> {
     fn known_end(&self, uid: &PodUid) -> Option<Time> {
         let run = self.run_time(uid)?;
         let end = run.end(self.now);
-        (run.limit || end > self.now).then_some(end.max(self.now))
+        (run.basis == Basis::Limit || end > self.now).then_some(end.max(self.now))
     }
 
     /// Notes that a pod holds its place on a node until that end.
@@ -336,7 +336,7 @@ impl<'a> Play<'a> {
             let run = self.run_time(&uid).filter(|_| !leaves);
             let ended = EndedPod {
                 name: format!("{}/{}", pod.namespace, pod.name).into(),
-                runs: run.map(|run| (run.length, run.limit)),
+                runs: run.map(|run| (run.length, run.basis)),
             };
             self.ended.push(self.now, holder.node, ended);
             if leaves {

@@ -133,6 +133,7 @@ pub(crate) async fn run(mut links: Links, stop: CancellationToken) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::convert::run_time::Basis;
     use prometheus_client::registry::Registry;
     use scheduler_core::{Config, text};
 
@@ -154,7 +155,7 @@ mod tests {
             }
             let run = RunTime {
                 length: scheduler_core::units::Duration::seconds(seconds),
-                limit: false,
+                basis: Basis::Said,
                 started: Some(Time(1_000_000)),
             };
             let fork = Fork {

@@ -26,7 +26,7 @@ fn run(pod: &str, length: u64, since: Option<u64>) -> (PodUid, RunTime) {
     let started = since.map(|since| Time(NOW.0 - since * 60_000));
     let run = RunTime {
         length: minutes(length),
-        limit: false,
+        basis: Basis::Said,
         started,
     };
     (PodUid::new(pod), run)
@@ -61,7 +61,7 @@ fn about(after: u64, ended: &str, length: u64, known: usize, of: usize) -> Estim
         time: NOW.after(minutes(after)),
         after: Some(EndedPod {
             name: ended.into(),
-            runs: Some((minutes(length), false)),
+            runs: Some((minutes(length), Basis::Said)),
         }),
         known,
         of,
@@ -105,7 +105,7 @@ fn a_pod_that_runs_longer_than_expected_has_no_known_end_and_one_with_a_limit_en
     let (uid, mut over) = run("short", 30, Some(31));
     let forecast = played(LATE, &[(uid.clone(), over)], budget());
     assert_eq!(of(&forecast, "late"), Estimate::Unknown { unknown: 2 });
-    over.limit = true;
+    over.basis = Basis::Limit;
     let forecast = played(LATE, &[(uid, over)], budget());
     assert!(
         matches!(of(&forecast, "late"), Estimate::About { time: NOW, .. }),

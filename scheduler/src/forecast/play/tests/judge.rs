@@ -101,7 +101,7 @@ impl World {
             );
             let run = RunTime {
                 length,
-                limit: false,
+                basis: Basis::Said,
                 started: None,
             };
             self.runs.insert(PodUid::new(uid), run);
