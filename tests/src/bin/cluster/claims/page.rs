@@ -124,7 +124,7 @@ pub(crate) async fn the_page_of_claims_is_done_as_it_stands(cluster: &mut Cluste
             ),
             ("Whole cards", rows(&[("with-a-card", "main", whole)])),
             (
-                "What a claim can ask for beside cards and memory",
+                "Settings of a claim",
                 rows(&[("with-config", "main", 2000)]),
             ),
             ("Monitoring", Vec::new()),
