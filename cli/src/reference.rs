@@ -83,7 +83,7 @@ fn command_line() -> String {
     let mut cli = crate::Cli::command();
     cli.build();
     let mut text = format!(
-        "{HEAD}# `aliquot`\n\nAs `kubectl-aliquot` on the path it is `kubectl aliquot`.\nVerbs that read need the rights to get and list what they show, and no server of their own.\n\n| verb | |\n|---|---|\n"
+        "{HEAD}# `aliquot`\n\nInstalled as `kubectl-aliquot` on the `PATH`, the program runs as `kubectl aliquot`.\nVerbs that read need `get` and `list` permission for the objects they show, and no server of Aliquot.\n\n| verb | |\n|---|---|\n"
     );
     let verbs = || {
         cli.get_subcommands()
@@ -217,24 +217,24 @@ fn objects() -> String {
     for (definition, what) in [
         (
             api::GpuNode::crd(),
-            "Made by the agent of the node of that name; the administrator writes `spec`.",
+            "The agent of the node with the same name creates it; the administrator writes `spec`.",
         ),
         (
             api::Queue::crd(),
-            "KAI's. GPUs as a number, CPU in millicores, memory in MB of 10^6 bytes; -1 is unlimited.",
+            "Defined by KAI. GPUs are a number, CPU is in millicores, memory in MB of 10^6 bytes; -1 means unlimited.",
         ),
         (
             api::PodGroup::crd(),
-            "KAI's. Pods that are placed together.",
+            "Defined by KAI. A group of pods that are placed together.",
         ),
-        (api::Topology::crd(), "KAI's. The levels of a data centre."),
+        (api::Topology::crd(), "Defined by KAI. The levels of a data centre."),
         (
             api::kai::ShardDefinition::crd(),
-            "KAI's. How one node pool is scheduled. A change takes effect at once; the conditions `Ready` and `KeysIgnored` name the keys that do not.",
+            "Defined by KAI. The settings of one node pool. A change takes effect at once, except for the keys that the conditions `Ready` and `KeysIgnored` name.",
         ),
         (
             api::kai::ConfigDefinition::crd(),
-            "KAI's, by the name `kai-config`. The condition `KeysIgnored` names the keys without an effect, `Ready` those that differ in the running scheduler.",
+            "Defined by KAI; the object is named `kai-config`. The condition `KeysIgnored` names the keys without an effect, `Ready` those that differ in the running scheduler.",
         ),
     ] {
         let definition = serde_json::to_value(&definition).unwrap();
