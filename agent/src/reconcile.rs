@@ -3,12 +3,12 @@
 //!
 //! Pure functions over [`Local`] facts, pods and the ledger; time is a value.
 
-use crate::identity::{Checkpoint, Resource};
-use crate::inventory::GpuUuid;
-use crate::ledger::{
-    AllocId, Claim, Front, HolderKey, Ledger, LimitScope, ProofName, Share, SharePhase,
-};
+use crate::gpu::GpuUuid;
+use crate::identity::Checkpoint;
+use crate::inventory::Front;
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger, LimitScope, ProofName, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
+use crate::resource::Resource;
 use api::Mode;
 pub use cdi::hook::{Limited, Proof};
 use std::collections::{BTreeMap, BTreeSet};

@@ -12,11 +12,13 @@ use super::drain::Drains;
 use super::event::{Effect, Event, Obstacle};
 use super::guard::Guard;
 use super::layouts::Layouts;
-use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
+use super::offer::{self, Awaited, Offer};
+use super::state::{MpsView, Note, Policy, Pool, Readiness, State, Ungranted};
 use crate::fence::{Ceilings, ComputeModeWatch};
-use crate::identity::{self, Resource};
-use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
-use crate::kubelet::offer::{self, Awaited, Offer};
+use crate::gpu::GpuUuid;
+use crate::identity;
+use crate::inventory::Inventory;
+use crate::inventory::build::{InventoryBuilder, Settings};
 use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
 use crate::numa::Numa;
 use crate::nvml::Driver;
@@ -24,8 +26,9 @@ use crate::pods::{Pods, Standing};
 use crate::reconcile::{
     self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
 };
+use crate::resource::Resource;
 use api::gpu_node::TopologyManager;
-use api::grant::{PodIdentity, Verifier};
+use api::grant::{NodeIdentity, PodIdentity, Verifier};
 use api::units::Fence;
 use api::{Mib, Mode};
 use proto::mps;
@@ -58,7 +61,7 @@ pub struct Core {
     pub(super) inventory: Inventory,
     pub(super) ledger: Ledger,
     pub(super) pods: Pods,
-    pub(super) node: Node,
+    pub(super) node: NodeIdentity,
     pub(super) verifier: Option<Verifier>,
     ca: String,
     pub(super) policy: Option<Policy>,
@@ -122,7 +125,7 @@ impl Core {
     pub fn new(terms: Terms) -> Self {
         Self {
             builder: InventoryBuilder::new(terms.cards),
-            node: Node {
+            node: NodeIdentity {
                 name: terms.node.clone(),
                 uid: String::new(),
             },

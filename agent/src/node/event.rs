@@ -1,13 +1,13 @@
 //! What the core hears, and what it asks for.
 
 use super::state::{Note, Policy, Pool};
-use crate::identity::Resource;
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::{AllocId, ProofName};
 use crate::numa::Numa;
 use crate::nvml::{LayoutOrder, Observation, Sample, Xid};
 use crate::pods::PodView;
 use crate::reconcile::Local;
+use crate::resource::Resource;
 use crate::termination::{Drain, Termination};
 use api::gpu_node::TopologyManager;
 use api::grant::Verifier;

@@ -7,7 +7,9 @@
 
 use super::core::Core;
 use super::event::Effect;
-use crate::inventory::{Card, GpuUuid, Health, MigLayout, MigStrategy, Profile, layout_of};
+use crate::gpu::{GpuUuid, MigLayout, MigStrategy, Profile};
+use crate::inventory::mig::layout_of;
+use crate::inventory::{Card, Health};
 use crate::nvml::LayoutOrder;
 use proto::names::gpu_node::LAYOUT_CHANGES as GOES;
 use std::collections::{BTreeMap, BTreeSet};

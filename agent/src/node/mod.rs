@@ -25,6 +25,7 @@ mod guard;
 mod layouts;
 pub mod lists;
 pub mod mps_sync;
+pub mod offer;
 pub mod owner;
 pub mod prepare;
 pub mod state;
@@ -35,5 +36,5 @@ pub use layouts::LayoutsView;
 pub use owner::{Owner, Stopped};
 pub use prepare::{Outcome, PrepareRequest, Source, Unready};
 pub use state::{
-    Complaint, MpsView, Node, Note, Policy, Pool, Readiness, RefusedGrant, State, Ungranted,
+    Complaint, MpsView, Note, Policy, Pool, Readiness, RefusedGrant, State, Ungranted,
 };

@@ -7,9 +7,9 @@ use super::claims::parts::Allocated;
 use super::core::Core;
 use super::disk::DiskRequest;
 use super::event::{Effect, Event};
+use super::offer::Offer;
 use super::prepare::{Outcome, PrepareRequest, Unready};
 use super::state::{Note, State};
-use crate::kubelet::offer::Offer;
 use crate::ledger::AllocId;
 use crate::nvml::{LayoutOrder, Watched};
 use crate::termination;
@@ -258,7 +258,7 @@ fn log_offering(before: Option<&str>, now: Option<&str>) {
 
 fn publish(core: &mut Core, outputs: &OwnerChannels) {
     let mut state = core.state();
-    let needs = crate::mps::plan(&state);
+    let needs = state.plan();
     state.mps.holding.clone_from(core.needs(&needs));
     outputs.state.send_if_modified(|old| {
         let changed = **old != state;

@@ -4,10 +4,13 @@
 use super::core::Core;
 use super::event::Effect;
 use crate::fence;
-use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::{Card, DriverLimits, GpuUuid};
-use crate::ledger::{AllocId, Claim, HolderKey, Refused, Share};
+use crate::gpu::GpuUuid;
+use crate::identity::{self, Checkpoint, Holder, IdentityError, pod_resources};
+use crate::inventory::{Card, DriverLimits};
+use crate::ledger::admit::Refused;
+use crate::ledger::{AllocId, Claim, HolderKey, Share};
 use crate::pods::{PodView, Standing};
+use crate::resource::Resource;
 use api::Mib;
 use api::grant::{Grant, PodIdentity};
 use proto::podresources::PodResources;
@@ -117,7 +120,7 @@ impl Core {
             Source::Listed(listed) => {
                 let pods: Vec<&PodView> = self.pods.iter().collect();
                 let allocated = |key: &HolderKey| self.allocated(key, ask.resource, &ask.ids);
-                identity::by_list(&pods, listed, ask.resource, &ask.ids, allocated)
+                pod_resources::by_list(&pods, listed, ask.resource, &ask.ids, allocated)
                     .map(|holder| vec![holder])
             }
         };

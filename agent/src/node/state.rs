@@ -3,11 +3,13 @@
 
 use super::claims::Claimants;
 use super::layouts::LayoutsView;
-use crate::inventory::{ComputeMode, GpuUuid, Health, Inventory};
+use crate::gpu::{ComputeMode, GpuUuid};
+use crate::inventory::{Health, Inventory};
 use crate::ledger::{HolderKey, Ledger};
+use crate::mps;
 use crate::numa::Numa;
 use crate::reconcile::LocalSource;
-use api::gpu_node::{GpuNodeSpec, TopologyManager};
+use api::gpu_node::{GpuNodeSpec, TimeSlice, TopologyManager};
 use api::grant::{NodeIdentity, PodIdentity};
 use proto::mps::{Observation, Plan};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +20,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// Name by configuration; UID empty until the API server returned it.
-    pub node: Node,
+    pub node: NodeIdentity,
     /// Cards, health, what can be granted.
     pub inventory: Inventory,
     /// The shares and their holders.
@@ -79,29 +81,17 @@ impl State {
         mirror.map_or(kubelet_uid, String::as_str)
     }
 
-    /// The admin's time slice, as the driver numbers it.
-    pub fn time_slice(&self) -> Option<u32> {
-        let policy = self.policy.as_ref()?;
-        policy.spec.time_slice.map(api::gpu_node::TimeSlice::number)
-    }
-}
-
-/// This node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
-    /// `metadata.name`.
-    pub name: String,
-    /// `metadata.uid`.
-    pub uid: String,
-}
-
-impl Node {
-    /// As grants name it.
-    pub fn identity(&self) -> NodeIdentity {
-        NodeIdentity {
-            name: self.name.clone(),
-            uid: self.uid.clone(),
-        }
+    /// Returns what the node needs of the MPS supervisor.
+    pub fn plan(&self) -> Plan {
+        let policy = self.policy.as_ref();
+        let slice = policy.and_then(|policy| policy.spec.time_slice);
+        mps::plan::plan(
+            &self.ledger,
+            &self.inventory,
+            &self.mps.seen.servers,
+            &self.mode_faults,
+            slice.map(TimeSlice::number),
+        )
     }
 }
 

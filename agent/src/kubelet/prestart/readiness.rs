@@ -1,6 +1,6 @@
 //! Whether a share's cards are in its mode, by the MPS supervisor's plan and observation.
 
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::Share;
 use crate::mps::{phase, plan};
 use crate::node::MpsView;

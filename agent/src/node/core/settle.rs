@@ -3,7 +3,8 @@
 
 use super::{Core, Effect};
 use crate::fence::{self, ActiveFence, ComputeModeWatch, Evidence};
-use crate::inventory::{GpuUuid, Health};
+use crate::gpu::GpuUuid;
+use crate::inventory::Health;
 use crate::ledger::{AllocId, Claim, HolderKey, ProofName, Share, SharePhase};
 use crate::mps::plan::server_name;
 use crate::node::state::{Note, Policy};

@@ -13,8 +13,8 @@ mod strangers;
 mod ungranted;
 
 use super::*;
+use crate::gpu::MigStrategy;
 use crate::identity::{Checkpoint, Entry};
-use crate::inventory::MigStrategy;
 use crate::ledger::{Share, SharePhase};
 use crate::node::prepare::{PrepareRequest, Source};
 use crate::nvml::{Device, Identity, LayoutOrder, Observation, Process, Reading, Sample, Xid};

@@ -1,11 +1,11 @@
 //! Pods that hold devices of ours and have no grant for them.
 
 use super::Core;
-use crate::identity::Resource;
 use crate::ledger::HolderKey;
 use crate::node::Effect;
 use crate::node::state::{Note, Ungranted};
 use crate::pods::Standing;
+use crate::resource::Resource;
 use std::collections::BTreeMap;
 use std::time::Instant;
 

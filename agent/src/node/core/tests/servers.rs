@@ -1,7 +1,7 @@
 //! Claims about MPS servers that broke, and about a kubelet that lost its plugin.
 
 use super::*;
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
 use crate::ledger::HolderKey;
 use crate::node::state::Pool;
 use crate::nvml::{CardSample, UnreadableCard};

@@ -1,7 +1,7 @@
 //! Claims about slices of cards in MIG mode.
 
 use super::*;
-use crate::inventory::{Profile, Slice};
+use crate::gpu::{Profile, Slice};
 use crate::nvml::UnreadableCard;
 
 const RESOURCE: &str = "nvidia.com/mig-1g.10gb";

@@ -1,7 +1,7 @@
 //! Claims about processes without a grant.
 
 use super::*;
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
 use api::gpu_node::Reaction;
 
 fn process(pid: u32, command: &str, pod: Option<&str>, container: Option<&str>) -> Process {

@@ -5,10 +5,12 @@
 //! takes nothing new. A held ID is Unhealthy only when its holder has lost a card that it was
 //! granted, because an Unhealthy ID makes its pod fail permanently when the kubelet restarts.
 
-use crate::identity::Resource;
-use crate::inventory::{Card, GpuUuid, Inventory, Profile};
-use crate::ledger::{Front, HolderKey, Ledger};
+use crate::gpu::{GpuUuid, Profile};
+use crate::inventory::Front;
+use crate::inventory::{Card, Inventory};
+use crate::ledger::{HolderKey, Ledger};
 use crate::reconcile::Held;
+use crate::resource::Resource;
 use api::Mode;
 use proto::deviceplugin::{Device, NumaNode, TopologyInfo};
 use proto::names::kubelet::{HEALTHY, UNHEALTHY};
