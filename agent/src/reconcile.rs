@@ -104,6 +104,11 @@ impl Local {
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
     }
 
+    /// What came of the driver's own limit for a share's container.
+    pub fn limited(&self, share: &Share) -> Option<&Limited> {
+        self.proof_of(share)?.limited.as_ref()
+    }
+
     /// Whether there may be a proof of this name that cannot be read.
     pub fn hides_proof(&self, name: &ProofName) -> bool {
         match self.proofs.get(name) {

@@ -12,7 +12,8 @@ use crate::kubelet::prestart::{PreStart, Renames};
 use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::lists::Lists;
-use crate::node::owner::{self, Owner, OwnerChannels};
+use crate::node::owner::Owner;
+use crate::node::task::{self, OwnerChannels};
 use crate::node::{Core, Event, Obstacle, Terms, mps_sync};
 use crate::resource::Resource;
 use crate::{cluster, dra, install, kubelet, nvml, telemetry, termination};
@@ -275,7 +276,7 @@ fn start(
     ));
     tasks.spawn(named(
         "the task that owns the node's state",
-        owner::run(core, inbox, outputs, end.clone()),
+        task::run(core, inbox, outputs, end.clone()),
     ));
     tasks.spawn(named(
         "the disk's task",

@@ -22,8 +22,6 @@ use syn::{Attribute, ImplItem, Item, Token, UseTree};
 /// The circles of today: the crate, the folder that holds the files, and their number. An entry
 /// may only shrink or go.
 const TODAY: &[(&str, &str, usize)] = &[
-    ("agent", "src/node", 2),
-    ("agent", "src/node", 9),
     ("aliquot-tests", "src", 19),
     ("scheduler-core", "src", 34),
     ("scheduler-core", "src/cycle", 21),

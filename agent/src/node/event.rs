@@ -1,6 +1,8 @@
 //! What the core hears, and what it asks for.
 
-use super::state::{Note, Policy, Pool};
+use super::note::Note;
+use super::policy::Policy;
+use super::pool::Pool;
 use crate::gpu::GpuUuid;
 use crate::ledger::{AllocId, ProofName};
 use crate::numa::Numa;

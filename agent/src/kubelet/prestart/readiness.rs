@@ -115,6 +115,7 @@ mod tests {
         MpsView {
             holding: applied.clone(),
             applied,
+            asked: true,
             seen: Observation {
                 servers: phase
                     .map(|phase| ServerState {

@@ -3,7 +3,6 @@
 use super::*;
 use crate::gpu::ComputeMode;
 use crate::ledger::HolderKey;
-use crate::node::state::Pool;
 use crate::nvml::{CardSample, UnreadableCard};
 use crate::reconcile::Limited;
 use cdi::hook::Backend;

@@ -1,0 +1,61 @@
+//! What the agent knows of the MPS supervisor.
+
+use proto::mps::{Observation, Plan};
+use std::collections::BTreeSet;
+
+/// What the MPS supervisor has done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MpsView {
+    /// The plan that it last accepted.
+    pub applied: Plan,
+    /// The part of that plan that the node has needed without a break since then. Anything else may
+    /// be starting, running or ended, whatever was observed.
+    pub holding: Plan,
+    /// Its observation after that.
+    pub seen: Observation,
+    /// Why it cannot be reached; empty while it answers.
+    pub unreachable: String,
+    /// It has answered once, or could not be reached: what is missing is not just unasked.
+    pub asked: bool,
+}
+
+impl MpsView {
+    /// Applies a plan that the supervisor has accepted.
+    pub(super) fn accepted(&mut self, plan: Plan) {
+        self.holding.clone_from(&plan);
+        self.applied = plan;
+        self.unreachable.clear();
+        self.asked = true;
+    }
+
+    /// The supervisor cannot be reached. The last observation stays, and may be newer than the last
+    /// answer.
+    pub(super) fn silent(&mut self, why: String) {
+        self.unreachable = why;
+        self.asked = true;
+    }
+
+    /// Whether an observation is not older than the one that is known: the supervisor's answers and
+    /// its own reports arrive on two ways.
+    pub(super) fn is_news(&self, seen: &Observation) -> bool {
+        seen.supervisor_started != self.seen.supervisor_started || seen.step >= self.seen.step
+    }
+
+    /// Takes what the node needs now, and returns what of the accepted plan it has needed without a
+    /// break. A server that was not needed for a time may be ending although it is needed again: the
+    /// supervisor's next answer shows that.
+    pub(super) fn needs(&mut self, plan: &Plan) -> &Plan {
+        let holding = &mut self.holding;
+        holding
+            .servers
+            .retain(|server| plan.servers.contains(server));
+        holding.cards.retain(|card| plan.cards.contains(card));
+        holding
+    }
+
+    /// The pids of all servers.
+    pub(super) fn server_pids(&self) -> BTreeSet<u32> {
+        let servers = self.seen.servers.iter();
+        servers.flat_map(|s| &s.server_pids).copied().collect()
+    }
+}
