@@ -22,7 +22,6 @@ use syn::{Attribute, ImplItem, Item, Token, UseTree};
 /// The circles of today: the crate, the folder that holds the files, and their number. An entry
 /// may only shrink or go.
 const TODAY: &[(&str, &str, usize)] = &[
-    ("aliquot-tests", "src", 19),
     ("scheduler-core", "src", 34),
     ("scheduler-core", "src/cycle", 21),
 ];
