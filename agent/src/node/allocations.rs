@@ -168,3 +168,59 @@ impl Allocations {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn ids(all: &[&str]) -> BTreeSet<String> {
+        all.iter().map(|id| (*id).to_owned()).collect()
+    }
+
+    #[test]
+    fn without_the_checkpoint_the_latest_answer_that_nobody_was_identified_by_counts() {
+        let (mut known, ledger) = (Allocations::default(), Ledger::default());
+        let key = HolderKey {
+            pod_uid: "u".into(),
+            container: "main".into(),
+        };
+        let start = Instant::now();
+        for (alloc, after) in [(1, 0), (2, 2), (3, 1)] {
+            let at = start + Duration::from_secs(after);
+            known.mint(AllocId::new(alloc), Resource::Share, ids(&["a"]), at);
+        }
+        let other = ids(&["b"]);
+        known.mint(AllocId::new(4), Resource::Share, other, start);
+        let latest =
+            |known: &Allocations| known.allocated(&ledger, &key, Resource::Share, &ids(&["a"]));
+        assert_eq!(latest(&known), Some(AllocId::new(2)));
+        known.identified(AllocId::new(2), true);
+        assert_eq!(latest(&known), Some(AllocId::new(3)));
+        known.identified(AllocId::new(2), false);
+        assert_eq!(latest(&known), Some(AllocId::new(2)));
+        let whole = known.allocated(&ledger, &key, Resource::Whole, &ids(&["a"]));
+        assert_eq!(whole, None);
+    }
+
+    #[test]
+    fn an_answer_that_never_reached_the_checkpoint_is_forgotten_later_while_that_is_unreadable() {
+        let reason = BTreeMap::from([(LocalSource::Checkpoint, "broken".to_owned())]);
+        for (unreadable, kept) in [(BTreeMap::new(), false), (reason, true)] {
+            let (mut known, pods) = (Allocations::default(), Pods::default());
+            let (start, mut ledger) = (Instant::now(), Ledger::default());
+            let local = Local {
+                unreadable,
+                ..Local::default()
+            };
+            known.take(local, &mut ledger, start);
+            known.mint(AllocId::new(1), Resource::Share, ids(&["a"]), start);
+            known.settle(&pods, start + Duration::from_secs(59));
+            assert_eq!(known.minted.len(), 1);
+            known.settle(&pods, start + Duration::from_mins(1));
+            assert_eq!(known.minted.len(), usize::from(kept));
+            // `PodResources` replaces the checkpoint.
+            assert_eq!(known.long_unreadable, None);
+        }
+    }
+}

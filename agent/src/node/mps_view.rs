@@ -59,3 +59,51 @@ impl MpsView {
         servers.flat_map(|s| &s.server_pids).copied().collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::mps::Server;
+
+    fn plan(mib: u64) -> Plan {
+        let server = Server {
+            name: "GPU-0".into(),
+            default_memory_mib: mib,
+            ..Server::default()
+        };
+        Plan {
+            servers: vec![server],
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn a_server_that_was_not_needed_for_a_moment_is_ready_once_the_supervisor_says_so_again() {
+        let mut view = MpsView::default();
+        view.accepted(plan(300));
+        assert_eq!(*view.needs(&plan(300)), plan(300));
+        // Its last share left, and another one came: the supervisor may be ending it.
+        for other in [Plan::default(), plan(400)] {
+            let _ = view.needs(&other);
+            assert_eq!(*view.needs(&plan(300)), Plan::default());
+            view.accepted(plan(300));
+            assert_eq!(*view.needs(&plan(300)), plan(300));
+        }
+    }
+
+    #[test]
+    fn an_observation_is_news_unless_the_same_supervisor_made_it_before() {
+        let observed = |supervisor_started, step| Observation {
+            supervisor_started,
+            step,
+            ..Observation::default()
+        };
+        let view = MpsView {
+            seen: observed(2, 5),
+            ..MpsView::default()
+        };
+        for (started, step, expected) in [(2, 4, false), (2, 5, true), (2, 6, true), (3, 1, true)] {
+            assert_eq!(view.is_news(&observed(started, step)), expected);
+        }
+    }
+}

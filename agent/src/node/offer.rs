@@ -273,4 +273,4 @@ impl Offer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -55,3 +55,31 @@ impl Pools {
         cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::offer::tests::card;
+
+    #[test]
+    fn a_kubelet_without_our_plugin_shows_no_card_whatever_it_showed() {
+        let inventory = Inventory {
+            cards: vec![card(0)],
+            ..Inventory::default()
+        };
+        let uuid = &inventory.cards[0].uuid;
+        for (registered, leaving, expected) in [
+            (true, false, Pool::Whole),
+            (true, true, Pool::None),
+            (false, false, Pool::None),
+        ] {
+            let pools = Pools {
+                shown: BTreeMap::from([(uuid.clone(), Pool::Whole)]),
+                registered,
+                leaving,
+            };
+            let expected = BTreeMap::from([(uuid.clone(), expected)]);
+            assert_eq!(pools.of(&inventory), expected, "{registered} {leaving}");
+        }
+    }
+}

@@ -119,3 +119,52 @@ impl Strangers {
         evicted.map(|(name, _)| name.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::Card;
+    use crate::node::offer::tests::card;
+
+    #[test]
+    fn a_stranger_is_met_once_and_one_that_does_not_end_is_killed_again() {
+        let stranger = Stranger {
+            pid: 7,
+            command: "x".into(),
+            pod_uid: Some("u".into()),
+            container_id: None,
+            memory: api::Mib(1),
+        };
+        let card = Card {
+            strangers: vec![stranger],
+            ..card(0)
+        };
+        let inventory = Inventory {
+            cards: vec![card],
+            ..Inventory::default()
+        };
+        let (start, ledger) = (Instant::now(), Ledger::default());
+        for (on_stranger, ends) in [
+            (Reaction::Report, [0, 0, 0, 0]),
+            (Reaction::Kill, [0, 1, 0, 1]),
+        ] {
+            let mut policy = Policy::default();
+            policy.spec.on_stranger = Some(on_stranger);
+            let mut met = Strangers::default();
+            let mut notes = 0;
+            for (after, expected) in [0, 3, 4, 5].into_iter().zip(ends) {
+                let mut effects = Vec::new();
+                let now = start + Duration::from_secs(after);
+                met.meet(&inventory, &ledger, &policy, now, &mut effects);
+                let ended = effects.iter().filter(|e| matches!(e, Effect::End(_)));
+                assert_eq!(ended.count(), expected, "{on_stranger:?} {after}");
+                notes += effects
+                    .iter()
+                    .filter(|e| matches!(e, Effect::Tell(_)))
+                    .count();
+            }
+            assert_eq!(notes, ends.iter().sum::<usize>().max(1));
+            assert!(met.evicted().is_empty());
+        }
+    }
+}

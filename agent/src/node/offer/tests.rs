@@ -5,7 +5,7 @@ use crate::ledger::{AllocId, Claim, Turn};
 use api::Mib;
 use api::grant::PodIdentity;
 
-fn card(index: u32) -> Card {
+pub(in crate::node) fn card(index: u32) -> Card {
     Card {
         uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
         index,

@@ -101,31 +101,6 @@ fn a_server_that_nobody_needs_any_more_is_not_waited_for() {
 }
 
 #[test]
-fn a_server_that_was_not_needed_for_a_moment_is_ready_once_the_supervisor_says_so_again() {
-    let mut core = World::new().started();
-    let now = Instant::now();
-    let server = |mib| mps::Server {
-        name: "GPU-0".into(),
-        default_memory_mib: mib,
-        ..Default::default()
-    };
-    let needed = |mib| mps::Plan {
-        servers: vec![server(mib)],
-        ..Default::default()
-    };
-    let answer = |step| Event::Mps(needed(300), observed(1, step, 0));
-    let _ = core.apply(answer(1), now);
-    assert_eq!(core.needs(&needed(300)).servers, [server(300)]);
-    // Its last share left, and another one came: the supervisor may be ending it.
-    for other in [mps::Plan::default(), needed(400)] {
-        let _ = core.needs(&other);
-        assert_eq!(core.needs(&needed(300)).servers, []);
-        let _ = core.apply(answer(2), now);
-        assert_eq!(core.needs(&needed(300)).servers, [server(300)]);
-    }
-}
-
-#[test]
 fn a_card_that_does_not_answer_vouches_for_no_compute_mode() {
     let mut world = World::new();
     let mut core = world.started();
