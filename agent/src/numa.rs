@@ -1,4 +1,5 @@
-//! The node's NUMA zones, and what pods have of them. Pure, but for the kernel's list of CPUs.
+//! This file counts the node's NUMA zones and what pods have of them. It is pure, but for the kernel's
+//! list of CPUs.
 //!
 //! In: the zones' CPUs from sysfs, answers of `PodResources`. Out: [`Numa`], for schedulers. Which of
 //! the kubelet's managers give hints is seen in what they can allocate: a CPU manager or memory

@@ -1,4 +1,4 @@
-//! The extended resources that the agent serves.
+//! The agent serves these extended resources.
 
 use crate::gpu::Profile;
 use proto::names;

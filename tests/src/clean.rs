@@ -1,4 +1,4 @@
-//! The end of a claim: what it has made is removed.
+//! After each claim, everything that it has made is removed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Where the scheduler and admission are reached on the node: each port is one program's alone.
+//! The scheduler and admission are processes on one node, so that each port is one program's alone.
 
 use crate::machine::ADDRESS;
 

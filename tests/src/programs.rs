@@ -1,4 +1,4 @@
-//! The programs of a run: where they are, and what the ones under test need to know.
+//! The programs of a run lie in these folders; [`Place`] is what those under test are told.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The runtime class whose runtime pins no container to processors that the test machine lacks.
+//! Containers of this runtime class are not pinned to processors that the test machine lacks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,4 +1,4 @@
-//! The compute mode of a card, as the driver has it.
+//! The compute mode of a card is the driver's rule about which processes may use it.
 
 /// Which processes may create a context on a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The release branch of NVIDIA's driver, and what follows from it.
+//! The release branch of NVIDIA's driver decides which features a node has.
 
 /// The release branch of a driver: 570 of `570.172.08`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

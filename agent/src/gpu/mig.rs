@@ -1,7 +1,8 @@
-//! MIG: the profiles and instances of a card, and how an admin wants them offered.
+//! This file has the words of MIG: profiles, instances, layouts, and the admin's strategy for
+//! offering them.
 //!
-//! Pure. In: NVML's attributes of an instance. Out: [`Profile`]. Names are those of NVIDIA's device
-//! plugin.
+//! Pure. In: NVML's attributes of an instance. Out: [`Profile`]. The names are those of NVIDIA's
+//! device plugin.
 
 use super::GpuUuid;
 use std::collections::BTreeMap;
@@ -79,7 +80,7 @@ impl fmt::Debug for Profile {
     }
 }
 
-/// What makes a card a slice of one.
+/// The position of a slice: its card and its two instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// Its card.

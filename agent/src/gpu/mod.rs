@@ -1,7 +1,8 @@
-//! What the driver says of a card in its own words: its UUID, its compute mode, the branch of the
-//! driver, the profiles and instances of MIG.
+//! The driver's vocabulary: UUIDs, compute modes, release branches, and the profiles and instances
+//! of MIG.
 //!
-//! Plain values, below everything that reads, counts or shares cards.
+//! These are plain values. They import nothing of the agent, and everything that reads, counts or
+//! shares cards imports them.
 
 mod compute_mode;
 mod driver_branch;

@@ -1,4 +1,4 @@
-//! Names of cards and of their slices.
+//! Cards and their slices are named by the UUIDs that NVML gives them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The two ways by which shares of a card are granted.
+//! Shares of a card are granted in one of two ways.
 
 /// By which way shares of a card are granted. A card has one at a time, as it has one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Under which resource the slices of a card in MIG mode are offered.
+//! The admin's strategy decides under which resource the slices of a card are offered.
 //!
 //! Pure. In: the admin's strategy, all cards. Out: of each slice its resource. The rules are those of
 //! NVIDIA's device plugin.

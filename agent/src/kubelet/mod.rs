@@ -4,7 +4,7 @@
 //! - `plugin`: the five calls of the device-plugin service.
 //! - [`prestart`]: from IDs to a CDI file.
 //! - [`pod_resources`]: the second witness, and what the kubelet shows of the offer.
-//! - [`numa`]: what the kubelet has given of the NUMA zones.
+//! - [`numa`]: what pods have of the NUMA zones, by the kubelet's account.
 
 pub mod numa;
 mod plugin;

@@ -1,8 +1,8 @@
-//! Follows what the kubelet has given of the node's NUMA zones to which pod.
+//! This task follows which CPUs and how much memory of each NUMA zone the kubelet has given to pods.
 //!
-//! In: `PodResources`, the pods that the kubelet has admitted. Out: [`Event::Numa`]. Only where the
-//! admin says in `GpuNode.spec`, or the node's `NodeResourceTopology`, that the kubelet's topology
-//! manager refuses pods.
+//! In: `PodResources`, the pods that the kubelet has admitted. Out: [`Event::Numa`]. It does so only
+//! where the kubelet's topology manager refuses pods, by `GpuNode.spec` or by the node's
+//! `NodeResourceTopology`.
 
 use super::pod_resources::{Lister, ListerError};
 use crate::node::{Event, Owner, State};

@@ -1,4 +1,4 @@
-//! What is asked of the ledger for one container.
+//! A claim is a request to the ledger for one container.
 
 use super::{AllocId, Claimed, HolderKey, LimitScope, Share, ShareOptions, SharePhase, Turn};
 use crate::gpu::GpuUuid;
@@ -93,7 +93,7 @@ impl Share {
         }
     }
 
-    /// Whether it is what this claim asks for.
+    /// Returns true if the share is what this claim asks for.
     pub(super) fn is_of(&self, claim: &Claim) -> bool {
         self.gpus == claim.gpus
             && self.turn == claim.turn

@@ -1,4 +1,4 @@
-//! What holds a share.
+//! A share is held by a container.
 
 /// A container of a pod: what holds a share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,4 @@
-//! Pauses between the tries of the supervisor's tasks.
+//! The supervisor's tasks pause between two tries.
 
 use backon::ExponentialBuilder;
 use std::time::Duration;

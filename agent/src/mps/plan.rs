@@ -1,9 +1,9 @@
 //! What the node holds → which MPS servers it needs, and which cards need none.
 //!
-//! Pure. In: the ledger, the cards, what the supervisor saw. Out: the whole plan. In mode `mps` a server's defaults are the
-//! largest limits of its card's shares: the lowest ceiling that still holds when a tenant removes
-//! its own, lower limit from its environment. In mode `mps-isolated` they are the share's own
-//! limits.
+//! Pure. In: the ledger, the cards, what the supervisor saw. Out: the whole plan. In mode `mps` a
+//! server's defaults are the largest limits of its card's shares: the lowest ceiling that still holds
+//! when a tenant removes its own, lower limit from its environment. In mode `mps-isolated` they are
+//! the share's own limits.
 //!
 //! A card changes its mode one step at a time: nothing is planned on it while a server of
 //! another kind is still seen there.

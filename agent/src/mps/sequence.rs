@@ -1,4 +1,4 @@
-//! The order of a client's plans.
+//! The agent numbers its plans, so that the supervisor can tell a late one.
 
 use tonic::metadata::MetadataMap;
 

@@ -1,5 +1,5 @@
-//! What the kubelet allocated, by its files, by ours, and by the answers to it that are too recent to
-//! be in any. Pure.
+//! Everything that is known of the kubelet's allocations. The sources are the kubelet's files, ours,
+//! and the answers to the kubelet that are too recent to be in any file. Pure.
 //!
 //! In: looks at the disk, answers to the kubelet. Out: who holds which ID, whose container has ended,
 //! and which files are left over.
@@ -13,13 +13,14 @@ use crate::resource::Resource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// Every allocation that is known.
+/// The allocations of this node, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Allocations {
-    /// The last look at the disk.
+    /// The last look at the disk, less what was removed since.
     pub(super) local: Local,
-    /// The shares of before the agent's start are in the ledger.
+    /// True once the shares from before the agent's start are in the ledger.
     pub(super) restored: bool,
+    /// The answers to the kubelet that are not in the checkpoint yet.
     pub(super) minted: Minted,
     /// The holder of each ID.
     pub(super) held: Held,
@@ -56,7 +57,7 @@ impl Allocations {
         self.local.checkpoint = Some(checkpoint);
     }
 
-    /// The kubelet was answered.
+    /// Records an answer to the kubelet.
     pub(super) fn mint(
         &mut self,
         alloc: AllocId,
@@ -100,7 +101,7 @@ impl Allocations {
         }
     }
 
-    /// Time has passed, or a pod changed: forgets old answers, and says anew who holds each ID.
+    /// Forgets old answers, and determines again who holds each ID. The core calls this at every step.
     pub(super) fn settle(&mut self, pods: &Pods, now: Instant) {
         let blind = self.unreadable.contains_key(&LocalSource::Checkpoint);
         let grace = if blind {
@@ -122,7 +123,7 @@ impl Allocations {
         self.held = reconcile::held(&self.local, &self.minted, pods);
     }
 
-    /// Shares whose holder has ended. `busy` are the UIDs of pods with a process on some card.
+    /// Returns the shares whose holder has ended. `busy` are the UIDs of pods with a process on some card.
     pub(super) fn deaths(
         &mut self,
         ledger: &Ledger,
@@ -133,12 +134,12 @@ impl Allocations {
         reconcile::deaths(ledger, &self.local, pods, busy, &mut self.absences, now)
     }
 
-    /// Something that is not readable now, if there is any.
+    /// Returns a source that cannot be read now, if there is one.
     pub(super) fn first_unreadable(&self) -> Option<LocalSource> {
         self.unreadable.keys().next().copied()
     }
 
-    /// Whether a share's container has a process, or may have one, by the hook's proof.
+    /// Returns true if a share's container has a process, or may have one, by the hook's proof.
     pub(super) fn may_live(&self, share: &Share) -> bool {
         let name = share.proof_name();
         name.is_some_and(|name| self.local.lives(&name) || self.local.hides_proof(&name))
@@ -158,7 +159,7 @@ impl Allocations {
         effects.push(Effect::ForgetProof(name));
     }
 
-    /// Removes all files without a holder.
+    /// Removes every file whose allocation or container has no holder.
     pub(super) fn clean_up(&mut self, ledger: &Ledger, pods: &Pods, effects: &mut Vec<Effect>) {
         for alloc in reconcile::orphans(ledger, &self.local, pods) {
             self.forget(alloc, effects);

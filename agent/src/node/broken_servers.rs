@@ -1,4 +1,5 @@
-//! MPS servers that broke: who lost work with them, and the clients that they wait for. Pure.
+//! When an MPS server breaks, its clients lose their work, and the server waits for them to end. This
+//! file determines who lost work, and which clients are left. Pure.
 
 use super::cards::Cards;
 use super::event::Effect;
@@ -38,17 +39,17 @@ struct BrokenServer {
     text: String,
 }
 
-/// What tells whose process a client is.
+/// The evidence by which a client is attributed to a share.
 #[derive(Clone, Copy)]
 pub(super) struct Clients<'a> {
     pub(super) ledger: &'a Ledger,
     pub(super) cards: &'a Cards,
-    /// What ran on watched cards in the last moments.
+    /// The processes that ran on watched cards in the last moments.
     pub(super) sampled: &'a [&'a Process],
 }
 
 impl BrokenServers {
-    /// Which servers broke and which have recovered from one observation to the next.
+    /// Reports the servers that broke and those that recovered between two observations.
     pub(super) fn compare(
         &mut self,
         last: &Observation,
@@ -126,7 +127,7 @@ impl BrokenServers {
         });
     }
 
-    /// What a container has lost by its server, in words for its complaint.
+    /// Returns the complaint about a container that lost its work with its server.
     pub(super) fn complaint(&self, share: &Share) -> Option<&str> {
         let broken = self.0.get(&server_name(share)?)?;
         let has_lost = broken.lost.contains(&share.key());
@@ -135,8 +136,8 @@ impl BrokenServers {
 }
 
 impl Clients<'_> {
-    /// Who loses work with a server. The supervisor's list may lack new clients, and the latest sample
-    /// clients that have just ended.
+    /// Determines who loses work with a server. The supervisor's list may lack new clients, and the
+    /// latest sample may lack clients that have just ended, so both count.
     fn lost_with(self, server: &ServerState, before: &ServerState, now: Instant) -> BrokenServer {
         let Self {
             ledger,
@@ -177,7 +178,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Whose client a fault was. A server of one share has no other; of several, the server names
+    /// Returns the pod whose client caused a fault, or `unknown`. A server of one share has no other; of several, the server names
     /// its pid.
     fn blamed(self, server: &ServerState) -> String {
         let own = self.ledger.shares().find(|share| {
@@ -198,7 +199,7 @@ impl Clients<'_> {
 }
 
 impl BrokenServer {
-    /// Its clients that are still there, by share.
+    /// Returns the clients of the server that are still there, by share.
     fn leftovers<'a>(
         &self,
         name: &str,

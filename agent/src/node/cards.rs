@@ -1,4 +1,4 @@
-//! The node's cards: the looks at them, and the inventory that follows.
+//! The node's cards: every look at them, and the inventory that follows from the looks.
 //!
 //! In: NVML's observations, the policy, the ledger, what the MPS supervisor saw. Out: [`Inventory`],
 //! and the processes on each card. Pure.
@@ -20,9 +20,9 @@ use std::time::Instant;
 /// The cards of the node.
 #[derive(Debug)]
 pub(super) struct Cards {
-    /// Everything that was seen of them.
+    /// The looks at the cards.
     pub(super) looks: InventoryBuilder,
-    /// What followed from it at the last stock-taking.
+    /// The inventory that followed from the looks when it was last taken.
     pub(super) inventory: Inventory,
 }
 
@@ -38,7 +38,7 @@ fn is_own(share: &Share, container_id: Option<&str>) -> impl Fn(&Process) -> boo
 }
 
 impl Cards {
-    /// Nothing was seen yet.
+    /// Creates the state of a node whose cards were not seen yet.
     pub(super) fn new(settings: Settings) -> Self {
         Self {
             looks: InventoryBuilder::new(settings),
@@ -46,12 +46,12 @@ impl Cards {
         }
     }
 
-    /// The card of that UUID, as of the last stock-taking.
+    /// Returns the card of that UUID, as the inventory has it.
     pub(super) fn card(&self, uuid: &GpuUuid) -> Option<&Card> {
         self.inventory.card(uuid)
     }
 
-    /// Makes the inventory anew, and reports what changed. `withdraw` closes the slices that are
+    /// Takes the inventory again, and reports what changed. `withdraw` closes the slices that are
     /// about to be destroyed.
     pub(super) fn take_stock(
         &mut self,
@@ -93,13 +93,13 @@ impl Cards {
         self.inventory = inventory;
     }
 
-    /// The processes on the cards of a share, whosever they are.
+    /// Returns all processes on the cards of a share, of any pod.
     pub(super) fn beside<'a>(&'a self, share: &'a Share) -> impl Iterator<Item = &'a Process> {
         let cards = share.gpus.iter();
         cards.flat_map(|card| self.looks.processes(card))
     }
 
-    /// What a share's container has running on its cards.
+    /// Returns the processes of a share's container on its cards.
     pub(super) fn processes<'a>(
         &'a self,
         share: &'a Share,
@@ -109,8 +109,8 @@ impl Cards {
         self.beside(share).filter(move |process| is_own(process))
     }
 
-    /// Whether a process of a share's pod is on its cards. What a card that does not answer had is no
-    /// longer known.
+    /// Returns true if a process of a share's pod is on its cards. A card that does not answer is left
+    /// out: its processes are no longer known.
     pub(super) fn has_process_of(&self, share: &Share) -> bool {
         let mut cards = share.gpus.iter().filter(|card| self.looks.answers(card));
         cards.any(|card| {
@@ -119,7 +119,7 @@ impl Cards {
         })
     }
 
-    /// UIDs of the pods with a process on some card.
+    /// Returns the UIDs of the pods with a process on some card.
     pub(super) fn busy(&self) -> BTreeSet<String> {
         let cards = self.inventory.cards.iter();
         cards
@@ -128,8 +128,8 @@ impl Cards {
             .collect()
     }
 
-    /// Whether a share has worked since the look before. `None`: a card of it does not answer, or the
-    /// driver does not tell. `servers` has the pids of MPS servers.
+    /// Returns whether a share has worked since the look before. `None`: one of its cards does not
+    /// answer, or the driver does not tell. `servers` has the pids of MPS servers.
     pub(super) fn has_worked(
         &self,
         share: &Share,
@@ -148,7 +148,7 @@ impl Cards {
         looks.reduce(either)?
     }
 
-    /// A card's memory beyond all that is kept on it.
+    /// Returns a card's memory beyond all that is kept on it.
     pub(super) fn beside_kept(&self, ledger: &Ledger, uuid: &GpuUuid) -> Option<Mib> {
         let card = self.card(uuid)?;
         Some(ledger.grantable(card).saturating_sub(ledger.granted(uuid)))

@@ -1,4 +1,4 @@
-//! Why a container should not stay, or what happened to it. Pure.
+//! A complaint says why a container should not stay, or what happened to it. Pure.
 
 use super::broken_servers::BrokenServers;
 use super::fences::Fences;
@@ -24,14 +24,14 @@ pub struct Complaint {
     pub evict: bool,
 }
 
-/// What complaints follow from.
+/// The state that complaints follow from.
 pub(super) struct Grounds<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) ledger: &'a Ledger,
     pub(super) pods: &'a Pods,
     pub(super) policy: &'a Policy,
     pub(super) local: &'a Local,
-    /// What the MPS supervisor saw.
+    /// The supervisor's last observation.
     pub(super) seen: &'a Observation,
     pub(super) guard: &'a Guard,
     pub(super) broken: &'a BrokenServers,
@@ -39,7 +39,7 @@ pub(super) struct Grounds<'a> {
 }
 
 impl Grounds<'_> {
-    /// The complaints about all containers with a share whose pods are not gone.
+    /// Returns the complaints about all containers with a share whose pods are not gone.
     pub(super) fn complaints(&self) -> BTreeMap<HolderKey, Complaint> {
         let standing =
             |share: &&Share| !matches!(self.pods.standing(&share.pod.uid), Standing::Gone);

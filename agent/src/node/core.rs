@@ -529,7 +529,8 @@ impl Core {
         self.guard.watched(&self.ledger, now)
     }
 
-    /// What of its accepted plan the node has needed without a break, by what it needs now.
+    /// Takes what the node needs now. Returns the part of the accepted plan that it has needed without
+    /// a break.
     pub(super) fn needs(&mut self, plan: &Plan) -> &Plan {
         self.mps.needs(plan)
     }

@@ -1,5 +1,5 @@
-//! What really holds the shares: the compute modes of their cards, and the limits with which processes
-//! came to MPS servers. Pure.
+//! What holds a share to its limit is determined from what was read back: the compute modes of its
+//! cards, and the limits with which its processes connected to MPS servers. Pure.
 
 use super::cards::Cards;
 use super::event::Effect;
@@ -15,12 +15,12 @@ use cdi::hook::Limited;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What was seen of the cards with shares.
+/// The state that is read back of cards with shares.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// Whether the compute mode of each is what its shares need.
+    /// Says of each card whether its compute mode is what its shares need.
     compute_modes: BTreeMap<GpuUuid, ComputeModeWatch>,
-    /// How often it was another one while it had shares.
+    /// The number of times that a card with shares was seen in another compute mode.
     pub(super) mode_faults: BTreeMap<GpuUuid, u32>,
     /// Of cards in mode `mps`.
     ceilings: BTreeMap<GpuUuid, Ceilings>,
@@ -90,9 +90,9 @@ impl Fences {
         })
     }
 
-    /// What really holds a container that the hook let start. `limited` is what came of the driver's
-    /// own limit for it. `None` also while its card was not read, or its compute mode was just set and
-    /// not read yet, and before the supervisor was asked: nothing is claimed then.
+    /// Returns what really holds a container that the hook let start. `limited` is the result of the
+    /// driver's own limit for it. The answer is also `None` while the card was not read, while its
+    /// compute mode was just set and not read yet, and before the supervisor was asked.
     pub(super) fn active(
         &self,
         share: &Share,

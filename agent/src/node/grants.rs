@@ -1,4 +1,4 @@
-//! The grants of this node's pods, checked with the cluster's keys. Pure.
+//! The grants of this node's pods are checked with the cluster's keys. Pure.
 //!
 //! In: pods, the node's identity, the cluster's trust. Out: what each container was granted, in the
 //! order in which the grants were seen.
@@ -10,21 +10,21 @@ use crate::resource::Resource;
 use api::grant::{NodeIdentity, Verifier};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The grants that are true, and what they are checked with.
+/// The grants that passed every check, and the keys that they are checked with.
 #[derive(Debug)]
 pub(super) struct Grants {
-    /// Its UID is empty until the API server returned it.
+    /// The node; its UID is empty until the API server returned it.
     pub(super) node: NodeIdentity,
     verifier: Option<Verifier>,
     /// PEM of the CA that the cluster's trust names; empty until it was read.
     pub(super) ca: String,
-    /// By container, with the order in which they were seen.
+    /// The grant of each container, with its place in the order in which grants were seen.
     claims: BTreeMap<HolderKey, (u64, Claim)>,
     next: u64,
 }
 
 impl Grants {
-    /// None yet, on the node of this name.
+    /// Starts without a grant, on the node of this name.
     pub(super) fn new(node: String) -> Self {
         Self {
             node: NodeIdentity {
@@ -38,12 +38,12 @@ impl Grants {
         }
     }
 
-    /// Whether grants can be checked.
+    /// Returns true if grants can be checked: the node's UID and the cluster's keys are known.
     pub(super) fn can_check(&self) -> bool {
         self.verifier.is_some() && !self.node.uid.is_empty()
     }
 
-    /// The Node object was read.
+    /// Takes the UID of the Node object.
     pub(super) fn take_node(&mut self, uid: String, pods: &Pods) {
         if self.node.uid != uid {
             self.node.uid = uid;
@@ -51,7 +51,7 @@ impl Grants {
         }
     }
 
-    /// The cluster's trust was read.
+    /// Takes the cluster's keys and CA.
     pub(super) fn take_trust(&mut self, verifier: Verifier, ca: String, pods: &Pods) {
         self.ca = ca;
         if self.verifier.as_ref() != Some(&verifier) {
@@ -90,10 +90,10 @@ impl Grants {
         }
     }
 
-    /// The right of a container that holds `ids`: its part of its pod's grant, checked.
+    /// Returns the right of a container that holds `ids`: its part of its pod's grant, checked.
     ///
     /// # Errors
-    /// Every check that fails.
+    /// Returns an error for every check that fails.
     pub(super) fn claim(
         &self,
         pod: &PodView,
@@ -105,12 +105,12 @@ impl Grants {
         identity::claim(pod, container, resource, ids, verifier, &self.node)
     }
 
-    /// Whether a container has a true grant.
+    /// Returns true if a container has a grant that passed every check.
     pub(super) fn has(&self, key: &HolderKey) -> bool {
         self.claims.contains_key(key)
     }
 
-    /// All of them, the oldest first.
+    /// Returns all grants, the oldest first.
     pub(super) fn oldest_first(&self) -> Vec<&Claim> {
         let mut claims: Vec<&(u64, Claim)> = self.claims.values().collect();
         claims.sort_by_key(|(order, _)| *order);

@@ -1,6 +1,6 @@
-//! The reaction to containers that hold more than their share. Pure.
+//! The guard reacts to containers that hold more than their share. Pure.
 //!
-//! In: samples of the cards' processes, which the [`Watchdog`] judges. Out: what is done about each
+//! In: samples of the cards' processes, which the [`Watchdog`] judges. Out: the reaction to each
 //! finding, and the cards on which nothing can be judged.
 
 use super::cards::Cards;
@@ -29,7 +29,7 @@ pub(super) const EVICTION_GRACE: Duration = Duration::from_secs(30);
 /// being deleted already.
 const RELIEVED: Duration = Duration::from_secs(10);
 
-/// The watchdog, and what is done about its findings.
+/// The watchdog, and the state of the reactions to its findings.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     watchdog: Watchdog,
@@ -88,7 +88,7 @@ impl Guard {
         self.watchdog.stale()
     }
 
-    /// Evaluates a sample.
+    /// Has the watchdog evaluate a sample, and returns its findings.
     pub(super) fn judge(
         &mut self,
         sample: Arc<Sample>,
@@ -172,13 +172,13 @@ impl Guard {
         now.saturating_duration_since(*since) >= EVICTION_GRACE
     }
 
-    /// What ran on watched cards in the last moments.
+    /// Returns the processes that ran on watched cards in the last moments.
     pub(super) fn sampled(&self) -> Vec<&Process> {
         let cards = self.recent.iter().flat_map(|sample| &sample.cards);
         cards.flat_map(|card| &card.processes).collect()
     }
 
-    /// The watchdog's complaints about a share, one sentence each.
+    /// Returns the watchdog's complaints about a share, one sentence each.
     pub(super) fn complaints(
         &self,
         hold: &LimitScope,

@@ -187,7 +187,7 @@ impl Layouts {
     }
 }
 
-/// What may use the slices of a card.
+/// The state that says who uses the slices of a card.
 pub(super) struct SliceUses<'a> {
     pub(super) strategy: MigStrategy,
     pub(super) cards: &'a Cards,

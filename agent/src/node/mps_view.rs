@@ -1,4 +1,4 @@
-//! What the agent knows of the MPS supervisor.
+//! This is the agent's view of the MPS supervisor: its last accepted plan and its last observation.
 
 use proto::mps::{Observation, Plan};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ pub struct MpsView {
     pub seen: Observation,
     /// Why it cannot be reached; empty while it answers.
     pub unreachable: String,
-    /// It has answered once, or could not be reached: what is missing is not just unasked.
+    /// True once it has answered or could not be reached. Before that, a missing server says nothing.
     pub asked: bool,
 }
 
@@ -28,15 +28,15 @@ impl MpsView {
         self.asked = true;
     }
 
-    /// The supervisor cannot be reached. The last observation stays, and may be newer than the last
-    /// answer.
+    /// Records that the supervisor cannot be reached. Its last observation stays, and may be newer
+    /// than its last answer.
     pub(super) fn silent(&mut self, why: String) {
         self.unreachable = why;
         self.asked = true;
     }
 
-    /// Whether an observation is not older than the one that is known: the supervisor's answers and
-    /// its own reports arrive on two ways.
+    /// Returns true if an observation is not older than the one that is known. The supervisor's answers
+    /// and its own reports arrive on two ways, so that one may overtake the other.
     pub(super) fn is_news(&self, seen: &Observation) -> bool {
         seen.supervisor_started != self.seen.supervisor_started || seen.step >= self.seen.step
     }
@@ -53,7 +53,7 @@ impl MpsView {
         holding
     }
 
-    /// The pids of all servers.
+    /// Returns the pids of all servers.
     pub(super) fn server_pids(&self) -> BTreeSet<u32> {
         let servers = self.seen.servers.iter();
         servers.flat_map(|s| &s.server_pids).copied().collect()

@@ -1,4 +1,4 @@
-//! What happened once: telemetry counts it, and tells schedulers.
+//! A note says what happened once. Telemetry counts it, and tells schedulers.
 
 use crate::gpu::{ComputeMode, GpuUuid};
 use crate::inventory::Health;

@@ -1,4 +1,4 @@
-//! A handle of the task that owns what the agent knows: events and questions to it.
+//! Other tasks send events and questions to the core by a handle of the task that owns it.
 
 use super::claims::Prepared;
 use super::claims::parts::Allocated;

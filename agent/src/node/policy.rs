@@ -1,4 +1,4 @@
-//! The admin's policy for this node, and what holds where it says nothing.
+//! The admin's policy for this node decides about reactions; defaults apply where it says nothing.
 
 use crate::ledger::Share;
 use crate::watchdog::ViolationKind;
@@ -18,12 +18,12 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy that was seen, or the one of a node without any.
+    /// Returns the policy that was seen, or that of a node without a `GpuNode`.
     pub fn or_none(seen: Option<&Self>) -> &Self {
         seen.unwrap_or(&NONE)
     }
 
-    /// What happens to containers that violate their limits like this, where no claim says more.
+    /// Returns the reaction to a kind of violation, where neither class nor claim says more.
     pub fn reaction(&self, wrong: ViolationKind) -> Reaction {
         let reaction = match wrong {
             ViolationKind::Pressure => self.spec.on_pressure,
@@ -32,7 +32,8 @@ impl Policy {
         reaction.unwrap_or(Reaction::Kill)
     }
 
-    /// The same for one share: its class may say anything, its claim only more.
+    /// Returns the reaction for one share. Its class may say anything, its claim only something
+    /// stricter.
     pub fn reaction_to(&self, wrong: ViolationKind, share: &Share) -> Reaction {
         let nodes = self.reaction(wrong);
         if wrong == ViolationKind::Pressure {
@@ -45,7 +46,7 @@ impl Policy {
             .map_or(without, |own| own.max(without))
     }
 
-    /// What happens to pods with a process on a card and without a grant.
+    /// Returns the reaction to pods with a process on a card and without a grant.
     pub fn on_stranger(&self) -> Reaction {
         self.spec.on_stranger.unwrap_or(Reaction::Report)
     }

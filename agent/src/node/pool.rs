@@ -1,4 +1,4 @@
-//! What the kubelet shows of the cards.
+//! The kubelet shows each card as whole, by its tokens, or not at all.
 
 use crate::gpu::GpuUuid;
 use crate::inventory::Inventory;
@@ -36,16 +36,16 @@ impl Pool {
 /// The cards by the kubelet's account.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pools {
-    /// As the kubelet showed them last.
+    /// The cards as the kubelet showed them last.
     pub(super) shown: BTreeMap<GpuUuid, Pool>,
-    /// The kubelet holds a stream for shares.
+    /// True while the kubelet holds a stream for shares.
     pub(super) registered: bool,
-    /// The agent stops soon.
+    /// True if the agent stops soon.
     pub(super) leaving: bool,
 }
 
 impl Pools {
-    /// The kubelet's state of each card. A kubelet without our plugin, or one that is about to lose
+    /// Returns the kubelet's state of each card. A kubelet without our plugin, or one that is about to lose
     /// it, permanently rejects pods with the card, whatever it showed before.
     pub(super) fn of(&self, inventory: &Inventory) -> BTreeMap<GpuUuid, Pool> {
         if self.registered && !self.leaving {

@@ -1,5 +1,4 @@
-//! The one value that kubelet, MPS and telemetry read, through
-//! `tokio::sync::watch::Receiver<Arc<State>>`.
+//! Kubelet, MPS and telemetry read one value, through `tokio::sync::watch::Receiver<Arc<State>>`.
 
 use super::claims::Claimants;
 use super::complaint::Complaint;

@@ -1,4 +1,5 @@
-//! Processes of pods that use a card without a grant. Pure.
+//! A stranger is a process on a card without a grant. This file decides what is done about the
+//! strangers that belong to pods. Pure.
 
 use super::event::Effect;
 use super::guard::EVICTION_GRACE;
@@ -32,7 +33,7 @@ struct Met {
 }
 
 impl Strangers {
-    /// Reacts to those that are there now.
+    /// Reacts to the strangers that are there now.
     pub(super) fn meet(
         &mut self,
         inventory: &Inventory,
@@ -112,7 +113,7 @@ impl Strangers {
         }
     }
 
-    /// Strangers whose pods are to be evicted, after the time in which they could be explained.
+    /// Returns the strangers whose pods are to be evicted, after the time in which they could be explained.
     pub(super) fn evicted(&self) -> BTreeSet<(GpuUuid, u32)> {
         let met = self.0.iter();
         let evicted = met.filter(|(_, met)| met.acted.is_some() && met.reaction == Reaction::Evict);

@@ -1,4 +1,4 @@
-//! Pods that hold devices of ours and have no grant for them. Pure.
+//! Some pods hold devices of ours and have no grant for them; they are reported. Pure.
 
 use super::event::Effect;
 use super::grants::Grants;
@@ -10,16 +10,16 @@ use crate::resource::Resource;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The containers without a grant.
+/// The containers that hold devices without a grant.
 #[derive(Debug, Default)]
 pub(super) struct UngrantedContainers {
     since: BTreeMap<HolderKey, Instant>,
-    /// Those that had none for too long.
+    /// The containers that had none for too long.
     reported: BTreeMap<HolderKey, Ungranted>,
 }
 
-/// Containers that hold devices by the kubelet's checkpoint and have no grant for them.
-/// `allows_whole`: pods of other schedulers get whole cards.
+/// Returns the containers that hold devices by the kubelet's checkpoint and have no grant for them.
+/// `allows_whole` is true if pods of other schedulers get whole cards.
 pub(super) fn without_grant(
     checkpoint: Option<&Checkpoint>,
     pods: &Pods,
@@ -61,7 +61,7 @@ pub(super) fn without_grant(
 }
 
 impl UngrantedContainers {
-    /// Reports those that have been without a grant for `grace`. A pod is bound and granted in one
+    /// Reports the containers that have been without a grant for `grace`. A pod is bound and granted in one
     /// write, so a pod without a grant for this long will not get one.
     pub(super) fn report(
         &mut self,
@@ -83,7 +83,7 @@ impl UngrantedContainers {
         self.reported = found;
     }
 
-    /// Those that were reported and still hold their devices.
+    /// Returns the containers that were reported and still hold their devices.
     pub(super) fn reported(&self) -> Vec<Ungranted> {
         self.reported.values().cloned().collect()
     }

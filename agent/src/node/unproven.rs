@@ -1,5 +1,5 @@
-//! Containers that run with an answer of ours and without the hook's proof: the container runtime
-//! ignored the CDI name, or the hook. Pure.
+//! A container that runs with an answer of ours and without the hook's proof was started by a runtime
+//! that ignored the CDI name, or the hook. Such containers are ended. Pure.
 
 use super::event::Effect;
 use super::note::Note;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// agent tries at once.
 const CDI_PATIENCE: Duration = Duration::from_mins(10);
 
-/// The containers without proof, and what they say of the runtime.
+/// The containers without proof, and the verdict on the runtime that follows.
 #[derive(Debug, Default)]
 pub(super) struct Unproven {
     suspicions: Suspicions,
@@ -27,19 +27,19 @@ pub(super) struct Unproven {
 }
 
 impl Unproven {
-    /// Containers may start, and are to leave proofs of these names.
+    /// Records that containers may start, which are to leave proofs of these names.
     pub(super) fn let_start(&mut self, names: impl IntoIterator<Item = ProofName>) {
         self.let_start.extend(names);
     }
 
-    /// Containers of which it has to be known whether they have a process.
+    /// Returns the containers of which it has to be known whether they have a process.
     pub(super) fn doubted(&self) -> &BTreeSet<String> {
         &self.suspicions.doubted
     }
 
-    /// Why nothing is offered, in one sentence. Whether the hook ran for containers that an earlier
-    /// agent allowed can no longer be known, so they are not touched, and nothing is placed beside
-    /// them.
+    /// Returns why nothing is offered, in one sentence. For containers that an earlier agent allowed,
+    /// it can no longer be known whether the hook ran, so they are not touched, and nothing is placed
+    /// beside them.
     pub(super) fn withdraws(&self, pods: &Pods) -> Option<String> {
         let mut before = self.found.iter();
         let before = before.find(|(_, unproven)| !self.let_start.contains(&unproven.name));
@@ -56,7 +56,7 @@ impl Unproven {
         self.cdi_ignored.as_ref().map(|(_, why)| why.clone())
     }
 
-    /// Looks for such containers, and ends those that this agent let start.
+    /// Looks for containers without proof, and ends those that this agent let start.
     pub(super) fn look(
         &mut self,
         local: &Local,

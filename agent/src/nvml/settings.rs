@@ -1,10 +1,10 @@
-//! What the owner of NVML is told at its start.
+//! The settings of NVML's owner do not change while the agent runs.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest time between two full readings of all cards. What is reported of fences is as old as the
-/// last reading.
+/// The longest time between two full readings of all cards. Reports on fences are as old as the last
+/// reading, so a longer interval would report fences that are gone.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// What the owner needs to know.

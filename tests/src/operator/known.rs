@@ -1,4 +1,4 @@
-//! The operators that are known: their images, their namespaces and their objects.
+//! This is the list of operators that claims may ask for, with their images, namespaces and objects.
 
 /// One operator.
 #[derive(Debug, PartialEq, Eq)]

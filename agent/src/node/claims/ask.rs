@@ -1,4 +1,5 @@
-//! A claim's allocation → what is asked of the ledger for the containers of a pod. Pure.
+//! This file turns a claim's allocation into requests to the ledger, one for each container of a pod.
+//! Pure.
 
 use super::mode;
 use super::parts::{Allocated, Config, Device, device_name, goes_with, takes};
@@ -12,7 +13,7 @@ use api::grant::PodIdentity;
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an allocation is read against.
+/// The state that an allocation is compared with.
 pub(in crate::node) struct Ask<'a> {
     pub(in crate::node) ledger: &'a Ledger,
     pub(in crate::node) inventory: &'a Inventory,

@@ -41,12 +41,12 @@ pub(in crate::node) struct ClaimPods {
 }
 
 impl ClaimPods {
-    /// The pods that a claim is reserved for were read.
+    /// Records the pods that a claim is reserved for.
     pub(in crate::node) fn reserve(&mut self, claim: String, pods: BTreeSet<String>) {
         self.reserved.insert(claim, pods);
     }
 
-    /// A claim is prepared no more.
+    /// Forgets a claim that is no longer prepared.
     pub(in crate::node) fn unreserve(&mut self, claim: &str) {
         self.reserved.remove(claim);
     }
@@ -111,7 +111,7 @@ impl ClaimPods {
 }
 
 impl Claimants {
-    /// Of the claim with these rows, with no pod yet.
+    /// Starts with no pod, for the claim with these rows of the ledger.
     fn of(rows: &[Share]) -> Option<Self> {
         let first = rows.first()?;
         Some(Self {
@@ -121,7 +121,7 @@ impl Claimants {
         })
     }
 
-    /// The pods that name the claim.
+    /// Returns the pods that name the claim.
     fn takers<'a>(&self, pods: &'a Pods) -> Vec<&'a PodView> {
         pods.iter()
             .filter(|pod| pod.identity.namespace == self.namespace && !pod.finished)

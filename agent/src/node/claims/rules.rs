@@ -1,4 +1,4 @@
-//! Which containers must not have the share of a claim. Pure.
+//! These rules say which containers must not have the share of a claim. Pure.
 
 use super::parts::Takes;
 use crate::ledger::{AllocId, HolderKey, Ledger, Share, ShareOptions};
@@ -60,7 +60,7 @@ pub(in crate::node) fn alone_only(share: &Share, minimum: Option<Fence>) -> Opti
     })
 }
 
-/// Says that what containers of a pod take of a claim overlaps.
+/// Returns the error for containers of a pod whose parts of a claim overlap.
 pub(super) fn apart(pod: &PodView, claim: &str, takes: &Takes) -> String {
     let names: Vec<&str> = takes.values().flatten().map(String::as_str).collect();
     format!(
