@@ -3,14 +3,12 @@
 //! Flags are for wiring; policy is the admin's, in `GpuNode.spec`. Every path can be moved,
 //! so that several agents fit into one process and none of them needs root.
 
-use crate::inventory::MigStrategy;
+use crate::gpu::MigStrategy;
+use crate::nvml::settings::LONGEST_LOOK;
 use api::Mib;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// Longest time between two full readings of all cards.
-pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// Wiring of one agent. Both subcommands read the same flags.
 #[derive(Clone, Debug, PartialEq, clap::Args)]

@@ -2,8 +2,8 @@
 //!
 //! The one table of modes and fences. Pure. Must never claim more than was read back.
 
-use crate::config::LONGEST_LOOK;
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
+use crate::nvml::settings::LONGEST_LOOK;
 use api::units::Fence;
 use api::{Mib, Mode};
 use cdi::hook::Backend;

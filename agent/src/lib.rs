@@ -4,6 +4,7 @@
 //! - [`config`]: every path and flag.
 //! - [`nvml`]: one thread owns NVML; observations and XIDs come out.
 //! - [`attribute`]: pid → cgroup → container; [`mod@line`]: others' text on one line.
+//! - [`gpu`]: cards in the driver's own words; [`resource`]: the extended resources.
 //! - [`inventory`]: pure: observations and the admin's policy → cards, health, what can be granted.
 //! - [`pods`]: watches this node's pods, its Node and `GpuNode`, and what the cluster trusts.
 //! - [`identity`]: pure: the kubelet's checkpoint and `PodResources` → which pod an allocation is for.
@@ -12,7 +13,7 @@
 //! - [`watchdog`]: pure: which container holds more than its share; [`termination`]: ends
 //!   processes.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
-//! - [`kubelet`]: the device-plugin servers and their registration.
+//! - [`kubelet`]: the device-plugin servers and their registration; [`numa`]: pure: the node's zones.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
 //! - [`edit`]: pure: a share → the CDI file's content.
 //! - [`fence`]: pure: mode and what was read back → fence and reach of a share.
@@ -28,6 +29,7 @@ pub mod dra;
 pub mod edit;
 pub mod exit;
 pub mod fence;
+pub mod gpu;
 pub mod identity;
 pub mod install;
 pub mod inventory;
@@ -41,6 +43,7 @@ pub mod nvml;
 pub mod pods;
 pub mod privilege;
 pub mod reconcile;
+pub mod resource;
 mod run;
 pub mod telemetry;
 pub mod termination;

@@ -1,25 +1,14 @@
-//! The node's NUMA zones, and what the kubelet has given of them to which pod.
+//! This file counts the node's NUMA zones and what pods have of them. It is pure, but for the kernel's
+//! list of CPUs.
 //!
-//! In: the zones' CPUs from sysfs, `PodResources`, the pods that the kubelet has admitted. Out:
-//! [`Numa`], for schedulers. Only where the admin says in `GpuNode.spec` that the kubelet's topology
-//! manager refuses pods. Which of its managers give hints is seen in what they can allocate: a CPU
-//! manager or memory manager with policy `none` has nothing.
+//! In: the zones' CPUs from sysfs, answers of `PodResources`. Out: [`Numa`], for schedulers. Which of
+//! the kubelet's managers give hints is seen in what they can allocate: a CPU manager or memory
+//! manager with policy `none` has nothing.
 
-use crate::kubelet::pod_resources::Lister;
-use crate::node::{Event, Owner, State};
-use api::grant::PodIdentity;
 use proto::podresources::{AllocatableResourcesResponse, ContainerMemory, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-/// Pause before what could not be read is read again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// Interval at which what can be allocated is read again: a restarted kubelet may reserve more.
-const IDLE: Duration = Duration::from_secs(30);
 /// The kubelet's name of ordinary memory; the rest are huge pages.
 const MEMORY: &str = "memory";
 
@@ -144,104 +133,6 @@ fn parts(block: &ContainerMemory) -> Vec<(u32, u64)> {
 
 fn count(of: usize) -> u32 {
     u32::try_from(of).unwrap_or(u32::MAX)
-}
-
-/// What is known, and of whom.
-struct Follower {
-    lister: Lister,
-    machine: Machine,
-    told: Option<Numa>,
-    used: BTreeMap<String, Used>,
-}
-
-/// Follows it, until `stop`.
-pub async fn follow(
-    lister: Lister,
-    sys: std::path::PathBuf,
-    mut state: watch::Receiver<Arc<State>>,
-    owner: Owner,
-    stop: CancellationToken,
-) {
-    let mut follower = Follower {
-        lister,
-        machine: Machine::new(),
-        told: None,
-        used: BTreeMap::new(),
-    };
-    let mut seen: Option<BTreeSet<PodIdentity>> = None;
-    let mut complete = true;
-    let mut read = tokio::time::Instant::now();
-    loop {
-        let admitted = admitted(&state.borrow_and_update());
-        let wait = if complete { IDLE } else { AGAIN };
-        let due = read.elapsed() >= wait;
-        if seen != admitted || due {
-            if follower.machine.is_empty() {
-                follower.machine = machine(&sys);
-            }
-            let numa = match &admitted {
-                None => Ok(None),
-                Some(pods) => follower.look(pods).await.map(Some),
-            };
-            read = tokio::time::Instant::now();
-            complete = numa.is_ok();
-            seen = admitted;
-            let numa = numa.unwrap_or_else(|error| {
-                tracing::debug!(%error, "the kubelet's NUMA zones cannot be read");
-                follower.told.clone()
-            });
-            if numa != follower.told {
-                follower.told.clone_from(&numa);
-                if owner.tell(Event::Numa(numa.map(Arc::new))).is_err() {
-                    return;
-                }
-            }
-        }
-        tokio::select! {
-            changed = state.changed() => if changed.is_err() {
-                return;
-            },
-            () = tokio::time::sleep(wait) => {}
-            () = stop.cancelled() => return,
-        }
-    }
-}
-
-/// Pods that the kubelet has admitted; `None`: it refuses none for its NUMA alignment.
-fn admitted(state: &State) -> Option<BTreeSet<PodIdentity>> {
-    let manager = state.topology_manager.as_ref();
-    manager.map(|_| state.admitted.clone())
-}
-
-impl Follower {
-    /// Pods that were read are not read again: the kubelet keeps what it gave.
-    async fn look(
-        &mut self,
-        pods: &BTreeSet<PodIdentity>,
-    ) -> Result<Numa, crate::kubelet::pod_resources::ListerError> {
-        let mut numa = zones(&self.machine, &self.lister.all_allocatable().await?);
-        let is_there = |uid: &String| pods.iter().any(|pod| pod.uid == *uid);
-        self.used.retain(|uid, _| is_there(uid));
-        for pod in pods {
-            if self.used.contains_key(&pod.uid) {
-                continue;
-            }
-            // A kubelet before 1.34 lists all pods, or none.
-            let found = match self.lister.get(pod).await {
-                Ok(found) => found,
-                Err(_) => {
-                    let mut all = self.lister.list().await?.into_iter();
-                    all.find(|one| one.name == pod.name && one.namespace == pod.namespace)
-                }
-            };
-            if let Some(found) = found {
-                self.used
-                    .insert(pod.uid.clone(), used(&self.machine, &found));
-            }
-        }
-        numa.used.clone_from(&self.used);
-        Ok(numa)
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 mod isolation;
 
-use crate::identity::Resource;
+use crate::resource::Resource;
 use api::grant::PodIdentity;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};

@@ -1,6 +1,6 @@
 //! Capabilities: dropped at start but for the few that the agent uses.
 
-use crate::inventory::MigStrategy;
+use crate::gpu::MigStrategy;
 use caps::{CapSet, Capability};
 use std::collections::HashSet;
 

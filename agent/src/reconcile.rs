@@ -3,12 +3,12 @@
 //!
 //! Pure functions over [`Local`] facts, pods and the ledger; time is a value.
 
-use crate::identity::{Checkpoint, Resource};
-use crate::inventory::GpuUuid;
-use crate::ledger::{
-    AllocId, Claim, Front, HolderKey, Ledger, LimitScope, ProofName, Share, SharePhase,
-};
+use crate::gpu::GpuUuid;
+use crate::identity::Checkpoint;
+use crate::inventory::Front;
+use crate::ledger::{AllocId, Claim, HolderKey, Ledger, LimitScope, ProofName, Share, SharePhase};
 use crate::pods::{ContainerView, Pods, Standing};
+use crate::resource::Resource;
 use api::Mode;
 pub use cdi::hook::{Limited, Proof};
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,6 +102,11 @@ impl Local {
     pub fn proof_of(&self, share: &Share) -> Option<&Proof> {
         let proof = self.proofs.get(&share.proof_name()?)?.as_ref()?;
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
+    }
+
+    /// What came of the driver's own limit for a share's container.
+    pub fn limited(&self, share: &Share) -> Option<&Limited> {
+        self.proof_of(share)?.limited.as_ref()
     }
 
     /// Whether there may be a proof of this name that cannot be read.

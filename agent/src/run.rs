@@ -5,15 +5,18 @@
 
 use crate::Config;
 use crate::dra::service::Service;
-use crate::inventory::{MigStrategy, Profile, Settings};
+use crate::gpu::{MigStrategy, Profile};
+use crate::inventory::build::Settings;
 use crate::kubelet::pod_resources::{self, Lister};
 use crate::kubelet::prestart::{PreStart, Renames};
 use crate::kubelet::session::Session;
 use crate::node::disk::{self, Disk};
 use crate::node::lists::Lists;
-use crate::node::owner::{self, Owner, OwnerChannels};
+use crate::node::owner::Owner;
+use crate::node::task::{self, OwnerChannels};
 use crate::node::{Core, Event, Obstacle, Terms, mps_sync};
-use crate::{cluster, dra, identity::Resource, install, numa, nvml, telemetry, termination};
+use crate::resource::Resource;
+use crate::{cluster, dra, install, kubelet, nvml, telemetry, termination};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -273,7 +276,7 @@ fn start(
     ));
     tasks.spawn(named(
         "the task that owns the node's state",
-        owner::run(core, inbox, outputs, end.clone()),
+        task::run(core, inbox, outputs, end.clone()),
     ));
     tasks.spawn(named(
         "the disk's task",
@@ -343,7 +346,7 @@ fn start(
     ));
     tasks.spawn(named(
         "the NUMA zones",
-        numa::follow(
+        kubelet::numa::follow(
             Lister::new(config.pod_resources()),
             config.sys_root.clone(),
             state.clone(),

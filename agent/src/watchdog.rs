@@ -5,7 +5,7 @@
 //! holds is read card by card, list by list, while it starts and ends. Must never judge by
 //! an old sample, or a process by anything but its cgroup.
 
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::{Ledger, LimitScope, Share};
 use crate::mps::plan::server_name;
 use crate::nvml::{Process, Sample};

@@ -62,7 +62,7 @@ impl fmt::Display for PodIdentity {
 }
 
 /// Which node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// `metadata.name`.
     pub name: String,

@@ -227,7 +227,10 @@ fn objects() -> String {
             api::PodGroup::crd(),
             "Defined by KAI. A group of pods that are placed together.",
         ),
-        (api::Topology::crd(), "Defined by KAI. The levels of a data centre."),
+        (
+            api::Topology::crd(),
+            "Defined by KAI. The levels of a data centre.",
+        ),
         (
             api::kai::ShardDefinition::crd(),
             "Defined by KAI. The settings of one node pool. A change takes effect at once, except for the keys that the conditions `Ready` and `KeysIgnored` name.",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::gpu;
 use crate::machine::ADDRESS;
-use crate::scheduler::{ADMISSION_METRICS_PORT, ANSWERS_PORT, WEBHOOK_PORT};
+use crate::ports::{ADMISSION_METRICS_PORT, ANSWERS_PORT, WEBHOOK_PORT};
 
 /// Whether it makes pods.
 pub fn is_workload(object: &Value) -> bool {

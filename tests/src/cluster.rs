@@ -6,16 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use api::kai::Queue;
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 
 use crate::control_plane::ControlPlane;
@@ -24,48 +21,19 @@ use crate::fleet::Fleet;
 use crate::gpu::{self, Gpus, Hardware};
 use crate::image::Recipe;
 use crate::kubectl::Kubectl;
+use crate::machine::Machine;
 use crate::namespace::Work;
 use crate::node::{self, Node, Place};
 use crate::operator::Operator;
-use crate::pod::describe;
+use crate::programs::{self, Programs};
 use crate::registry::Registry;
 use crate::scheduler::{self, Admission, Replica, Scheduler};
 use crate::simulated_agents::SimulatedAgents;
 use crate::stand_in;
 use crate::wait::{Seen, until};
-use crate::{machine, token};
+use crate::{machine, manifest, ports, token};
 use proto::names::resource;
 use serde_json::{Value, json};
-
-/// Queues that `deploy/` brings; others are a claim's.
-const INSTALLED_QUEUES: [&str; 2] = ["default-parent-queue", "default-queue"];
-
-/// Where the programs are.
-#[derive(Debug, Clone)]
-pub struct Programs {
-    /// The daemons that `tests/cluster/tools/build` made.
-    pub daemons: PathBuf,
-    /// This workspace's programs.
-    pub ours: PathBuf,
-    /// This workspace's programs that are linked statically.
-    pub ours_static: PathBuf,
-    /// What `tests/cluster/tools/operators` made, where it was run.
-    pub operators: Option<PathBuf>,
-    /// What `tests/cluster/tools/extended` made, where it was run.
-    pub extended: Option<PathBuf>,
-    /// The layout of the image that `deploy/image/build` made, where it was run.
-    pub image: Option<PathBuf>,
-    /// The pinned helm, where it was built.
-    pub helm: Option<PathBuf>,
-    /// The root of the source tree.
-    pub tree: PathBuf,
-}
-
-/// The machine on which the pods run: namespaces of the host, or a virtual machine.
-pub trait Machine {
-    /// Returns an error if a daemon of the machine has ended.
-    fn alive(&mut self) -> Result<()>;
-}
 
 /// A running cluster, with one node.
 #[expect(missing_debug_implementations, reason = "the client has none")]
@@ -155,7 +123,7 @@ impl Cluster {
                 self.forget_slices().await?;
                 self.node.kubelet.start_again()?;
             }
-            let place = gpu::Place {
+            let place = programs::Place {
                 programs: &self.programs,
                 state: &state,
                 logs: &logs,
@@ -167,6 +135,37 @@ impl Cluster {
         let waited = self.shares_offered(hardware).await;
         self.alive()?;
         waited
+    }
+
+    /// Starts kwok, unless it runs: it keeps all nodes with its label Ready.
+    pub fn keep_nodes(&mut self) -> Result<()> {
+        if self.fleet.is_none() {
+            let kubeconfig = self.control_plane.kubeconfig("admin");
+            self.fleet = Some(Fleet::start(&self.programs, kubeconfig, &self.work.logs())?);
+        }
+        Ok(())
+    }
+
+    /// Creates nodes with this many GPUs each, and waits until they are Ready.
+    pub async fn simulate_nodes(&mut self, names: &[&str], gpus: u32) -> Result<()> {
+        self.keep_nodes()?;
+        let fleet = self.fleet.as_mut().context("no kwok")?;
+        fleet.simulate_nodes(&self.client, names, gpus).await
+    }
+
+    /// Creates nodes with this many cards each and an agent, once the manifests are applied. Their
+    /// agents have no connection yet. The controllers are stopped until the claim ends.
+    pub async fn gather(&mut self, nodes: usize, cards: u32) -> Result<()> {
+        self.control_plane.dismiss_controllers().await?;
+        self.agents = Some(SimulatedAgents::start(&self.client, nodes, cards).await?);
+        Ok(())
+    }
+
+    /// The simulated agents that were started.
+    pub fn simulated_agents(&self) -> Result<&SimulatedAgents> {
+        self.agents
+            .as_ref()
+            .context("no simulated agents were started")
     }
 
     /// Removes slices of cards in MIG mode from the node's status. A kubelet leaves resources there
@@ -208,7 +207,7 @@ impl Cluster {
     /// The driver has booted, with the hardware that was there before.
     pub async fn driver_boots(&mut self) -> Result<()> {
         let (state, logs) = (self.work.state(), self.work.logs());
-        let place = gpu::Place {
+        let place = programs::Place {
             programs: &self.programs,
             state: &state,
             logs: &logs,
@@ -218,87 +217,6 @@ impl Cluster {
         let gpus = self.gpus.as_mut().context("no GPUs")?;
         gpus.driver = gpu::Driver::start(&place, &gpus.hardware).await?;
         gpus.mps.start_again()
-    }
-
-    /// Removes what a claim has made: pods until they are gone, from the node too, and
-    /// then their namespaces, which go in their own time.
-    pub async fn clean(&mut self) -> Result<()> {
-        self.delete_workloads().await?;
-        let everywhere: Api<Pod> = Api::all(self.client.clone());
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let ours = self.claimed_namespaces().await?;
-        for name in &ours {
-            self.delete_controllers(name).await?;
-            self.pods(name)
-                .delete_collection(
-                    &DeleteParams::default().grace_period(1),
-                    &ListParams::default(),
-                )
-                .await?;
-        }
-        until("the claim's pods gone", Duration::from_mins(1), || async {
-            let left: Vec<String> = everywhere
-                .list(&ListParams::default())
-                .await?
-                .into_iter()
-                .filter(|pod| {
-                    pod.namespace()
-                        .is_some_and(|namespace| ours.contains(&namespace))
-                })
-                .map(|pod| format!("{}: {}", pod.name_any(), describe(&pod)))
-                .collect();
-            Ok(Seen::when(left.is_empty(), left.join(", ")))
-        })
-        .await?;
-        self.disband().await?;
-        self.disperse().await?;
-        self.delete_queues().await?;
-        for name in ours.iter().filter(|name| *name != "default") {
-            match namespaces.delete(name, &DeleteParams::default()).await {
-                // One of an earlier claim, gone since the list was made.
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                outcome => {
-                    outcome?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes the queues that claims have made.
-    async fn delete_queues(&self) -> Result<()> {
-        if self.scheduler.is_none() {
-            return Ok(());
-        }
-        let queues: Api<Queue> = Api::all(self.client.clone());
-        for queue in queues.list(&ListParams::default()).await? {
-            let name = queue.name_any();
-            if !INSTALLED_QUEUES.contains(&name.as_str()) {
-                queues.delete(&name, &DeleteParams::default()).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes what would recreate pods.
-    async fn delete_controllers(&self, namespace: &str) -> Result<()> {
-        let (all, now) = (ListParams::default(), DeleteParams::background());
-        Api::<Deployment>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<ReplicaSet>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<StatefulSet>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<CronJob>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Api::<Job>::namespaced(self.client.clone(), namespace)
-            .delete_collection(&now, &all)
-            .await?;
-        Ok(())
     }
 }
 
@@ -413,6 +331,27 @@ impl<N: Machine> Cluster<N> {
         Ok(())
     }
 
+    /// Applies every document of a YAML text, in order, on the server's side.
+    pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
+        let mut applied = Vec::new();
+        for document in manifest::documents(yaml)? {
+            applied.push(self.apply_one(&document).await?);
+        }
+        Ok(applied)
+    }
+
+    /// Applies a file of the source tree.
+    pub async fn apply_file(&self, path: &str) -> Result<Vec<DynamicObject>> {
+        let path = self.programs.tree.join(path);
+        let yaml = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        self.apply(&yaml).await
+    }
+
+    /// Applies one object.
+    pub async fn apply_one(&self, document: &Value) -> Result<DynamicObject> {
+        manifest::apply(&self.client, document).await
+    }
+
     /// Kubernetes' own scheduler beside whatever runs; it is the caller's. Its client's limit is
     /// raised, which is 50 requests a second by default: it would bind no faster.
     pub fn start_kube_scheduler(&self) -> Result<Daemon> {
@@ -429,7 +368,7 @@ impl<N: Machine> Cluster<N> {
     /// A scheduler beside whatever runs; it is the caller's.
     pub async fn start_scheduler(&self, replica: Replica) -> Result<Scheduler> {
         let (state, logs) = (self.work.state(), self.work.logs());
-        let place = gpu::Place {
+        let place = programs::Place {
             programs: &self.programs,
             state: &state,
             logs: &logs,
@@ -443,7 +382,7 @@ impl<N: Machine> Cluster<N> {
     pub async fn admit(&mut self) -> Result<()> {
         if self.admission.is_none() {
             let (state, logs) = (self.work.state(), self.work.logs());
-            let place = gpu::Place {
+            let place = programs::Place {
                 programs: &self.programs,
                 state: &state,
                 logs: &logs,
@@ -529,7 +468,7 @@ impl<N: Machine> Cluster<N> {
                     Some(bytes.rsplit(' ').next()?.parse::<u64>().ok()? >> 20)
                 };
                 let mut cards: Vec<u64> = gpus.metrics().await?.lines().filter_map(has).collect();
-                let snapshot = crate::http::get(scheduler::METRICS, "/snapshot").await?;
+                let snapshot = crate::http::get(ports::SCHEDULER_METRICS, "/snapshot").await?;
                 let knows = |line: &str| -> Option<u64> {
                     let card = line.trim_start().strip_prefix("card ")?;
                     let mut pairs = card.split(' ');

@@ -5,17 +5,19 @@
 //! Must never be mistaken for nodes with an agent: they have whole GPUs, as any device plugin would
 //! show them.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, Client};
 use proto::names::resource;
 use serde_json::json;
 
-use crate::cluster::Cluster;
 use crate::daemon::{Command, Daemon};
+use crate::manifest;
+use crate::programs::Programs;
 use crate::wait::{Seen, until};
 
 /// kwok minds the nodes with this, and no others.
@@ -29,34 +31,35 @@ pub(crate) struct Fleet {
     kwok: Daemon,
 }
 
-impl Cluster {
-    /// Starts kwok, unless it runs: it keeps all nodes with its label Ready.
-    pub fn keep_nodes(&mut self) -> Result<()> {
-        if self.fleet.is_none() {
-            let kwok = Command::new("kwok", self.operator_file("bin/kwok")?)
-                .flag("--kubeconfig", self.control_plane.kubeconfig("admin"))
-                .flag("--config", self.operator_file("manifests/kwok.yaml")?)
-                .flag("--manage-all-nodes", "false")
-                .flag(
-                    "--manage-nodes-with-annotation-selector",
-                    format!("{MARK}=fake"),
-                )
-                .flag("--node-lease-duration-seconds", "40")
-                .start(&self.work.logs())?;
-            self.fleet = Some(Fleet { kwok });
-        }
-        Ok(())
+impl Fleet {
+    /// Starts kwok: it keeps all nodes with its label Ready.
+    pub(crate) fn start(programs: &Programs, kubeconfig: PathBuf, logs: &Path) -> Result<Self> {
+        let kwok = Command::new("kwok", programs.operator_file("bin/kwok")?)
+            .flag("--kubeconfig", kubeconfig)
+            .flag("--config", programs.operator_file("manifests/kwok.yaml")?)
+            .flag("--manage-all-nodes", "false")
+            .flag(
+                "--manage-nodes-with-annotation-selector",
+                format!("{MARK}=fake"),
+            )
+            .flag("--node-lease-duration-seconds", "40")
+            .start(logs)?;
+        Ok(Self { kwok })
     }
 
     /// Creates nodes with this many GPUs each, and waits until they are Ready.
-    pub async fn simulate_nodes(&mut self, names: &[&str], gpus: u32) -> Result<()> {
-        self.keep_nodes()?;
-        let nodes: Api<Node> = Api::all(self.client.clone());
+    pub(crate) async fn simulate_nodes(
+        &mut self,
+        client: &Client,
+        names: &[&str],
+        gpus: u32,
+    ) -> Result<()> {
+        let nodes: Api<Node> = Api::all(client.clone());
         let amounts = json!({
             "cpu": "64", "memory": "512Gi", "pods": "110", resource::GPU: gpus.to_string(),
         });
         for name in names {
-            self.apply_one(&json!({
+            let node = json!({
                 "apiVersion": "v1",
                 "kind": "Node",
                 "metadata": {
@@ -68,8 +71,8 @@ impl Cluster {
                         "nvidia.com/gpu.count": gpus.to_string(),
                     },
                 },
-            }))
-            .await?;
+            });
+            manifest::apply(client, &node).await?;
             let status = json!({ "status": { "capacity": amounts, "allocatable": amounts } });
             nodes
                 .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
@@ -90,23 +93,18 @@ impl Cluster {
             },
         )
         .await?;
-        self.fleet
-            .as_mut()
-            .map_or(Ok(()), |fleet| fleet.kwok.alive())
+        self.kwok.alive()
     }
 
     /// Removes the simulated nodes, after their pods are gone.
-    pub(crate) async fn disband(&mut self) -> Result<()> {
-        if let Some(mut fleet) = self.fleet.take() {
-            Api::<Node>::all(self.client.clone())
-                .delete_collection(
-                    &DeleteParams::default(),
-                    &ListParams::default().labels(LABEL),
-                )
-                .await?;
-            fleet.kwok.stop().await?;
-        }
-        Ok(())
+    pub(crate) async fn disband(mut self, client: &Client) -> Result<()> {
+        Api::<Node>::all(client.clone())
+            .delete_collection(
+                &DeleteParams::default(),
+                &ListParams::default().labels(LABEL),
+            )
+            .await?;
+        self.kwok.stop().await
     }
 }
 

@@ -12,12 +12,11 @@ use kube::Client;
 use proto::names::{NAMESPACE, object, telemetry};
 use serde_json::Value;
 
-use crate::cluster::Programs;
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
-use crate::memory::MemoryLimit;
+use crate::programs::{Place, Programs};
 use crate::token::{self, AccountToken, Credential, Refresher};
-use crate::{node, scheduler};
+use crate::{node, ports};
 
 /// Where the driver's files are, as the GPU operator's driver container has them.
 pub const DRIVER_ROOT: &str = "/run/nvidia/driver";
@@ -90,25 +89,6 @@ impl Hardware {
     }
 }
 
-/// What the GPU side needs to know.
-#[derive(Debug)]
-pub struct Place<'a> {
-    pub programs: &'a Programs,
-    pub state: &'a Path,
-    pub logs: &'a Path,
-    /// Certificate authority of the API server.
-    pub authority: PathBuf,
-    /// Name of this run's cgroup folder.
-    pub cgroup: String,
-}
-
-impl Place<'_> {
-    /// What `deploy/` gives a container of a workload.
-    pub(crate) fn memory(&self, container: [&str; 3], name: &str) -> Result<MemoryLimit> {
-        MemoryLimit::deployed(&self.programs.tree, container, &self.cgroup, name)
-    }
-}
-
 /// The running GPU side.
 #[derive(Debug)]
 pub struct Gpus {
@@ -153,7 +133,7 @@ impl Gpus {
             &Credential::File(api),
         )?;
         let agent = agent_command("agent", "run", place)
-            .flag("--telemetry-endpoint", scheduler::telemetry_endpoint())
+            .flag("--telemetry-endpoint", ports::telemetry_endpoint())
             .flag("--telemetry-token-file", stream)
             .flag("--listen", METRICS)
             .flag("--mig-strategy", hardware.mig_strategy)

@@ -17,11 +17,13 @@ use oci_spec::image::{
 };
 use ring::digest::{SHA256, digest};
 
-use crate::cluster::Programs;
+use crate::programs::Programs;
 
 /// Debian's `busybox-static`.
 const BUSYBOX: &str = "/bin/busybox";
 
+/// The image of the simulation's workload, as manifests name it.
+pub const WORKLOAD_IMAGE: &str = "aliquot.test/workload:1";
 /// The workload in an image; the multi-call program knows itself by this name.
 pub const WORKLOAD: &str = "/usr/local/bin/workload";
 

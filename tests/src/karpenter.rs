@@ -62,8 +62,8 @@ pub struct Karpenter {
 impl Karpenter {
     /// Starts it, with these instance types to choose from, and waits until it has its kinds.
     pub async fn start(cluster: &mut Cluster, types: &[InstanceType]) -> Result<Self> {
-        let program = cluster.operator_file("bin/karpenter")?;
-        let kinds = cluster.operator_file("manifests/karpenter.yaml")?;
+        let program = cluster.programs.operator_file("bin/karpenter")?;
+        let kinds = cluster.programs.operator_file("manifests/karpenter.yaml")?;
         cluster.keep_nodes()?;
         let kinds = kinds.to_string_lossy();
         let apply = ["apply", "--server-side", "--filename", &kinds];

@@ -13,8 +13,10 @@
 //! - [`virtual_machine`]: the same node in a machine of its own, with systemd and cgroup v2.
 //! - [`token`]: kubeconfigs, and tokens of service accounts as a pod would have them.
 //! - [`gpu`], [`scheduler`], [`observer`]: the programs under test, and the simulated driver.
+//! - [`programs`]: where the programs are, and [`ports`] at which they are reached.
 //! - [`adapt`]: what is installed, fitted to this cluster.
-//! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it.
+//! - [`cluster`]: all of it as one value; [`manifest`] and [`pod`]: what a claim does with it;
+//!   `clean`: what is removed after the claim.
 //! - [`forms`]: every form in which KAI asks for a share, and what becomes of it.
 //! - [`gang`]: the pods of one workload, and when each was bound.
 //! - [`burst`]: many pods at once, made, bound and judged.
@@ -25,6 +27,7 @@
 //! - [`proxy`]: between a scheduler and the API server, to do it harm; [`prometheus`]: a real
 //!   one, that reads our pages.
 //! - [`stand_in`]: what runs in place of the images that users' manifests name.
+//! - [`two_sockets`]: the node as a machine with two NUMA zones; [`unpinned`]: the runtime of its pods.
 //! - [`kubectl`], [`http`]: what only kubectl says (`describe`, `exec`), and metrics pages.
 //! - [`random`]: random numbers by a seed.
 //! - [`verdict`]: what the API server says to a write, without the write taking place.
@@ -35,6 +38,7 @@
 
 pub mod adapt;
 pub mod burst;
+mod clean;
 pub mod cluster;
 pub mod collector;
 pub mod control_plane;
@@ -55,6 +59,8 @@ pub mod node;
 pub mod observer;
 pub mod operator;
 pub mod pod;
+pub mod ports;
+pub mod programs;
 pub mod progress;
 pub mod prometheus;
 pub mod proxy;
@@ -70,6 +76,7 @@ pub mod stand_in;
 pub mod suite;
 pub mod token;
 pub mod two_sockets;
+pub mod unpinned;
 pub mod verdict;
 pub mod virtual_machine;
 pub mod wait;

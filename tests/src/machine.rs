@@ -34,6 +34,12 @@ const PRIVATE: [&str; 5] = [
     "/var/log/pods",
 ];
 
+/// The machine on which the pods run: namespaces of the host, or a virtual machine.
+pub trait Machine {
+    /// Returns an error if a daemon of the machine has ended.
+    fn alive(&mut self) -> Result<()>;
+}
+
 /// Makes the machine.
 pub fn prepare(work: &Work) -> Result<()> {
     mount_private(work)?;

@@ -11,10 +11,10 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::net::UnixStream;
 
-use crate::cluster::Machine;
 use crate::daemon::{Command, Daemon};
+use crate::machine::Machine;
 use crate::wait::{Seen, until};
-use crate::{machine, registry, two_sockets};
+use crate::{machine, registry, unpinned};
 
 /// The node's name.
 pub const NAME: &str = "n1";
@@ -84,7 +84,7 @@ fn start_containerd(place: &Place<'_>) -> Result<Daemon> {
     let network = pod_network(&folder.join("addresses"))?;
     fs::write(networks.join("pods.conflist"), network)?;
 
-    let unpinned = two_sockets::write_runtime(&folder)?;
+    let unpinned = unpinned::write_runtime(&folder)?;
     let config = folder.join("config.toml");
     fs::write(
         &config,
@@ -124,7 +124,7 @@ runtime_type = "io.containerd.runc.v2"
 SystemdCgroup = false
 BinaryName = "{unpinned_runtime}"
 "#,
-            unpinned = two_sockets::RUNTIME_CLASS,
+            unpinned = unpinned::RUNTIME_CLASS,
             unpinned_runtime = unpinned.display(),
             root = folder.join("root").display(),
             opt = folder.join("opt").display(),

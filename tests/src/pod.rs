@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, LogParams};
 
-use crate::cluster::{Cluster, Machine};
+use crate::cluster::Cluster;
+use crate::machine::Machine;
 use crate::wait::{Seen, until};
 
 /// How long a pod may take to run. One takes about a second; beside another busy cluster on two

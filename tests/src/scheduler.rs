@@ -17,29 +17,16 @@ use serde_json::Value;
 use crate::adapt;
 use crate::control_plane;
 use crate::daemon::{Command, Daemon};
-use crate::gpu::Place;
 use crate::machine::ADDRESS;
 use crate::manifest::documents;
+use crate::ports::{ADMISSION_METRICS_PORT, ANSWERS_PORT, PAGE_PORT, WEBHOOK_PORT};
+use crate::programs::Place;
 use crate::token::{self, AccountToken, Credential, Refresher};
 use crate::wait::{Seen, until};
 use crate::wall_clock::WallClock;
 
-pub(crate) const WEBHOOK_PORT: u16 = 8443;
-/// Where admission's health is.
-pub(crate) const ADMISSION_METRICS_PORT: u16 = 9403;
-/// Where the scheduler answers about resizes.
-pub(crate) const ANSWERS_PORT: u16 = 8445;
-/// Of the status page.
-pub const PAGE_PORT: u16 = 8444;
-/// Where the scheduler shows its metrics and its health.
-pub const METRICS: &str = "127.0.0.1:9401";
 /// Kinds of manifests that are left out: their programs are processes here.
 const WORKLOADS: [&str; 3] = ["Deployment", "DaemonSet", "Pod"];
-
-/// Where agents reach the scheduler.
-pub fn telemetry_endpoint() -> String {
-    format!("{ADDRESS}:{}", proto::names::telemetry::PORT)
-}
 
 /// The objects of `deploy/` that must exist before any program runs.
 pub fn manifests(tree: &Path) -> Result<Vec<Value>> {

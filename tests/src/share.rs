@@ -15,15 +15,14 @@ use kube::{Api, ResourceExt};
 use proto::names::resource;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Machine};
-use crate::image::WORKLOAD;
+use crate::cluster::Cluster;
+use crate::image::{WORKLOAD, WORKLOAD_IMAGE};
+use crate::machine::Machine;
 use crate::node;
 use crate::pod::{LIMIT, describe};
 use crate::wait::{Seen, until};
 
-/// The image of [`pod`].
-pub const IMAGE: &str = "aliquot.test/workload:1";
-/// `PATH`'s entry for a command run in a container of [`IMAGE`].
+/// `PATH`'s entry for a command run in a container of [`pod`].
 pub const PROGRAM: &str = WORKLOAD;
 
 /// A pod with one container `main` that runs `script`, left to Aliquot's scheduler.
@@ -44,7 +43,7 @@ pub fn pod(namespace: &str, name: &str, annotations: &[(&str, &str)], script: &s
 
 /// A container that runs `script`.
 pub fn container(name: &str, script: &str) -> Value {
-    json!({ "name": name, "image": IMAGE, "env": [{ "name": "SIM_WORKLOAD", "value": script }] })
+    json!({ "name": name, "image": WORKLOAD_IMAGE, "env": [{ "name": "SIM_WORKLOAD", "value": script }] })
 }
 
 /// The JSON lines in a workload's log, one per verb.

@@ -29,7 +29,7 @@ use tonic::Request;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
-use crate::cluster::Cluster;
+use crate::manifest;
 use crate::token::AccountToken;
 use crate::wait::{Seen, until};
 
@@ -105,20 +105,12 @@ pub struct SimulatedAgents {
 }
 
 impl SimulatedAgents {
-    /// From now on its agents connect to these schedulers only.
-    pub fn speak_to(&self, schedulers: &[SocketAddr]) {
-        self.to.send_replace(schedulers.to_vec());
-    }
-}
-
-impl Cluster {
     /// Creates nodes with this many cards each, once the manifests are applied. Their agents have
-    /// no connection yet. The controllers are stopped.
-    pub async fn gather(&mut self, nodes: usize, cards: u32) -> Result<()> {
-        self.control_plane.dismiss_controllers().await?;
+    /// no connection yet.
+    pub(crate) async fn start(client: &Client, nodes: usize, cards: u32) -> Result<Self> {
         let names: Vec<String> = (0..nodes).map(|at| format!("simulated-{at:04}")).collect();
         let agents: Vec<(NodeState, String)> = stream::iter(names.clone())
-            .map(|name| self.recruit(name, cards))
+            .map(|name| recruit(client, name, cards))
             .buffered(AT_ONCE)
             .try_collect()
             .await?;
@@ -126,130 +118,127 @@ impl Cluster {
         let mut streams = JoinSet::new();
         let (trust, heard) = (Arc::default(), Arc::<AtomicUsize>::default());
         for (state, token) in agents {
-            let client = self.client.clone();
             let stream = AgentStream {
                 state,
                 token,
-                client,
+                client: client.clone(),
                 trust: Arc::clone(&trust),
                 heard: heard.clone(),
             };
             streams.spawn(agent(Arc::new(stream), schedulers.clone()));
         }
-        self.agents = Some(SimulatedAgents {
+        Ok(Self {
             nodes: names,
             to,
             heard,
             _streams: streams,
-        });
-        Ok(())
-    }
-
-    /// The simulated agents that were started.
-    pub fn simulated_agents(&self) -> Result<&SimulatedAgents> {
-        self.agents
-            .as_ref()
-            .context("no simulated agents were started")
-    }
-
-    /// Gives an existing node an agent, which is connected to this scheduler from now on. The
-    /// kubelet lists its cards already.
-    pub async fn enlist(&self, node: &Node, cards: Cards, to: SocketAddr) -> Result<Enlisted> {
-        let (state, token) = self.agent_of(node, cards).await?;
-        let amounts = cards.amounts();
-        let status = json!({ "status": { "capacity": amounts, "allocatable": amounts } });
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        nodes
-            .patch_status(&state.node, &PatchParams::default(), &Patch::Merge(status))
-            .await?;
-        let stream = AgentStream {
-            state,
-            token,
-            client: self.client.clone(),
-            trust: Arc::default(),
-            heard: Arc::default(),
-        };
-        // Requested before it connects, as an agent has it mounted.
-        let ask = || authority(&stream.client);
-        stream.trust.get_or_try_init(ask).await?;
-        let node = stream.state.node.clone();
-        let (to, scheduler) = watch::channel(vec![to]);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(agent(Arc::new(stream), scheduler));
-        Ok(Enlisted {
-            node,
-            _to: to,
-            _stream: tasks,
         })
     }
 
-    async fn recruit(&self, name: String, cards: u32) -> Result<(NodeState, String)> {
-        let made = make_node(&self.client, &name, cards).await?;
-        self.agent_of(&made, Cards::h100(cards)).await
-    }
-
-    /// What a node's agent says, and the token that it says it with.
-    async fn agent_of(&self, node: &Node, cards: Cards) -> Result<(NodeState, String)> {
-        let name = node.name_any();
-        self.apply_one(&json!({
-            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode",
-            "metadata": { "name": name, "labels": { LABEL: "true" } }, "spec": {},
-        }))
-        .await?;
-        let token = AccountToken {
-            namespace: NAMESPACE.to_owned(),
-            account: object::AGENT_ACCOUNT.to_owned(),
-            node: Some(name.clone()),
-            audience: Some(telemetry::AUDIENCE.to_owned()),
-            file: std::path::PathBuf::new(),
-        };
-        let token = token.ask(&self.client).await?;
-        let gpus = (0..cards.count).map(|index| card(&name, index, cards));
-        let state = NodeState {
-            gpus: gpus.collect(),
-            node: name.clone(),
-            node_uid: node.uid().unwrap_or_default(),
-            driver_version: "580.95.05".to_owned(),
-            ..NodeState::default()
-        };
-        Ok((state, token))
-    }
-
-    /// Ends agents that were enlisted, and forgets their nodes' cards.
-    pub async fn discharge(&self, enlisted: Vec<Enlisted>) -> Result<()> {
-        let gpu_nodes: Api<api::GpuNode> = Api::all(self.client.clone());
-        for agent in enlisted {
-            gpu_nodes
-                .delete(&agent.node, &DeleteParams::default())
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// The opposite of [`Cluster::gather`].
-    pub(crate) async fn disperse(&mut self) -> Result<()> {
-        if self.agents.take().is_none() {
-            return Ok(());
-        }
-        let (now, ours) = (DeleteParams::default(), ListParams::default().labels(LABEL));
-        let nodes = Api::<Node>::all(self.client.clone());
-        nodes.delete_collection(&now, &ours).await?;
-        Api::<api::GpuNode>::all(self.client.clone())
-            .delete_collection(&now, &ours)
-            .await?;
-        self.control_plane.recall_controllers()
+    /// From now on its agents connect to these schedulers only.
+    pub fn speak_to(&self, schedulers: &[SocketAddr]) {
+        self.to.send_replace(schedulers.to_vec());
     }
 
     /// Waits until every scheduler has accepted each one's stream.
     pub async fn heard(&self) -> Result<()> {
-        let agents = self.simulated_agents()?;
-        let wanted = agents.nodes.len() * agents.to.borrow().len();
+        let wanted = self.nodes.len() * self.to.borrow().len();
         until("every agent heard", Duration::from_mins(1), || async {
-            let heard = agents.heard.load(Ordering::Relaxed);
+            let heard = self.heard.load(Ordering::Relaxed);
             Ok(Seen::when(heard >= wanted, format!("{heard} of {wanted}")))
         })
         .await
     }
+
+    /// Ends the agents, and deletes their nodes.
+    pub(crate) async fn end(self, client: &Client) -> Result<()> {
+        let (now, ours) = (DeleteParams::default(), ListParams::default().labels(LABEL));
+        let nodes = Api::<Node>::all(client.clone());
+        nodes.delete_collection(&now, &ours).await?;
+        Api::<api::GpuNode>::all(client.clone())
+            .delete_collection(&now, &ours)
+            .await?;
+        Ok(())
+    }
+}
+
+/// Gives an existing node an agent, which is connected to this scheduler from now on. The
+/// kubelet lists its cards already.
+pub async fn enlist(
+    client: &Client,
+    node: &Node,
+    cards: Cards,
+    to: SocketAddr,
+) -> Result<Enlisted> {
+    let (state, token) = agent_of(client, node, cards).await?;
+    let amounts = cards.amounts();
+    let status = json!({ "status": { "capacity": amounts, "allocatable": amounts } });
+    let nodes: Api<Node> = Api::all(client.clone());
+    nodes
+        .patch_status(&state.node, &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    let stream = AgentStream {
+        state,
+        token,
+        client: client.clone(),
+        trust: Arc::default(),
+        heard: Arc::default(),
+    };
+    // Requested before it connects, as an agent has it mounted.
+    let ask = || authority(&stream.client);
+    stream.trust.get_or_try_init(ask).await?;
+    let node = stream.state.node.clone();
+    let (to, scheduler) = watch::channel(vec![to]);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(agent(Arc::new(stream), scheduler));
+    Ok(Enlisted {
+        node,
+        _to: to,
+        _stream: tasks,
+    })
+}
+
+/// Ends agents that were enlisted, and forgets their nodes' cards.
+pub async fn discharge(client: &Client, enlisted: Vec<Enlisted>) -> Result<()> {
+    let gpu_nodes: Api<api::GpuNode> = Api::all(client.clone());
+    for agent in enlisted {
+        gpu_nodes
+            .delete(&agent.node, &DeleteParams::default())
+            .await?;
+    }
+    Ok(())
+}
+
+async fn recruit(client: &Client, name: String, cards: u32) -> Result<(NodeState, String)> {
+    let made = make_node(client, &name, cards).await?;
+    agent_of(client, &made, Cards::h100(cards)).await
+}
+
+/// What a node's agent says, and the token that it says it with.
+async fn agent_of(client: &Client, node: &Node, cards: Cards) -> Result<(NodeState, String)> {
+    let name = node.name_any();
+    let gpu_node = json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": { "name": name, "labels": { LABEL: "true" } }, "spec": {},
+    });
+    manifest::apply(client, &gpu_node).await?;
+    let token = AccountToken {
+        namespace: NAMESPACE.to_owned(),
+        account: object::AGENT_ACCOUNT.to_owned(),
+        node: Some(name.clone()),
+        audience: Some(telemetry::AUDIENCE.to_owned()),
+        file: std::path::PathBuf::new(),
+    };
+    let token = token.ask(client).await?;
+    let gpus = (0..cards.count).map(|index| card(&name, index, cards));
+    let state = NodeState {
+        gpus: gpus.collect(),
+        node: name.clone(),
+        node_uid: node.uid().unwrap_or_default(),
+        driver_version: "580.95.05".to_owned(),
+        ..NodeState::default()
+    };
+    Ok((state, token))
 }
 
 /// A node that is ready, and that no kubelet keeps.

@@ -4,8 +4,8 @@
 //! real ones do, and nothing else of theirs. Must never need the network: names that only a
 //! cluster's DNS knows are believed.
 
-use crate::cluster::Programs;
-use crate::image::{Recipe, WORKLOAD};
+use crate::image::{Recipe, WORKLOAD, WORKLOAD_IMAGE};
+use crate::programs::Programs;
 
 /// The path of vLLM's stand-in: the multi-call program knows itself by this name.
 const VLLM: &str = "/usr/local/bin/vllm";
@@ -45,7 +45,7 @@ pub fn images(programs: &Programs) -> Vec<(&'static str, Recipe)> {
     let program = programs.ours_static.join("sim-gpu");
     let bash = || Recipe::busybox().script("/bin/bash", BASH);
     vec![
-        (crate::share::IMAGE, workload("report hold")),
+        (WORKLOAD_IMAGE, workload("report hold")),
         (
             "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
             workload("vectoradd alloc 1000 hold"),

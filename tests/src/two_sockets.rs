@@ -7,8 +7,7 @@
 //! tested is whom the kubelet admits.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -16,9 +15,8 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::machine::tmpfs;
+use crate::unpinned::RUNTIME_CLASS;
 
-/// The runtime class of pods that get exclusive CPUs or pinned memory.
-pub const RUNTIME_CLASS: &str = "unpinned";
 /// Processors of each socket.
 pub const CPUS: u32 = 32;
 
@@ -29,27 +27,6 @@ const CHECKPOINTS: [&str; 2] = [
     "/var/lib/kubelet/cpu_manager_state",
     "/var/lib/kubelet/memory_manager_state",
 ];
-
-/// Writes the runtime of [`RUNTIME_CLASS`]: runc, without the processors and memory nodes that a
-/// container is to be kept on.
-pub fn write_runtime(folder: &Path) -> Result<PathBuf> {
-    let script = r#"#!/bin/sh
-unpin='s/"\(cpus\|mems\)":"[0-9,-]*"/"\1":""/g'
-before=
-for argument; do
-    [ "$before" != --bundle ] || sed -i "$unpin" "$argument/config.json"
-    before=$argument
-done
-case " $* " in
-    *" --resources"[=\ ]"- "*) sed "$unpin" | runc "$@" ;;
-    *) exec runc "$@" ;;
-esac
-"#;
-    let path = folder.join("unpinned");
-    fs::write(&path, script)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    Ok(path)
-}
 
 /// Restarts the kubelet as one that aligns, by a policy and scope of its topology manager.
 pub async fn align(cluster: &mut Cluster, policy: &str, scope: &str) -> Result<()> {

@@ -19,11 +19,11 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::cluster::{Machine, Programs};
 use crate::daemon::{Command, Daemon};
 use crate::gpu::{self, Hardware};
-use crate::machine::{ADDRESS as CONTROL_PLANE, POD_NETWORK};
+use crate::machine::{ADDRESS as CONTROL_PLANE, Machine, POD_NETWORK};
 use crate::node::{self, Place};
+use crate::programs::Programs;
 use crate::wait::{Seen, until};
 
 /// The IP address of the machine.

@@ -6,7 +6,7 @@
 
 use crate::fence;
 use crate::inventory::Card;
-use crate::ledger::Front;
+use crate::inventory::Front;
 use crate::node::State;
 use crate::node::claims::mode;
 use crate::node::claims::parts::device_name;

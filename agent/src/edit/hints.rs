@@ -39,7 +39,8 @@ pub fn of(share: &Share, inventory: &Inventory) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{GpuUuid, InventoryBuilder, MigStrategy, Settings};
+    use crate::gpu::{GpuUuid, MigStrategy};
+    use crate::inventory::build::{InventoryBuilder, Settings};
     use crate::ledger::AllocId;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use std::time::Instant;

@@ -9,7 +9,7 @@ pub mod hints;
 
 pub use driver::{DriverFiles, capabilities, trimmed, without_graphics};
 
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::{AllocId, Share, record_key};
 use api::Mode;
 use cdi::hook::{Arguments, Limit, LimitedCard, ShareOwner};

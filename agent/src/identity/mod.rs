@@ -6,59 +6,17 @@
 //! ledger may enter, or one line.
 
 pub mod checkpoint;
-mod pod_resources;
+pub mod pod_resources;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Entry};
-pub use pod_resources::{by_list, contradicts};
 
-use crate::inventory::{GpuUuid, Profile};
+use crate::gpu::GpuUuid;
 use crate::ledger::{AllocId, Claim, ShareOptions, Turn};
-use crate::node::Node;
 use crate::pods::{ContainerKind, ContainerView, PodView};
-use api::grant::{ContainerGrant, GrantError, Verifier};
+use crate::resource::Resource;
+use api::grant::{ContainerGrant, GrantError, NodeIdentity, Verifier};
 use api::{Mib, Mode};
-use proto::names;
-use std::borrow::Cow;
 use std::collections::BTreeSet;
-
-/// Which of our resources.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Resource {
-    /// Tokens, `<GPU-UUID>::<n>`.
-    Share,
-    /// Whole cards, by UUID; in the strategy `single` slices of cards.
-    Whole,
-    /// Slices of this profile, by UUID.
-    Slice(Profile),
-}
-
-impl Resource {
-    /// Its name in Kubernetes.
-    pub fn name(self) -> Cow<'static, str> {
-        match self {
-            Self::Share => names::resource::SHARE.into(),
-            Self::Whole => names::resource::GPU.into(),
-            Self::Slice(profile) => format!("{}{profile}", names::resource::MIG_PREFIX).into(),
-        }
-    }
-
-    /// The resource of this name, if it is one of ours.
-    pub fn parse(name: &str) -> Option<Self> {
-        match name {
-            names::resource::SHARE => Some(Self::Share),
-            names::resource::GPU => Some(Self::Whole),
-            _ => {
-                let profile = name.strip_prefix(names::resource::MIG_PREFIX)?;
-                Profile::parse(profile).map(Self::Slice)
-            }
-        }
-    }
-
-    /// Whether its IDs are the devices themselves.
-    pub fn is_of_devices(self) -> bool {
-        self != Self::Share
-    }
-}
 
 /// The container that an allocation is for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,7 +146,7 @@ pub fn claim(
     resource: Resource,
     ids: &BTreeSet<String>,
     verifier: Option<&Verifier>,
-    node: &Node,
+    node: &NodeIdentity,
 ) -> Result<Claim, IdentityError> {
     let verifier = verifier.filter(|_| !node.uid.is_empty());
     let name = pod.identity.to_string();
@@ -198,7 +156,7 @@ pub fn claim(
         .ok_or_else(|| IdentityError::NoGrant(name.clone()))?;
     let verifier = verifier.ok_or(IdentityError::TrustUnknown)?;
     let grant = verifier
-        .verify(text, &pod.identity, &node.identity())
+        .verify(text, &pod.identity, node)
         .map_err(|error| IdentityError::Grant {
             pod: name.clone(),
             error,
@@ -234,7 +192,7 @@ pub fn claim(
 pub fn claims(
     pod: &PodView,
     verifier: Option<&Verifier>,
-    node: &Node,
+    node: &NodeIdentity,
 ) -> Result<Vec<Claim>, IdentityError> {
     let Some(text) = pod.grant.as_deref() else {
         return Ok(Vec::new());
@@ -243,7 +201,7 @@ pub fn claims(
         .filter(|_| !node.uid.is_empty())
         .ok_or(IdentityError::TrustUnknown)?;
     let grant = verifier
-        .verify(text, &pod.identity, &node.identity())
+        .verify(text, &pod.identity, node)
         .map_err(|error| IdentityError::Grant {
             pod: pod.identity.to_string(),
             error,

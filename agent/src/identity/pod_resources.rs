@@ -1,8 +1,9 @@
 //! `PodResources`: what it confirms, and what it can identify alone.
 
-use super::{Holder, IdentityError, Resource};
+use super::{Holder, IdentityError};
 use crate::ledger::{AllocId, HolderKey};
 use crate::pods::{ContainerKind, PodView};
+use crate::resource::Resource;
 use proto::podresources::PodResources;
 use std::collections::BTreeSet;
 

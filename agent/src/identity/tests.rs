@@ -1,7 +1,8 @@
+use super::pod_resources::{by_list, contradicts};
 use super::*;
 use crate::pods::ContainerKind;
 use api::Signer;
-use api::grant::{Grant, PodIdentity};
+use api::grant::{Grant, NodeIdentity, PodIdentity};
 use proto::podresources::{ContainerDevices, ContainerResources, PodResources};
 use std::collections::BTreeMap;
 
@@ -9,8 +10,8 @@ fn ids(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|id| (*id).to_owned()).collect()
 }
 
-fn node() -> Node {
-    Node {
+fn node() -> NodeIdentity {
+    NodeIdentity {
         name: "n1".into(),
         uid: "nu1".into(),
     }
@@ -70,7 +71,7 @@ impl Cluster {
             key: String::new(),
             cluster: "c".into(),
             pod: pod(uid, None).identity,
-            node: node().identity(),
+            node: node(),
             containers: containers
                 .iter()
                 .map(|(name, mode, gpus, mib)| ContainerGrant {
@@ -211,7 +212,7 @@ fn a_grant_of_another_node_is_refused() {
         "u1",
         Some(cluster.grant("u1", &[("main", Mode::Mps, &["GPU-0"], 1)])),
     );
-    let remade = Node {
+    let remade = NodeIdentity {
         uid: "nu2".into(),
         ..node()
     };
@@ -240,7 +241,7 @@ fn what_is_late_is_not_refused_for_good() {
     let unknown_key = Verifier::new("c", BTreeMap::new());
     for (verifier, node) in [
         (None, node()),
-        (Some(&cluster.verifier), Node::default()),
+        (Some(&cluster.verifier), NodeIdentity::default()),
         (Some(&unknown_key), node()),
     ] {
         let late = claim(

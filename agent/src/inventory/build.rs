@@ -1,12 +1,12 @@
 //! Readings and policy → [`Inventory`].
 
 use super::health::HealthHistory;
-use super::mig::{self, MigStrategy};
-use super::{Card, ComputeMode, DriverBranch, DriverLimits, GpuUuid, Health, Inventory, Stranger};
+use super::mig;
+use super::{Card, DriverLimits, Front, Health, Inventory, Stranger};
 use crate::fence;
-use crate::identity::Resource;
-use crate::ledger::Front;
+use crate::gpu::{ComputeMode, DriverBranch, GpuUuid, MigStrategy};
 use crate::nvml::{Device, Driver, Identity, Observation, Process, Reading, Xid};
+use crate::resource::Resource;
 use api::gpu_node::{self, GpuNodeSpec, GpuPolicy};
 use api::units::Fence;
 use api::{Mib, Mode};

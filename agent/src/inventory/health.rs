@@ -6,8 +6,7 @@
 //! resetting the cards. That NVML does not answer for a while resets nothing. After a reset by hand
 //! under a driver without field 230, the agent is restarted: it knows no XID from before.
 
-use super::Health;
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::nvml::{Driver, Observation, Reading, UnreadableCard, Xid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,6 +21,50 @@ pub const LOST_AFTER: Duration = Duration::from_secs(15);
 /// A suspicion that the driver neither confirms nor clears is dropped after this time: a tenant
 /// must not be able to close a card permanently.
 pub const SUSPECT_FOR: Duration = Duration::from_mins(10);
+
+/// Whether a card works.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// As far as the driver knows.
+    #[default]
+    Healthy,
+    /// No new pods are placed on it.
+    Unhealthy {
+        /// One line.
+        reason: String,
+        /// Its containers have lost it and should leave. A card that is only slow to answer, or
+        /// that answers again and is being observed, is no reason to end a container.
+        lasting: bool,
+    },
+}
+
+impl Health {
+    /// True when it works.
+    pub fn is_healthy(&self) -> bool {
+        matches!(self, Self::Healthy)
+    }
+
+    /// `Healthy` or `Unhealthy`, the kubelet's words.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Healthy => proto::names::kubelet::HEALTHY,
+            Self::Unhealthy { .. } => proto::names::kubelet::UNHEALTHY,
+        }
+    }
+
+    /// Why not; empty when it works.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Healthy => "",
+            Self::Unhealthy { reason, .. } => reason,
+        }
+    }
+
+    /// Whether the card's containers should leave it.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::Unhealthy { lasting: true, .. })
+    }
+}
 
 /// What an XID says of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

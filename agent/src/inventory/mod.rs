@@ -3,49 +3,19 @@
 //! Pure. In: NVML's readings, the admin's policy, time as a value. Out: [`Inventory`]. Must never:
 //! read NVML, a clock or a file.
 
-mod build;
+pub mod build;
+mod front;
 pub mod health;
-mod mig;
+pub mod mig;
 
-pub use build::{InventoryBuilder, Settings};
-pub use mig::{MigLayout, MigStrategy, Profile, Slice, layout_of};
+pub use front::Front;
+pub use health::Health;
 
-use crate::identity::Resource;
-use crate::ledger::Front;
+use crate::gpu::{ComputeMode, GpuUuid, Slice};
+use crate::resource::Resource;
 use api::units::Fence;
 use api::{Mib, Mode};
 use cdi::hook::Backend;
-use std::fmt;
-use std::sync::Arc;
-
-/// Name of a card, or of a MIG slice, everywhere: NVML's UUID, `GPU-...` or `MIG-...`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GpuUuid(Arc<str>);
-
-impl GpuUuid {
-    /// The text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&str> for GpuUuid {
-    fn from(text: &str) -> Self {
-        Self(Arc::from(text))
-    }
-}
-
-impl fmt::Display for GpuUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for GpuUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// All cards of the node and why it offers nothing, where it does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -185,99 +155,6 @@ impl Card {
     }
 }
 
-/// Whether a card works.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Health {
-    /// As far as the driver knows.
-    #[default]
-    Healthy,
-    /// No new pods are placed on it.
-    Unhealthy {
-        /// One line.
-        reason: String,
-        /// Its containers have lost it and should leave. A card that is only slow to answer, or
-        /// that answers again and is being observed, is no reason to end a container.
-        lasting: bool,
-    },
-}
-
-impl Health {
-    /// True when it works.
-    pub fn is_healthy(&self) -> bool {
-        matches!(self, Self::Healthy)
-    }
-
-    /// `Healthy` or `Unhealthy`, the kubelet's words.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Healthy => proto::names::kubelet::HEALTHY,
-            Self::Unhealthy { .. } => proto::names::kubelet::UNHEALTHY,
-        }
-    }
-
-    /// Why not; empty when it works.
-    pub fn reason(&self) -> &str {
-        match self {
-            Self::Healthy => "",
-            Self::Unhealthy { reason, .. } => reason,
-        }
-    }
-
-    /// Whether the card's containers should leave it.
-    pub fn is_lasting(&self) -> bool {
-        matches!(self, Self::Unhealthy { lasting: true, .. })
-    }
-}
-
-/// Which processes may create a context on a card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ComputeMode {
-    /// Anyone.
-    #[default]
-    Default,
-    /// One process.
-    ExclusiveProcess,
-    /// No one.
-    Prohibited,
-}
-
-impl ComputeMode {
-    /// The name in telemetry and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Default => "Default",
-            Self::ExclusiveProcess => "ExclusiveProcess",
-            Self::Prohibited => "Prohibited",
-        }
-    }
-}
-
-/// The release branch of a driver: 570 of `570.172.08`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DriverBranch(pub u32);
-
-impl DriverBranch {
-    /// The first branch whose MPS server can serve several users.
-    pub const SEVERAL_USERS: Self = Self(555);
-
-    /// `None` for what is no version: at least two numbers with dots between them.
-    pub fn of(version: &str) -> Option<Self> {
-        let (branch, rest) = version.split_once('.')?;
-        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-        let numbers = is_number(branch) && rest.split('.').all(is_number);
-        numbers.then(|| branch.parse().ok().map(Self)).flatten()
-    }
-
-    /// Returns whether the MPS server of this driver can serve several users
-    /// (`-multiuser-server`). The control programs of 535 and 550 do not know the option: they take
-    /// themselves for a client of a daemon and end. The program of 555 knows it. The option belongs to
-    /// the program that comes with the driver, so that the version decides; whether a server runs is
-    /// seen when it is started.
-    pub fn serves_several_users(self) -> bool {
-        self >= Self::SEVERAL_USERS
-    }
-}
-
 /// A GPU process that no grant explains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stranger {
@@ -291,31 +168,4 @@ pub struct Stranger {
     pub container_id: Option<String>,
     /// What it holds.
     pub memory: Mib,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_version_has_a_branch_and_what_is_no_version_has_none() {
-        for (version, branch) in [
-            ("570.172.08", Some(570)),
-            ("615.1", Some(615)),
-            ("615", None),
-            ("", None),
-            ("[N/A]", None),
-            ("615.", None),
-            ("615.x", None),
-            ("+615.71", None),
-            ("Driver 615.71", None),
-            ("99999999999.1", None),
-        ] {
-            assert_eq!(
-                DriverBranch::of(version),
-                branch.map(DriverBranch),
-                "{version:?}"
-            );
-        }
-    }
 }

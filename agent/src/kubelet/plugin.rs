@@ -3,11 +3,11 @@
 //! `Allocate` answers from the request alone: it mints an `alloc_id` and names it. Every
 //! decision is `PreStartContainer`'s, in [`super::prestart`].
 
-use super::offer::Offer;
 use super::prestart::PreStart;
-use crate::identity::Resource;
 use crate::ledger::AllocId;
+use crate::node::offer::Offer;
 use crate::node::{Event, Note, Owner};
+use crate::resource::Resource;
 use futures::Stream;
 use proto::deviceplugin::device_plugin_server::DevicePlugin;
 use proto::deviceplugin::{

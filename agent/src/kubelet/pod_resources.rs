@@ -1,10 +1,10 @@
 //! The kubelet's `PodResources`: the second source of identity, and the only acknowledgement of
 //! what was offered.
 
-use crate::identity::Resource;
-use crate::inventory::GpuUuid;
-use crate::kubelet::offer::Offer;
+use crate::gpu::GpuUuid;
+use crate::node::offer::Offer;
 use crate::node::{Event, Owner, Pool, State};
+use crate::resource::Resource;
 use api::grant::PodIdentity;
 use proto::names::kubelet::HEALTHY;
 use proto::podresources::pod_resources_lister_client::PodResourcesListerClient;

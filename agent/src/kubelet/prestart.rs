@@ -13,12 +13,13 @@ mod renames;
 
 use super::pod_resources::Lister;
 use crate::Config;
-use crate::identity::{self, Checkpoint, Resource};
+use crate::identity::{self, Checkpoint};
 use crate::ledger::{AllocId, Share};
 use crate::node::claims::Prepared;
 use crate::node::claims::parts::Allocated;
 use crate::node::lists::Lists;
 use crate::node::{Note, Outcome, Owner, PrepareRequest, RefusedGrant, Source, State, Unready};
+use crate::resource::Resource;
 use cdi::dir::{OwnDir, Written};
 use files::{made, put_share_file};
 use proto::names;
@@ -272,7 +273,13 @@ impl PreStart {
                 return Ok(());
             }
         };
-        let verdict = identity::contradicts(pod, &holder.container, resource, ids, told.as_ref());
+        let verdict = identity::pod_resources::contradicts(
+            pod,
+            &holder.container,
+            resource,
+            ids,
+            told.as_ref(),
+        );
         if let Err(error) = verdict {
             self.owner.unbind(holder.alloc)?;
             outcome.result = Err(Unready {

@@ -5,12 +5,12 @@
 //! whatever is current when an old stream of the same resource ends, so ours are closed
 //! before the next registration.
 
-use super::offer::Offer;
 use super::plugin::{Plugin, Streams, options};
 use super::prestart::PreStart;
 use crate::Config;
-use crate::identity::Resource;
+use crate::node::offer::Offer;
 use crate::node::{Event, Note, Owner};
+use crate::resource::Resource;
 use futures::future::FusedFuture as _;
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{Inotify, WatchMask};

@@ -1,74 +1,13 @@
 //! What may enter the ledger. The one place that compares limits with cards.
 
-use super::{
-    AllocId, Claimed, Front, HolderKey, Ledger, LimitScope, Share, ShareOptions, SharePhase, Turn,
-    at_once, slots,
-};
+use super::{AllocId, Claim, HolderKey, Ledger, LimitScope, Share, SharePhase, at_once, slots};
 use crate::fence;
-use crate::inventory::{Card, GpuUuid, Inventory};
+use crate::gpu::GpuUuid;
+use crate::inventory::{Card, Front, Inventory};
 use api::grant::PodIdentity;
 use api::units::Fence;
 use api::{Mib, Mode};
 use std::collections::BTreeSet;
-
-/// What a verified grant, or a claim's allocation, asks for one container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Whose pod.
-    pub pod: PodIdentity,
-    /// Which container.
-    pub container: String,
-    /// When the container runs beside the others of its pod.
-    pub turn: Turn,
-    /// Which cards.
-    pub gpus: Vec<GpuUuid>,
-    /// Limit on each of them.
-    pub memory: Mib,
-    /// What of each of them is kept for it, at most the limit.
-    pub kept: Mib,
-    /// Compute ceiling, 1 to 100 per cent.
-    pub compute_percent: u8,
-    /// How the cards are shared.
-    pub mode: Mode,
-    /// The decision that it came from.
-    pub decision: String,
-    /// The claim whose allocation it is; `None`: it is a grant.
-    pub claimed: Option<Claimed>,
-    /// The claim's other requests.
-    pub wishes: ShareOptions,
-}
-
-impl Claim {
-    /// What identifies its holder.
-    pub fn key(&self) -> HolderKey {
-        HolderKey {
-            pod_uid: self.pod.uid.clone(),
-            container: self.container.clone(),
-        }
-    }
-
-    /// What it counts with, once it is bound to this allocation.
-    fn limit_scope(&self, alloc: Option<AllocId>) -> LimitScope {
-        match (&self.claimed, alloc) {
-            (Some(_), Some(alloc)) => LimitScope::Claim(alloc),
-            _ => LimitScope::Container(self.key()),
-        }
-    }
-
-    /// Which of the two it is.
-    fn front(&self) -> Front {
-        Front::of(self.claimed.as_ref())
-    }
-
-    /// The share of a container that was bound before this agent started.
-    pub fn bound(&self, alloc: AllocId) -> Share {
-        Share {
-            alloc_id: Some(alloc),
-            phase: SharePhase::Prepared,
-            ..Share::reserved(self, self.gpus.clone())
-        }
-    }
-}
 
 /// Why a claim is not in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -479,43 +418,6 @@ fn healthy(gpus: &[GpuUuid], inventory: &Inventory) -> Result<(), Refused> {
         }
     }
     Ok(())
-}
-
-impl Share {
-    /// As a claim has it, nothing started.
-    fn reserved(claim: &Claim, gpus: Vec<GpuUuid>) -> Self {
-        Self {
-            pod: claim.pod.clone(),
-            container: claim.container.clone(),
-            turn: claim.turn,
-            gpus,
-            memory: claim.memory,
-            kept: claim.kept,
-            compute_percent: claim.compute_percent,
-            mode: claim.mode,
-            decision: claim.decision.clone(),
-            claimed: claim.claimed.clone(),
-            wishes: claim.wishes.clone(),
-            phase: SharePhase::Reserved,
-            alloc_id: None,
-            fence: None,
-            container_id: None,
-            used: Mib(0),
-            sm_percent: None,
-            idle_minutes: None,
-        }
-    }
-
-    fn is_of(&self, claim: &Claim) -> bool {
-        self.gpus == claim.gpus
-            && self.turn == claim.turn
-            && self.memory == claim.memory
-            && self.kept == claim.kept
-            && self.compute_percent == claim.compute_percent
-            && self.mode == claim.mode
-            && self.decision == claim.decision
-            && self.claimed == claim.claimed
-    }
 }
 
 #[cfg(test)]

@@ -4,17 +4,21 @@
 //! never: read anything, know the time, or keep more on a card than the card can grant. What is
 //! kept for a share is its limit, or less where it may burst.
 
-mod admit;
+pub mod admit;
 mod alloc;
+mod claim;
+mod holder;
 mod record;
 mod share;
 
-pub use admit::{Claim, Refused};
 pub use alloc::{AllocId, ProofName};
+pub use claim::Claim;
+pub use holder::HolderKey;
 pub use record::{HolderRow, key as record_key};
-pub use share::{Claimed, Front, HolderKey, LimitScope, Share, ShareOptions, SharePhase, Turn};
+pub use share::{Claimed, LimitScope, Share, ShareOptions, SharePhase, Turn};
 
-use crate::inventory::{Card, GpuUuid};
+use crate::gpu::GpuUuid;
+use crate::inventory::{Card, Front};
 use api::{Mib, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,7 +6,7 @@
 //! reads.
 
 use super::{AllocId, Claimed, HolderKey, Share, ShareOptions, SharePhase, Turn};
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
 use serde::{Deserialize, Serialize};

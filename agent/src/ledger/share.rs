@@ -1,50 +1,15 @@
 //! One container's hold on one or several cards.
 
-use super::{AllocId, ProofName};
+use super::{AllocId, HolderKey, ProofName};
 use crate::fence::ActiveFence;
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
+use crate::inventory::Front;
 use api::gpu_node::Reaction;
 use api::grant::PodIdentity;
 use api::units::Fence;
 use api::{Mib, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-
-/// By which way shares of a card are granted. A card has one at a time, as it has one mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Front {
-    /// By the scheduler's signed grant, over the kubelet's device-plugin API.
-    Plugin,
-    /// By a `ResourceClaim`'s allocation, over the kubelet's DRA API.
-    Dra,
-}
-
-impl Front {
-    /// Of what is given by this claim, or by none.
-    pub fn of(claimed: Option<&Claimed>) -> Self {
-        match claimed {
-            None => Self::Plugin,
-            Some(_) => Self::Dra,
-        }
-    }
-
-    /// The name in messages and in the `ResourceSlice`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Plugin => "plugin",
-            Self::Dra => "dra",
-        }
-    }
-}
-
-/// A container of a pod: what holds a share.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HolderKey {
-    /// `metadata.uid`.
-    pub pod_uid: String,
-    /// The container's name.
-    pub container: String,
-}
 
 /// When a container runs beside the others of its pod. The rule is the one by which Kubernetes counts
 /// requests: an init container has ended before the next container starts, and every other container
@@ -169,7 +134,10 @@ impl Share {
 
     /// By which way it was granted.
     pub fn front(&self) -> Front {
-        Front::of(self.claimed.as_ref())
+        match self.claimed {
+            None => Front::Plugin,
+            Some(_) => Front::Dra,
+        }
     }
 
     /// `namespace/name` of its claim.

@@ -4,8 +4,9 @@
 //! In: what the plan says of it. Out: a [`CardState`] whenever it changed. Must never touch
 //! a card that a server holds: the plan names such a card under its server alone.
 
+use super::backoff::backoff;
 use super::smi::{Smi, SmiError};
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
 use backon::BackoffBuilder as _;
 use proto::mps::CardState;
 use std::time::Duration;
@@ -36,7 +37,7 @@ pub async fn run(
     reports: mpsc::Sender<CardState>,
 ) -> String {
     let mut changed_slice = false;
-    let backoff = super::backoff(RETRY);
+    let backoff = backoff(RETRY);
     let mut pauses = backoff.build();
     loop {
         let wanted = *orders.borrow_and_update();

@@ -4,7 +4,7 @@
 //! restarted; a call without a supervisor fails at once.
 
 use super::phase::read;
-use super::service::PlanSequence;
+use super::sequence::PlanSequence;
 use futures::{Stream, TryStreamExt as _};
 use proto::mps::mps_client::MpsClient;
 use proto::mps::{Observation, ObserveRequest, Plan, TerminateRequest};

@@ -24,7 +24,7 @@ use tokio::io::AsyncWriteExt as _;
 /// Makes the program the daemon itself, which stays a child.
 pub const FOREGROUND: &str = "-f";
 /// Makes the daemon start one server for all users. See
-/// [`DriverBranch::serves_several_users`](crate::inventory::DriverBranch::serves_several_users).
+/// [`DriverBranch::serves_several_users`](crate::gpu::DriverBranch::serves_several_users).
 pub const SEVERAL_USERS: &str = "-multiuser-server";
 
 /// For an answer; a healthy daemon takes milliseconds.

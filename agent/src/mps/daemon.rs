@@ -12,7 +12,7 @@ use super::place::{Mounting, Place};
 use super::process::{Process, Processes};
 use super::program::Program;
 use super::smi::{Smi, shares_memory_by_name};
-use crate::inventory::{ComputeMode, DriverBranch};
+use crate::gpu::{ComputeMode, DriverBranch};
 use api::Mib;
 use proto::mps::{Client, ServerState};
 use std::collections::BTreeMap;

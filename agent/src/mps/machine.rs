@@ -15,6 +15,7 @@ mod types;
 
 pub use types::{Action, Desired, Event, Limits, ProbeResult, ReadBack, ServerStatus, View};
 
+use super::backoff::backoff;
 use backon::BackoffBuilder as _;
 use proto::mps::ServerPhase;
 use std::time::Duration;
@@ -409,7 +410,7 @@ impl Machine {
     /// Doubled with each failure in a row, within [`BACKOFF`].
     fn backoff(&self) -> Duration {
         let failures = usize::try_from(self.failures.min(16)).unwrap_or(0);
-        let mut pauses = super::backoff(BACKOFF).build();
+        let mut pauses = backoff(BACKOFF).build();
         pauses.nth(failures).unwrap_or(BACKOFF.1)
     }
 

@@ -1,7 +1,7 @@
 //! MPS: what the node needs, and the supervisor that makes it so.
 //!
 //! The agent's side:
-//! - [`plan()`]: pure: the node's state → the servers it needs.
+//! - [`plan`]: pure: the node's shares → the servers it needs.
 //! - [`SupervisorClient`]: asks the supervisor, over a socket on this node.
 //! - [`phase`]: a server's phase, between releases.
 //!
@@ -24,6 +24,7 @@
 
 pub mod answer;
 pub mod audit;
+mod backoff;
 pub mod card;
 pub mod cgroup;
 pub mod client;
@@ -37,25 +38,13 @@ pub mod plan;
 pub mod probe;
 pub mod process;
 pub mod program;
+mod sequence;
 pub mod service;
 pub mod smi;
 pub mod supervisor;
 
-use backon::ExponentialBuilder;
-use std::time::Duration;
-
 pub use client::{ClientError, SupervisorClient};
-pub use plan::plan;
 pub use service::{ServeError, serve};
-
-/// Pauses that double with each failure, from the shortest to the longest, without jitter: one
-/// supervisor drives one driver, which nothing else asks at the same time.
-fn backoff((shortest, longest): (Duration, Duration)) -> ExponentialBuilder {
-    ExponentialBuilder::new()
-        .with_min_delay(shortest)
-        .with_max_delay(longest)
-        .without_max_times()
-}
 
 /// Whether this process may mount, which the supervisor's directories take.
 pub fn may_mount() -> bool {

@@ -1,27 +1,35 @@
 //! What the node holds → which MPS servers it needs, and which cards need none.
 //!
-//! Pure. In: the node's state. Out: the whole plan. In mode `mps` a server's defaults are the
-//! largest limits of its card's shares: the lowest ceiling that still holds when a tenant removes
-//! its own, lower limit from its environment. In mode `mps-isolated` they are the share's own
-//! limits.
+//! Pure. In: the ledger, the cards, what the supervisor saw. Out: the whole plan. In mode `mps` a
+//! server's defaults are the largest limits of its card's shares: the lowest ceiling that still holds
+//! when a tenant removes its own, lower limit from its environment. In mode `mps-isolated` they are
+//! the share's own limits.
 //!
 //! A card changes its mode one step at a time: nothing is planned on it while a server of
 //! another kind is still seen there.
 
-use crate::inventory::{DriverLimits, GpuUuid};
-use crate::ledger::Share;
-use crate::node::State;
+use crate::gpu::GpuUuid;
+use crate::inventory::{DriverLimits, Inventory};
+use crate::ledger::{Ledger, Share};
 use api::{Mib, Mode};
 use proto::mps::{Card, LimitProbe, Plan, Server, ServerPhase, ServerState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One server per card that has a share in mode `mps` or is about to have one, one per
-/// bound share in mode `mps-isolated`, and the cards that are used in time slices.
-pub fn plan(state: &State) -> Plan {
+/// bound share in mode `mps-isolated`, and the cards that are used in time slices. `seen` are the
+/// servers as the supervisor last saw them; `mode_faults` says how often a card was seen in another
+/// compute mode than its shares need.
+pub fn plan(
+    ledger: &Ledger,
+    inventory: &Inventory,
+    seen: &[ServerState],
+    mode_faults: &BTreeMap<GpuUuid, u32>,
+    time_slice: Option<u32>,
+) -> Plan {
     let mut largest: BTreeMap<&GpuUuid, (Mib, u8)> = BTreeMap::new();
     let mut isolated: Vec<(String, &Share)> = Vec::new();
     let mut sliced: BTreeSet<&GpuUuid> = BTreeSet::new();
-    for share in state.ledger.holds() {
+    for share in ledger.holds() {
         match share.mode {
             Mode::Mps => {
                 for card in &share.gpus {
@@ -37,8 +45,7 @@ pub fn plan(state: &State) -> Plan {
             Mode::Exclusive => {}
         }
     }
-    let faults = |card: &GpuUuid| state.mode_faults.get(card).copied().unwrap_or(0);
-    let seen = &state.mps.seen.servers;
+    let faults = |card: &GpuUuid| mode_faults.get(card).copied().unwrap_or(0);
     let shared = largest
         .into_iter()
         .filter(|(card, _)| {
@@ -77,10 +84,9 @@ pub fn plan(state: &State) -> Plan {
         .filter(|card| !seen.iter().any(|server| holds(server, card)))
         .map(|card| Card {
             uuid: card.to_string(),
-            time_slice: state.time_slice(),
+            time_slice,
             compute_mode_faults: faults(card),
         });
-    let inventory = &state.inventory;
     let probed = (inventory.cards.iter()).filter(|card| card.driver_limits != DriverLimits::None);
     Plan {
         servers: shared.chain(own).collect(),
@@ -163,6 +169,11 @@ mod tests {
         }
     }
 
+    fn planned(ledger: &Ledger, seen: &[ServerState]) -> Plan {
+        let (cards, faults) = (Inventory::default(), BTreeMap::new());
+        plan(ledger, &cards, seen, &faults, None)
+    }
+
     fn seen(name: &str, cards: &[&str], phase: ServerPhase) -> ServerState {
         ServerState {
             name: name.into(),
@@ -174,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_card_with_shares_under_mps_gets_one_server_with_the_largest_of_their_limits() {
-        let mut state = State::default();
+        let mut ledger = Ledger::default();
         for share in [
             share("a", "GPU-1", Mode::Mps, 2000, 100),
             share("b", "GPU-1", Mode::Mps, 9000, 25),
@@ -183,7 +194,7 @@ mod tests {
             share("e", "GPU-3", Mode::TimeSlicing, 4000, 100),
             share("f", "GPU-4,GPU-5", Mode::MpsIsolated, 700, 30),
         ] {
-            state.ledger.restore(share);
+            ledger.restore(share);
         }
         let servers = vec![
             server("GPU-0", 500, 10),
@@ -201,24 +212,24 @@ mod tests {
             compute_mode_faults: 0,
         }];
         assert_eq!(
-            plan(&state),
+            planned(&ledger, &[]),
             Plan {
                 probes: Vec::new(),
                 servers,
                 cards
             }
         );
-        assert_eq!(plan(&State::default()), Plan::default());
+        assert_eq!(planned(&Ledger::default(), &[]), Plan::default());
     }
 
     #[test]
     fn a_share_that_is_not_bound_yet_has_no_server_of_its_own() {
-        let mut state = State::default();
-        state.ledger.restore(Share {
+        let mut ledger = Ledger::default();
+        ledger.restore(Share {
             alloc_id: None,
             ..share("a", "GPU-0", Mode::MpsIsolated, 700, 30)
         });
-        assert_eq!(plan(&state), Plan::default());
+        assert_eq!(planned(&ledger, &[]), Plan::default());
     }
 
     #[test]
@@ -235,10 +246,10 @@ mod tests {
             (Mode::TimeSlicing, [true, true, true]),
         ] {
             for (other, blocked) in others.iter().zip(blocked) {
-                let mut state = State::default();
-                state.ledger.restore(share("a", "GPU-0", mode, 700, 30));
-                state.mps.seen.servers = vec![other.clone()];
-                let empty = plan(&state) == Plan::default();
+                let mut ledger = Ledger::default();
+                ledger.restore(share("a", "GPU-0", mode, 700, 30));
+                let seen = std::slice::from_ref(other);
+                let empty = planned(&ledger, seen) == Plan::default();
                 assert_eq!(empty, blocked, "{mode} beside {other:?}");
             }
         }

@@ -8,6 +8,7 @@ use super::daemon::{Terminate, Tools};
 use super::place::Mounting;
 use super::process::Processes;
 use super::program::Program;
+use super::sequence::PlanSequence;
 use super::smi::Smi;
 use super::supervisor::{PlanError, Request as Ask, Supervisor};
 use crate::config::Config;
@@ -30,7 +31,6 @@ use tokio::net::UnixListener;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_util::sync::CancellationToken;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
@@ -159,41 +159,6 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
     fs::rename(&temporary, socket)?;
     Ok(listener)
-}
-
-/// Which of a client's plans one is. Calls of one connection may be handled in another order
-/// than they were sent in, also one that its client has dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PlanSequence {
-    /// Of this client.
-    pub(super) client: u128,
-    /// It rises with each call.
-    pub(super) plan: u64,
-}
-
-impl PlanSequence {
-    /// Metadata of a call.
-    const KEY: &str = "aliquot-plan";
-
-    pub(super) fn mark(self, metadata: &mut MetadataMap) {
-        let text = format!("{}/{}", self.client, self.plan);
-        if let Ok(value) = text.parse() {
-            metadata.insert(Self::KEY, value);
-        }
-    }
-
-    fn of(metadata: &MetadataMap) -> Option<Self> {
-        let (client, plan) = metadata.get(Self::KEY)?.to_str().ok()?.split_once('/')?;
-        Some(Self {
-            client: client.parse().ok()?,
-            plan: plan.parse().ok()?,
-        })
-    }
-
-    /// The same client sent that one later.
-    fn is_before(self, other: Self) -> bool {
-        self.client == other.client && self.plan < other.plan
-    }
 }
 
 /// The service.

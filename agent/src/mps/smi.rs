@@ -4,7 +4,7 @@
 //! must outlive driver faults that take a process with NVML along.
 
 use super::program::Program;
-use crate::inventory::{ComputeMode, DriverBranch};
+use crate::gpu::{ComputeMode, DriverBranch};
 use crate::line::one_line;
 use std::path::PathBuf;
 use std::process::Stdio;

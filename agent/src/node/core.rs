@@ -1,34 +1,44 @@
 //! What the agent knows and decides. Pure: events in, effects out, time as a value.
 //!
 //! Order of one step: apply the event; then `settle`: cards, ended holders, reservations, the
-//! progress of each share. Everything outside reads the result.
-
-mod settle;
-mod ungranted;
+//! progress of each share. Everything outside reads the result. Each part of the state has its own
+//! file and takes what it needs of the others; this one says in which order they run.
 
 use super::activity::Activities;
-use super::claims::{Claimants, Listed};
+use super::allocations::Allocations;
+use super::broken_servers::{BrokenServers, Clients};
+use super::cards::Cards;
+use super::claims::ClaimPods;
+use super::complaint::Grounds;
 use super::drain::Drains;
 use super::event::{Effect, Event, Obstacle};
-use super::guard::Guard;
-use super::layouts::Layouts;
-use super::state::{MpsView, Node, Note, Policy, Pool, Readiness, State, Ungranted};
-use crate::fence::{Ceilings, ComputeModeWatch};
-use crate::identity::{self, Resource};
-use crate::inventory::{GpuUuid, Inventory, InventoryBuilder, Settings};
-use crate::kubelet::offer::{self, Awaited, Offer};
-use crate::ledger::{AllocId, Claim, HolderKey, Ledger, ProofName};
+use super::fences::Fences;
+use super::grants::Grants;
+use super::guard::{self, Guard};
+use super::layouts::{Layouts, SliceUses};
+use super::mps_view::MpsView;
+use super::note::Note;
+use super::offer::{self, Offer};
+use super::policy::Policy;
+use super::pool::Pools;
+use super::state::{Readiness, State};
+use super::strangers::Strangers;
+use super::ungranted::{UngrantedContainers, without_grant};
+use super::unproven::Unproven;
+use crate::gpu::GpuUuid;
+use crate::inventory::Card;
+use crate::inventory::build::Settings;
+use crate::ledger::{HolderKey, Ledger, Share, SharePhase};
 use crate::numa::Numa;
-use crate::nvml::Driver;
-use crate::pods::{Pods, Standing};
-use crate::reconcile::{
-    self, Absences, Held, Local, LocalSource, Minted, MintedIds, Suspicions, UnprovenContainer,
-};
+use crate::nvml::{Driver, Sample, Watched};
+use crate::pods::Pods;
+use crate::reconcile::{self, LocalSource};
+use crate::resource::Resource;
+use crate::watchdog::Allowance;
+use api::Mib;
 use api::gpu_node::TopologyManager;
-use api::grant::{PodIdentity, Verifier};
-use api::units::Fence;
-use api::{Mib, Mode};
-use proto::mps;
+use api::grant::PodIdentity;
+use proto::mps::{Observation, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,119 +64,61 @@ pub struct Terms {
 #[derive(Debug)]
 pub struct Core {
     pub(super) terms: Terms,
-    pub(super) builder: InventoryBuilder,
-    pub(super) inventory: Inventory,
+    pub(super) cards: Cards,
     pub(super) ledger: Ledger,
     pub(super) pods: Pods,
-    pub(super) node: Node,
-    pub(super) verifier: Option<Verifier>,
-    ca: String,
+    pub(super) grants: Grants,
+    /// `None` until the `GpuNode` was seen.
     pub(super) policy: Option<Policy>,
     /// What the node's `NodeResourceTopology` says of the kubelet's topology manager.
     topology_seen: Option<TopologyManager>,
-    /// By the UIDs of prepared claims: the pods that they were reserved for, when that was read.
-    pub(super) reserved: BTreeMap<String, BTreeSet<String>>,
-    /// By the UIDs of prepared claims, their pods on this node.
-    pub(super) claimants: BTreeMap<String, Claimants>,
-    /// The containers that may have each share of a claim, as last listed.
-    pub(super) listed: BTreeMap<AllocId, Listed>,
-    /// Of pods with a true grant, with the order in which they were seen.
-    claims: BTreeMap<HolderKey, (u64, Claim)>,
-    next_claim: u64,
-    local: Local,
-    pub(super) restored: bool,
-    minted: Minted,
-    pub(super) held: Held,
-    pub(super) mps: MpsView,
-    /// The supervisor has answered, or could not be reached.
-    mps_told: bool,
+    pub(super) allocations: Allocations,
+    pub(super) claims: ClaimPods,
+    mps: MpsView,
     pub(super) guard: Guard,
-    /// Pods that are being deleted, whose clients are drained before the kubelet kills them.
-    pub(super) drains: Drains,
-    pools: BTreeMap<GpuUuid, Pool>,
-    numa: Option<Arc<Numa>>,
-    registered: bool,
-    leaving: bool,
-    obstacles: BTreeMap<Obstacle, String>,
-    absences: Absences,
-    /// What cannot be read, and since when.
-    pub(super) unreadable: BTreeMap<LocalSource, Instant>,
-    /// What could not be read for too long, and why.
-    long_unreadable: Option<(LocalSource, String)>,
-    suspicions: Suspicions,
-    unproven: BTreeMap<HolderKey, UnprovenContainer>,
-    /// Proofs of containers that this agent let start: one without is no container of an
-    /// earlier agent's time.
-    pub(super) let_start: BTreeSet<ProofName>,
-    /// Pods that hold devices without a grant, and since when.
-    ungranted_since: BTreeMap<HolderKey, Instant>,
-    /// Pods that did so for too long.
-    ungranted: BTreeMap<HolderKey, Ungranted>,
+    broken: BrokenServers,
+    strangers: Strangers,
+    drains: Drains,
+    fences: Fences,
+    pub(super) unproven: Unproven,
+    ungranted: UngrantedContainers,
     /// UIDs of pods whose containers cannot be identified, and since when.
     pub(super) ambiguous: BTreeMap<String, Instant>,
-    /// Cards with shares: whether their compute mode is what these need.
-    compute_modes: BTreeMap<GpuUuid, ComputeModeWatch>,
-    mode_faults: BTreeMap<GpuUuid, u32>,
-    /// Of cards in mode `mps`.
-    ceilings: BTreeMap<GpuUuid, Ceilings>,
-    /// When the runtime was last seen to ignore CDI, and by what.
-    cdi_ignored: Option<(Instant, String)>,
-    /// The time since when each share has done no work.
-    pub(super) activities: Activities<HolderKey>,
+    activities: Activities<HolderKey>,
     /// Cards in MIG mode that do not have the layout that they are to have.
-    pub(super) layouts: Layouts,
+    layouts: Layouts,
+    pools: Pools,
+    numa: Option<Arc<Numa>>,
+    obstacles: BTreeMap<Obstacle, String>,
 }
 
 impl Core {
     /// Knows nothing yet.
     pub fn new(terms: Terms) -> Self {
         Self {
-            builder: InventoryBuilder::new(terms.cards),
-            node: Node {
-                name: terms.node.clone(),
-                uid: String::new(),
-            },
-            terms,
-            inventory: Inventory::default(),
+            cards: Cards::new(terms.cards),
             ledger: Ledger::default(),
             pods: Pods::default(),
-            verifier: None,
-            ca: String::new(),
+            grants: Grants::new(terms.node.clone()),
+            terms,
             policy: None,
             topology_seen: None,
-            reserved: BTreeMap::new(),
-            claimants: BTreeMap::new(),
-            listed: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            next_claim: 0,
-            local: Local::default(),
-            restored: false,
-            minted: Minted::new(),
-            held: Held::new(),
+            allocations: Allocations::default(),
+            claims: ClaimPods::default(),
             mps: MpsView::default(),
-            mps_told: false,
             guard: Guard::default(),
+            broken: BrokenServers::default(),
+            strangers: Strangers::default(),
             drains: Drains::default(),
-            pools: BTreeMap::new(),
-            numa: None,
-            registered: false,
-            leaving: false,
-            obstacles: BTreeMap::new(),
-            absences: Absences::default(),
-            unreadable: BTreeMap::new(),
-            long_unreadable: None,
-            suspicions: Suspicions::default(),
-            unproven: BTreeMap::new(),
-            let_start: BTreeSet::new(),
-            ungranted_since: BTreeMap::new(),
-            ungranted: BTreeMap::new(),
+            fences: Fences::default(),
+            unproven: Unproven::default(),
+            ungranted: UngrantedContainers::default(),
             ambiguous: BTreeMap::new(),
-            compute_modes: BTreeMap::new(),
-            mode_faults: BTreeMap::new(),
-            ceilings: BTreeMap::new(),
-            cdi_ignored: None,
             activities: Activities::default(),
             layouts: Layouts::default(),
+            pools: Pools::default(),
+            numa: None,
+            obstacles: BTreeMap::new(),
         }
     }
 
@@ -175,7 +127,7 @@ impl Core {
         let mut effects = Vec::new();
         let looks = matches!(event, Event::Observed(_) | Event::Tick);
         match event {
-            Event::Observed(observation) => self.builder.observe(&observation, now),
+            Event::Observed(observation) => self.cards.looks.observe(&observation, now),
             Event::Sampled(sample) => {
                 if !self.judge(sample, now, &mut effects) {
                     // Nine samples of ten change nothing but this: a drain may be due.
@@ -184,7 +136,7 @@ impl Core {
                 }
             }
             Event::Fault(xid) => {
-                self.builder.fault(&xid, now);
+                self.cards.looks.fault(&xid, now);
                 effects.push(Effect::Tell(Note::Xid {
                     gpu: xid.gpu,
                     xid: xid.number,
@@ -192,65 +144,39 @@ impl Core {
             }
             Event::PodsListed(pods) => {
                 self.pods.replace(pods);
-                self.read_claims();
+                self.grants.read(&self.pods);
             }
             Event::Pod(pod) => {
                 let uid = pod.identity.uid.clone();
                 self.pods.upsert(*pod);
-                self.read_claims_of(&uid);
+                self.grants.read_of(&self.pods, &uid);
             }
             Event::PodGone(uid) => {
                 self.pods.remove(&uid);
-                self.read_claims_of(&uid);
+                self.grants.read_of(&self.pods, &uid);
             }
-            Event::NodeUid(uid) => {
-                if self.node.uid != uid {
-                    self.node.uid = uid;
-                    self.read_claims();
-                }
-            }
-            Event::Trust(verifier, ca) => {
-                self.ca = ca;
-                if self.verifier.as_ref() != Some(&verifier) {
-                    self.verifier = Some(verifier);
-                    self.read_claims();
-                }
-            }
+            Event::NodeUid(uid) => self.grants.take_node(uid, &self.pods),
+            Event::Trust(verifier, ca) => self.grants.take_trust(verifier, ca, &self.pods),
             Event::Policy(policy) => self.policy = policy,
             Event::TopologyManager(seen) => self.topology_seen = seen,
             Event::Mps(plan, seen) => {
                 self.take_seen(seen, now, &mut effects);
-                self.mps.holding.clone_from(&plan);
-                self.mps.applied = plan;
-                self.mps.unreachable.clear();
-                self.mps_told = true;
+                self.mps.accepted(plan);
             }
             Event::MpsSeen(seen) => self.take_seen(seen, now, &mut effects),
-            // The last observation stays, and may be newer than the last answer.
-            Event::MpsSilent(why) => {
-                self.mps.unreachable = why;
-                self.mps_told = true;
-            }
-            Event::Pools(pools) => self.pools = pools,
+            Event::MpsSilent(why) => self.mps.silent(why),
+            Event::Pools(pools) => self.pools.shown = pools,
             Event::Numa(numa) => self.numa = numa,
-            Event::Local(local) => self.take_local(local, now),
-            Event::Reserved(claim, pods) => drop(self.reserved.insert(claim, pods)),
+            Event::Local(local) => self.allocations.take(local, &mut self.ledger, now),
+            Event::Reserved(claim, pods) => self.claims.reserve(claim, pods),
             Event::Minted {
                 alloc,
                 resource,
                 ids,
-            } => {
-                let fresh = MintedIds {
-                    resource,
-                    ids,
-                    at: now,
-                    bound: false,
-                };
-                self.minted.insert(alloc, fresh);
-            }
-            Event::Registered(registered) => self.registered = registered,
+            } => self.allocations.mint(alloc, resource, ids, now),
+            Event::Registered(registered) => self.pools.registered = registered,
             Event::LayoutMade(order, made) => self.layouts.made(&order, made, now),
-            Event::Leaving => self.leaving = true,
+            Event::Leaving => self.pools.leaving = true,
             Event::Obstacle(what, why) => {
                 match why {
                     Some(why) => self.obstacles.insert(what, why),
@@ -261,88 +187,229 @@ impl Core {
         }
         self.settle(now, &mut effects);
         if looks {
-            self.look_for_blindness(now);
+            self.guard
+                .look_for_blindness(&self.ledger, &self.cards, now);
         }
         effects
     }
 
-    fn take_local(&mut self, local: Local, now: Instant) {
-        self.unreadable
-            .retain(|part, _| local.unreadable.contains_key(part));
-        for part in local.unreadable.keys() {
-            self.unreadable.entry(*part).or_insert(now);
-        }
-        if !self.restored && !local.unreadable.contains_key(&LocalSource::CdiFiles) {
-            for share in reconcile::restore(&local) {
-                self.ledger.restore(share);
-            }
-            self.restored = true;
-        }
-        if let Some(checkpoint) = &local.checkpoint {
-            self.minted.retain(|alloc, _| !checkpoint.holds(*alloc));
-        }
-        self.local = local;
-    }
-
-    /// A checkpoint that was read for one request is newer than the last look at the disk.
-    pub(super) fn take_checkpoint(&mut self, checkpoint: identity::Checkpoint) {
-        self.minted.retain(|alloc, _| !checkpoint.holds(*alloc));
-        self.local.checkpoint = Some(checkpoint);
-    }
-
-    /// Without the checkpoint: the allocation that the kubelet has for a container. The
-    /// latest answer for exactly these IDs by which no container was identified yet, else the
-    /// one by which this container was before.
-    pub(super) fn allocated(
-        &self,
-        key: &HolderKey,
-        resource: Resource,
-        ids: &BTreeSet<String>,
-    ) -> Option<AllocId> {
-        let fresh = self
-            .minted
-            .iter()
-            .filter(|(_, fresh)| fresh.resource == resource && fresh.ids == *ids && !fresh.bound);
-        let latest = fresh.max_by_key(|(_, fresh)| fresh.at);
-        latest
-            .map(|(alloc, _)| *alloc)
-            .or_else(|| self.ledger.get(key)?.alloc_id)
-    }
-
-    /// A container was identified by an answer, or (`bound` is false) not after all.
-    pub(super) fn identified(&mut self, alloc: AllocId, bound: bool) {
-        if let Some(minted) = self.minted.get_mut(&alloc) {
-            minted.bound = bound;
-        }
-    }
-
-    fn read_claims(&mut self) {
-        let known: Vec<String> = self.claims.keys().map(|key| key.pod_uid.clone()).collect();
-        let present: Vec<String> = self.pods.iter().map(|p| p.identity.uid.clone()).collect();
-        for uid in known.into_iter().chain(present) {
-            self.read_claims_of(&uid);
-        }
-    }
-
-    fn read_claims_of(&mut self, uid: &str) {
-        let claims = match self.pods.standing(uid) {
-            Standing::Present(pod) if !pod.finished => {
-                // A grant's error is reported when its pod asks for its cards.
-                identity::claims(pod, self.verifier.as_ref(), &self.node).unwrap_or_default()
-            }
-            _ => Vec::new(),
+    /// Recomputes everything that follows from the known facts.
+    pub(super) fn settle(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        self.allocations.settle(&self.pods, now);
+        self.take_stock(now, effects);
+        let uses = SliceUses {
+            strategy: self.terms.cards.mig_strategy,
+            cards: &self.cards,
+            ledger: &self.ledger,
+            allocations: &self.allocations,
+            pods: &self.pods,
         };
-        let keys: BTreeSet<HolderKey> = claims.iter().map(Claim::key).collect();
-        self.claims
-            .retain(|key, _| key.pod_uid != uid || keys.contains(key));
+        let policy = Policy::or_none(self.policy.as_ref());
+        if self.layouts.arrange(policy, &uses, now, effects) {
+            self.take_stock(now, effects);
+        }
+        let minimum = self.policy().spec.minimum_fence;
+        self.claims.admit(
+            &mut self.ledger,
+            &self.pods,
+            minimum,
+            &mut self.unproven,
+            effects,
+        );
+        let busy = self.cards.busy();
+        let dead = self
+            .allocations
+            .deaths(&self.ledger, &self.pods, &busy, now);
+        for key in &dead {
+            self.release(key, effects);
+        }
+        self.reserve(&busy);
+        // Before grants can be read, a file may be all that is known of a container.
+        if self.allocations.restored && self.grants.can_check() {
+            self.allocations.clean_up(&self.ledger, &self.pods, effects);
+        }
+        self.fences
+            .compare(&self.cards, &self.ledger, &self.mps, now, effects);
+        self.follow(now);
+        self.broken.mend(&self.ledger, &self.cards, now, effects);
+        self.drain(now, effects);
+        let (inventory, policy) = (&self.cards.inventory, Policy::or_none(self.policy.as_ref()));
+        self.strangers
+            .meet(inventory, &self.ledger, policy, now, effects);
+        let local = &self.allocations.local;
+        self.unproven
+            .look(local, &self.ledger, &self.pods, now, effects);
+        let ungranted = without_grant(
+            local.checkpoint.as_ref(),
+            &self.pods,
+            &self.grants,
+            &self.ledger,
+            self.terms.allow_ungranted_whole,
+        );
+        self.ungranted
+            .report(ungranted, self.terms.ungranted_grace, now, effects);
+        if !dead.is_empty() {
+            // What the dead held is a stranger's now, if it is still there.
+            self.take_stock(now, effects);
+        }
+    }
+
+    fn policy(&self) -> &Policy {
+        Policy::or_none(self.policy.as_ref())
+    }
+
+    fn take_stock(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        let layouts = &self.layouts;
+        self.cards.take_stock(
+            Policy::or_none(self.policy.as_ref()),
+            &self.ledger,
+            &self.mps,
+            |cards| layouts.withdraw(cards),
+            now,
+            effects,
+        );
+    }
+
+    fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        self.drains
+            .request(&self.ledger, &self.pods, &self.cards, now, effects);
+    }
+
+    /// Evaluates a sample; returns whether anything follows from it.
+    fn judge(&mut self, sample: Arc<Sample>, now: Instant, effects: &mut Vec<Effect>) -> bool {
+        let allowance = Allowance {
+            slack: self.terms.watchdog_slack,
+            client_slots: self.terms.cards.client_slots,
+        };
+        let (ledger, pods) = (&self.ledger, &self.pods);
+        let policy = Policy::or_none(self.policy.as_ref());
+        let findings = self
+            .guard
+            .judge(sample, ledger, &self.cards, &allowance, now);
+        for finding in &findings {
+            let overdue = self.guard.is_overdue(finding, ledger, pods, now);
+            guard::react(finding, overdue, ledger, pods, policy, effects);
+        }
+        findings.iter().any(|finding| finding.sure)
+    }
+
+    /// Applies the supervisor's observation, unless a newer one is known.
+    fn take_seen(&mut self, seen: Observation, now: Instant, effects: &mut Vec<Effect>) {
+        if !self.mps.is_news(&seen) {
+            return;
+        }
+        let clients = Clients {
+            ledger: &self.ledger,
+            cards: &self.cards,
+            sampled: &self.guard.sampled(),
+        };
+        self.broken
+            .compare(&self.mps.seen, &seen, clients, now, effects);
+        self.mps.seen = seen;
+    }
+
+    /// Frees what a container held.
+    pub(super) fn release(&mut self, key: &HolderKey, effects: &mut Vec<Effect>) {
+        let Some(share) = self.ledger.release(key) else {
+            return;
+        };
+        effects.push(Effect::Tell(Note::Freed {
+            pod: share.pod.to_string(),
+        }));
+        let Some(alloc) = share.alloc_id.filter(|_| self.pods.synced()) else {
+            return;
+        };
+        let others = self.ledger.by_alloc(alloc).next().is_some();
+        match share.proof_name().filter(|_| others) {
+            Some(name) => self.allocations.forget_proof(name, effects),
+            // At once: as long as its file is there, its container could start.
+            None => self.allocations.forget(alloc, effects),
+        }
+    }
+
+    /// Whether a share's container has a process, or may have one, or a process of its pod
+    /// is on its cards.
+    pub(super) fn lives(&self, share: &Share) -> bool {
+        self.allocations.may_live(share) || self.cards.has_process_of(share)
+    }
+
+    /// Enters grants that fit, oldest first. A grant that does not fit is tried again at every
+    /// step, and refused when its pod asks for it.
+    fn reserve(&mut self, busy: &BTreeSet<String>) {
+        // Before the disk was read, a card may have unknown holders.
+        if !self.allocations.restored {
+            return;
+        }
+        let gone = |share: &Share| !self.grants.has(&share.key());
+        // The admin closed its card to grants before anything of it started.
+        let closed = |share: &Share| {
+            let mut cards = share.gpus.iter().filter_map(|gpu| self.cards.card(gpu));
+            cards.any(|card| card.only_front.is_some_and(|only| only != share.front()))
+        };
+        let idle = |share: &Share| share.alloc_id.is_none() && !busy.contains(&share.pod.uid);
+        let reserved: Vec<HolderKey> = self
+            .ledger
+            .shares()
+            .filter(|share| idle(share) && (gone(share) || closed(share)))
+            .map(Share::key)
+            .collect();
+        for key in reserved {
+            self.ledger.release(&key);
+        }
+        let claims = self.grants.oldest_first();
+        let granted = claims.iter().copied();
+        for share in reconcile::proven(&self.allocations.local, granted, &self.ledger) {
+            self.ledger.restore(share);
+        }
         for claim in claims {
-            let key = claim.key();
-            let order = self
-                .claims
-                .get(&key)
-                .map_or(self.next_claim, |(order, _)| *order);
-            self.next_claim = self.next_claim.max(order + 1);
-            self.claims.insert(key, (order, claim));
+            let _ = self.ledger.reserve(claim, &self.cards.inventory);
+        }
+    }
+
+    /// The progress and use of each share.
+    fn follow(&mut self, now: Instant) {
+        let keys: BTreeSet<HolderKey> = self.ledger.all().map(Share::key).collect();
+        self.activities.keep(|key| keys.contains(key));
+        let servers = self.mps.server_pids();
+        for key in keys {
+            let Some(share) = self.ledger.get(&key) else {
+                continue;
+            };
+            let local = &self.allocations.local;
+            let (phase, container_id) = reconcile::progress(share, local, &self.pods);
+            let processes = || self.cards.processes(share, container_id.as_deref());
+            let memory = processes().filter_map(|process| process.memory);
+            let used = memory.fold(Mib(0), |sum, one| Mib(sum.0.saturating_add(one.0)));
+            let sm_percent = processes()
+                .filter_map(|process| process.sm_percent)
+                .reduce(u32::saturating_add);
+            let runs = container_id.as_deref();
+            let idle_minutes = match runs.filter(|_| phase == SharePhase::Running) {
+                Some(container) => {
+                    let worked = self.cards.has_worked(share, container, &servers);
+                    self.activities.follow(&key, container, used, worked, now)
+                }
+                None => {
+                    self.activities.forget(&key);
+                    None
+                }
+            };
+            let started = container_id.is_some()
+                && matches!(phase, SharePhase::Running | SharePhase::Terminating);
+            let fence = || {
+                let (cards, limited) = (&self.cards, local.limited(share));
+                self.fences
+                    .active(share, cards, &self.ledger, &self.mps, limited, now)
+            };
+            let fence = started.then(fence).flatten();
+            self.ledger.update(&key, |share| {
+                share.phase = phase;
+                share.container_id = container_id;
+                share.used = used;
+                share.sm_percent = sm_percent;
+                share.idle_minutes = idle_minutes;
+                share.fence = fence;
+            });
         }
     }
 
@@ -354,12 +421,12 @@ impl Core {
     /// Why no new share starts for now, in one sentence. The tokens stay healthy: pods that were
     /// bound before wait in `ContainerCreating` and start once the reason has passed.
     pub(super) fn held_up(&self) -> Option<String> {
-        if let Driver::Late { reason, .. } = self.builder.driver() {
+        if let Driver::Late { reason, .. } = self.cards.looks.driver() {
             return Some(format!(
                 "the driver does not answer for the moment: {reason}; what runs goes on"
             ));
         }
-        let (part, error) = self.long_unreadable.as_ref()?;
+        let (part, error) = self.allocations.long_unreadable.as_ref()?;
         Some(format!(
             "{} cannot be read: {error}; what runs goes on",
             part.in_words()
@@ -370,27 +437,26 @@ impl Core {
     /// kubelet permanently rejects every pod that needs one, also pods that were bound before. If
     /// the start can wait instead, as with [`Self::held_up`], no ID is marked.
     fn withdrawn(&self) -> Option<String> {
-        if let Driver::Gone { reason } = self.builder.driver() {
+        if let Driver::Gone { reason } = self.cards.looks.driver() {
             return Some(format!("the driver does not answer: {reason}"));
         }
-        if !self.restored {
-            let error = self.local.unreadable.get(&LocalSource::CdiFiles);
+        if !self.allocations.restored {
+            let unreadable = &self.allocations.local.unreadable;
+            let error = unreadable.get(&LocalSource::CdiFiles);
             return Some(format!(
                 "what this node holds is not known yet: {} cannot be read: {}",
                 LocalSource::CdiFiles.in_words(),
                 error.map(String::as_str).unwrap_or_default(),
             ));
         }
-        if let Some(why) = self.unproven_from_before() {
+        if let Some(why) = self.unproven.withdraws(&self.pods) {
             return Some(why);
-        }
-        if let Some((_, why)) = &self.cdi_ignored {
-            return Some(why.clone());
         }
         if let Some(why) = self.obstacles.get(&Obstacle::Hook) {
             return Some(why.clone());
         }
         let hidden = self
+            .cards
             .inventory
             .cards
             .iter()
@@ -399,43 +465,28 @@ impl Core {
         if let Some(why) = other.filter(|_| !hidden) {
             return Some(why.clone());
         }
-        if self.inventory.cards.is_empty() {
+        if self.cards.inventory.cards.is_empty() {
             return Some("the node has no NVIDIA card".to_owned());
         }
-        let sliced = self.inventory.cards.iter().any(|card| card.slice.is_some());
-        if !sliced && self.inventory.cards.iter().all(|card| card.mig) {
+        let sliced = self
+            .cards
+            .inventory
+            .cards
+            .iter()
+            .any(|card| card.slice.is_some());
+        if !sliced && self.cards.inventory.cards.iter().all(|card| card.mig) {
             return Some("all cards are in MIG mode".to_owned());
         }
         None
-    }
-
-    /// Containers without proof that an earlier agent allowed: whether the hook ran for them can no
-    /// longer be known, so they are not touched, and nothing is placed beside them.
-    fn unproven_from_before(&self) -> Option<String> {
-        let (key, _) = self
-            .unproven
-            .iter()
-            .find(|(_, unproven)| !self.let_start.contains(&unproven.name))?;
-        Some(format!(
-            "container {} of pod {} has run since before this agent started, without proof that the OCI hook ran: restart the pod",
-            key.container,
-            self.pod_name(&key.pod_uid)
-        ))
-    }
-
-    fn pod_name(&self, uid: &str) -> String {
-        match self.pods.standing(uid) {
-            Standing::Present(pod) => pod.identity.to_string(),
-            _ => uid.to_owned(),
-        }
     }
 
     /// What the kubelet is offered.
     pub fn offer(&self) -> Offer {
         let open = self.withdrawn().is_none();
         let alone = !self.obstacles.contains_key(&Obstacle::OtherPlugin);
-        let cards = |test: &dyn Fn(&crate::inventory::Card) -> bool| -> BTreeSet<GpuUuid> {
+        let cards = |test: &dyn Fn(&Card) -> bool| -> BTreeSet<GpuUuid> {
             let cards = self
+                .cards
                 .inventory
                 .cards
                 .iter()
@@ -447,14 +498,14 @@ impl Core {
         let slices = cards(&|card| alone && card.slice.is_some());
         let terms = offer::Terms {
             ledger: &self.ledger,
-            held: &self.held,
+            held: &self.allocations.held,
             shared: &shared,
             whole: &whole,
             slices: &slices,
         };
-        let mut lists = offer::devices(&self.inventory, terms);
-        let mut held = self.held.keys();
-        let any_whole = self.inventory.any_whole_beside_claims()
+        let mut lists = offer::devices(&self.cards.inventory, terms);
+        let mut held = self.allocations.held.keys();
+        let any_whole = self.cards.inventory.any_whole_beside_claims()
             || held.any(|(resource, _)| *resource == Resource::Whole);
         let share = lists.remove(&Resource::Share).unwrap_or_default();
         let whole = lists.remove(&Resource::Whole).unwrap_or_default();
@@ -468,111 +519,64 @@ impl Core {
             share,
             whole,
             slices: slices.collect(),
-            awaited: self.awaited(),
+            awaited: offer::awaited(&self.grants, &self.allocations, &self.ledger),
             any_whole,
         }
     }
 
-    /// Claims that the kubelet has not allocated for, oldest first.
-    fn awaited(&self) -> Vec<Awaited> {
-        let recorded: BTreeSet<(&str, &str)> = self
-            .local
-            .checkpoint
-            .iter()
-            .flat_map(|checkpoint| &checkpoint.entries)
-            .filter(|entry| entry.alloc.is_some())
-            .map(|entry| (entry.pod_uid.as_str(), entry.container.as_str()))
-            .collect();
-        let mut open: Vec<(u64, Awaited)> = self
-            .claims
-            .iter()
-            .filter(|(key, _)| {
-                !recorded.contains(&(key.pod_uid.as_str(), key.container.as_str()))
-                    && self
-                        .ledger
-                        .get(key)
-                        .is_none_or(|share| share.alloc_id.is_none())
-            })
-            .map(|(_, (order, claim))| {
-                let resource = match claim.mode {
-                    Mode::Exclusive => Resource::Whole,
-                    _ => Resource::Share,
-                };
-                let gpus = claim.gpus.clone();
-                (*order, Awaited { resource, gpus })
-            })
-            .collect();
-        open.sort_by_key(|(order, _)| *order);
-        let mut open: Vec<Awaited> = open.into_iter().map(|(_, awaited)| awaited).collect();
-        // Each answer that is not recorded yet was for one of them.
-        for fresh in self.minted.values() {
-            let cards: BTreeSet<&str> = fresh
-                .ids
-                .iter()
-                .map(|id| id.split_once("::").map_or(id.as_str(), |(card, _)| card))
-                .collect();
-            let one = open.iter().position(|awaited| {
-                awaited.resource == fresh.resource
-                    && awaited.gpus.iter().any(|gpu| cards.contains(gpu.as_str()))
-            });
-            if let Some(one) = one {
-                open.remove(one);
-            }
-        }
-        open
+    /// Which cards are to be sampled, and how closely.
+    pub fn watched(&self, now: Instant) -> Watched {
+        self.guard.watched(&self.ledger, now)
     }
 
-    /// The kubelet's state of each card. A kubelet without our plugin, or one that is about to lose
-    /// it, permanently rejects pods with the card, whatever it showed before.
-    fn kubelet_pools(&self) -> BTreeMap<GpuUuid, Pool> {
-        if self.registered && !self.leaving {
-            return self.pools.clone();
-        }
-        let cards = self.inventory.cards.iter();
-        cards.map(|card| (card.uuid.clone(), Pool::None)).collect()
-    }
-
-    /// What the node needs from the MPS supervisor now. A server that was not needed for a time may
-    /// be ending although it is needed again: the supervisor's next answer shows that.
-    pub(in crate::node) fn needs(&mut self, plan: &mps::Plan) -> &mps::Plan {
-        let holding = &mut self.mps.holding;
-        holding
-            .servers
-            .retain(|server| plan.servers.contains(server));
-        holding.cards.retain(|card| plan.cards.contains(card));
-        holding
+    /// Takes what the node needs now. Returns the part of the accepted plan that it has needed without
+    /// a break.
+    pub(super) fn needs(&mut self, plan: &Plan) -> &Plan {
+        self.mps.needs(plan)
     }
 
     /// What everyone else reads.
     pub fn state(&self) -> State {
+        let grounds = Grounds {
+            inventory: &self.cards.inventory,
+            ledger: &self.ledger,
+            pods: &self.pods,
+            policy: self.policy(),
+            local: &self.allocations.local,
+            seen: &self.mps.seen,
+            guard: &self.guard,
+            broken: &self.broken,
+            fences: &self.fences,
+        };
+        let unreadable = &self.allocations.local.unreadable;
         State {
-            node: self.node.clone(),
-            inventory: self.inventory.clone(),
+            node: self.grants.node.clone(),
+            inventory: self.cards.inventory.clone(),
             ledger: self.ledger.clone(),
-            claims: self.claimants.clone(),
-            complaints: self.complaints(),
-            evicted_strangers: self.evicted_strangers(),
-            mode_faults: self.mode_faults.clone(),
+            claims: self.claims.claimants.clone(),
+            complaints: grounds.complaints(),
+            evicted_strangers: self.strangers.evicted(),
+            mode_faults: self.fences.mode_faults.clone(),
             mps: self.mps.clone(),
             layouts: self.layouts.view(),
-            kubelet_pools: self.kubelet_pools(),
+            kubelet_pools: self.pools.of(&self.cards.inventory),
             topology_manager: self.topology_manager().cloned(),
             admitted: self.admitted(),
             numa: self.numa.clone(),
             not_offering: self.not_offering(),
-            unguarded: self.unguarded(),
-            stale_samples: self.stale_samples(),
-            restored: self.restored,
-            unreadable: self.local.unreadable.keys().copied().collect(),
-            doubted: self.suspicions.doubted.clone(),
+            unguarded: self.guard.unguarded(),
+            stale_samples: self.guard.stale_samples(),
+            restored: self.allocations.restored,
+            unreadable: unreadable.keys().copied().collect(),
+            doubted: self.unproven.doubted().clone(),
             mirrors: self.mirrors(),
-            ungranted: self.ungranted.values().cloned().collect(),
+            ungranted: self.ungranted.reported(),
             policy: self.policy.clone(),
-            trusted_ca: self.ca.clone(),
+            trusted_ca: self.grants.ca.clone(),
             ready: Readiness {
-                nvml: self.builder.driver().version().is_some(),
-                registered: self.registered,
-                cluster: self.pods.synced() && self.verifier.is_some() && !self.node.uid.is_empty(),
+                nvml: self.cards.looks.driver().version().is_some(),
+                registered: self.pools.registered,
+                cluster: self.pods.synced() && self.grants.can_check(),
             },
         }
     }
@@ -596,21 +600,9 @@ impl Core {
     /// The kubelet's topology manager, if it refuses pods: the admin's word on it, or else that of
     /// the node's `NodeResourceTopology`.
     fn topology_manager(&self) -> Option<&TopologyManager> {
-        let policy = self.policy.as_ref();
-        let said = policy.and_then(|policy| policy.spec.topology_manager.as_ref());
+        let said = self.policy().spec.topology_manager.as_ref();
         let manager = said.or(self.topology_seen.as_ref());
         manager.filter(|manager| manager.policy.refuses())
-    }
-
-    /// The admin's weakest fence, where one is set.
-    pub(super) fn minimum_fence(&self) -> Option<Fence> {
-        self.policy
-            .as_ref()
-            .and_then(|policy| policy.spec.minimum_fence)
-    }
-
-    pub(super) fn allows_ungranted(&self) -> bool {
-        self.terms.allow_ungranted_whole
     }
 }
 

@@ -1,11 +1,18 @@
 //! Decides when clients of MPS servers are drained: just before the kubelet kills their containers.
 //! Pure.
 //!
-//! In: how each pod with a share leaves, time as a value. Out: whether its clients are due. A client
+//! In: how each pod with a share leaves, time as a value. Out: the clients that are due. A client
 //! that is killed with work in flight leaves that work behind, and before driver r625 it can hang
 //! every other client of the card. A client is not drained earlier, because a program that handles
-//! SIGTERM needs the GPU to finish. [`super::guard`] names the clients.
+//! SIGTERM needs the GPU to finish.
 
+use super::cards::Cards;
+use super::event::Effect;
+use crate::ledger::Ledger;
+use crate::mps::plan::server_name;
+use crate::pods::{Pods, Standing};
+use crate::termination::Drain;
+use crate::watchdog::is_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -15,7 +22,7 @@ const BEFORE_KILL: Duration = Duration::from_secs(1);
 
 /// What the API server says about the end of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leave {
+enum Leave {
     /// The pod stays.
     Stays,
     /// The pod is static: the deletion of its mirror ends no container.
@@ -49,14 +56,54 @@ fn due(grace: Duration, now: Instant) -> Instant {
 }
 
 impl Drains {
+    /// Requests the drain of each client that the kubelet is about to kill, once.
+    pub(super) fn request(
+        &mut self,
+        ledger: &Ledger,
+        pods: &Pods,
+        cards: &Cards,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) {
+        let has_share = |uid: &str| ledger.all().any(|share| share.pod.uid == uid);
+        self.retain(has_share);
+        for share in ledger.all() {
+            let uid = &share.pod.uid;
+            let leave = match pods.standing(uid) {
+                Standing::Present(pod) if pod.mirror_uid.is_some() => Leave::Static,
+                Standing::Present(pod) if pod.deleting => Leave::Deleted(pod.grace),
+                Standing::Present(_) | Standing::Unknown => Leave::Stays,
+                Standing::Gone => Leave::Gone,
+            };
+            let server = server_name(share);
+            let due = self.is_due(uid, leave, now);
+            let Some(server) = server.filter(|_| due) else {
+                continue;
+            };
+            let pids: Vec<u32> = cards
+                .beside(share)
+                .filter(|process| is_of(process, share, ledger))
+                .map(|process| process.pid)
+                .filter(|pid| self.take(uid, *pid))
+                .collect();
+            if !pids.is_empty() {
+                effects.push(Effect::Drain(Drain {
+                    pod: share.pod.clone(),
+                    server,
+                    pids,
+                }));
+            }
+        }
+    }
+
     /// Forgets pods without a share.
-    pub(super) fn retain(&mut self, has_share: impl Fn(&str) -> bool) {
+    fn retain(&mut self, has_share: impl Fn(&str) -> bool) {
         self.leaving.retain(|uid, _| has_share(uid));
         self.statics.retain(|uid| has_share(uid));
     }
 
     /// Returns true if the clients of a pod are due by now.
-    pub(super) fn is_due(&mut self, uid: &str, leave: Leave, now: Instant) -> bool {
+    fn is_due(&mut self, uid: &str, leave: Leave, now: Instant) -> bool {
         let grace = match leave {
             Leave::Stays => return false,
             Leave::Static => {
@@ -80,7 +127,7 @@ impl Drains {
     }
 
     /// Notes that the drain of a process is requested. Returns false if it was before.
-    pub(super) fn take(&mut self, uid: &str, pid: u32) -> bool {
+    fn take(&mut self, uid: &str, pid: u32) -> bool {
         let leaving = self.leaving.get_mut(uid);
         leaving.is_some_and(|leaving| leaving.drained.insert(pid))
     }

@@ -1,13 +1,15 @@
 //! What the core hears, and what it asks for.
 
-use super::state::{Note, Policy, Pool};
-use crate::identity::Resource;
-use crate::inventory::GpuUuid;
+use super::note::Note;
+use super::policy::Policy;
+use super::pool::Pool;
+use crate::gpu::GpuUuid;
 use crate::ledger::{AllocId, ProofName};
 use crate::numa::Numa;
 use crate::nvml::{LayoutOrder, Observation, Sample, Xid};
 use crate::pods::PodView;
 use crate::reconcile::Local;
+use crate::resource::Resource;
 use crate::termination::{Drain, Termination};
 use api::gpu_node::TopologyManager;
 use api::grant::Verifier;

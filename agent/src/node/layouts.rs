@@ -5,10 +5,16 @@
 //! between keeps its slice, and the card its layout until that pod has ended. The kubelet permanently
 //! rejects a pod that needs an ID which is gone; the order and the pauses make that unlikely.
 
-use super::core::Core;
+use super::allocations::Allocations;
+use super::cards::Cards;
 use super::event::Effect;
-use crate::inventory::{Card, GpuUuid, Health, MigLayout, MigStrategy, Profile, layout_of};
+use super::policy::Policy;
+use crate::gpu::{GpuUuid, MigLayout, MigStrategy, Profile};
+use crate::inventory::mig::layout_of;
+use crate::inventory::{Card, Health};
+use crate::ledger::Ledger;
 use crate::nvml::LayoutOrder;
+use crate::pods::{PodView, Pods};
 use proto::names::gpu_node::LAYOUT_CHANGES as GOES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -73,6 +79,61 @@ impl LayoutsView {
 }
 
 impl Layouts {
+    /// Brings each card one step nearer to its layout. Returns true if slices go, or stay after all.
+    pub(super) fn arrange(
+        &mut self,
+        policy: &Policy,
+        uses: &SliceUses<'_>,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let cards = &uses.cards.inventory.cards;
+        // What was ordered is finished first: its slices must not be allocated, even if the policy
+        // no longer wants it.
+        let ordered = self.0.iter().filter(|(card, change)| match change.step {
+            Step::Making => true,
+            Step::Made(since) => {
+                let is_shown = parsed(&change.layout).ok() == layout_of(cards, card);
+                !is_shown && now.saturating_duration_since(since) < SHOWN
+            }
+            _ => false,
+        });
+        let ordered = ordered.map(|(card, change)| (card.clone(), change.clone()));
+        let mut changes: BTreeMap<GpuUuid, Change> = ordered.collect();
+        for policy in &policy.spec.gpus {
+            let card = GpuUuid::from(policy.uuid.as_str());
+            if changes.contains_key(&card) {
+                continue;
+            }
+            let Some(layout) = &policy.mig_layout else {
+                continue;
+            };
+            let before = self.0.get(&card);
+            let before = before.filter(|change| change.layout == *layout);
+            let failures = before.map_or(0, |change| change.failures);
+            let parsed = parsed(layout);
+            let has = layout_of(cards, &card);
+            if parsed.as_ref().ok() == has.as_ref() {
+                continue;
+            }
+            let step = match parsed {
+                Ok(layout) => step(uses, &card, before, layout, now, effects),
+                Err(why) => Step::Waits(why),
+            };
+            let had_failed = before.is_some_and(|change| matches!(change.step, Step::Failed(..)));
+            let fails = matches!(step, Step::Failed(..)) && !had_failed;
+            let change = Change {
+                layout: layout.clone(),
+                step,
+                failures: failures + u32::from(fails),
+            };
+            changes.insert(card, change);
+        }
+        let is_changed = changes != self.0;
+        self.0 = changes;
+        is_changed
+    }
+
     /// An order was carried out, or not and why.
     pub(super) fn made(&mut self, order: &LayoutOrder, made: Result<(), String>, now: Instant) {
         let Some(change) = self.0.get_mut(&order.card) else {
@@ -126,6 +187,15 @@ impl Layouts {
     }
 }
 
+/// The state that says who uses the slices of a card.
+pub(super) struct SliceUses<'a> {
+    pub(super) strategy: MigStrategy,
+    pub(super) cards: &'a Cards,
+    pub(super) ledger: &'a Ledger,
+    pub(super) allocations: &'a Allocations,
+    pub(super) pods: &'a Pods,
+}
+
 /// By profile. An error names what is none.
 fn parsed(layout: &BTreeMap<String, u32>) -> Result<MigLayout, String> {
     let profile = |(name, count): (&String, &u32)| {
@@ -140,116 +210,63 @@ fn parsed(layout: &BTreeMap<String, u32>) -> Result<MigLayout, String> {
     Ok(layout.into_iter().filter(|(_, count)| *count > 0).collect())
 }
 
-impl Core {
-    /// Brings each card one step nearer to its layout.
-    pub(super) fn arrange(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        // What was ordered is finished first: its slices must not be allocated, even if the policy
-        // no longer wants it.
-        let ordered = self
-            .layouts
-            .0
-            .iter()
-            .filter(|(card, change)| match change.step {
-                Step::Making => true,
-                Step::Made(since) => {
-                    let is_shown =
-                        parsed(&change.layout).ok() == layout_of(&self.inventory.cards, card);
-                    !is_shown && now.saturating_duration_since(since) < SHOWN
-                }
-                _ => false,
-            });
-        let ordered = ordered.map(|(card, change)| (card.clone(), change.clone()));
-        let mut changes: BTreeMap<GpuUuid, Change> = ordered.collect();
-        let policies = self.policy.iter().flat_map(|policy| &policy.spec.gpus);
-        for policy in policies {
-            let card = GpuUuid::from(policy.uuid.as_str());
-            if changes.contains_key(&card) {
-                continue;
-            }
-            let Some(layout) = &policy.mig_layout else {
-                continue;
-            };
-            let before = self.layouts.0.get(&card);
-            let before = before.filter(|change| change.layout == *layout);
-            let failures = before.map_or(0, |change| change.failures);
-            let parsed = parsed(layout);
-            let has = layout_of(&self.inventory.cards, &card);
-            if parsed.as_ref().ok() == has.as_ref() {
-                continue;
-            }
-            let step = match parsed {
-                Ok(layout) => self.step(&card, before, layout, now, effects),
-                Err(why) => Step::Waits(why),
-            };
-            let had_failed = before.is_some_and(|change| matches!(change.step, Step::Failed(..)));
-            let fails = matches!(step, Step::Failed(..)) && !had_failed;
-            let change = Change {
-                layout: layout.clone(),
-                step,
-                failures: failures + u32::from(fails),
-            };
-            changes.insert(card, change);
+fn step(
+    uses: &SliceUses<'_>,
+    card: &GpuUuid,
+    before: Option<&Change>,
+    layout: MigLayout,
+    now: Instant,
+    effects: &mut Vec<Effect>,
+) -> Step {
+    let step = before.map(|change| &change.step);
+    let is_over = |since: &Instant, pause| now.saturating_duration_since(*since) >= pause;
+    match (step, before) {
+        (Some(Step::Made(_)), _) => {
+            return Step::Failed(now, "the driver shows other slices".to_owned());
         }
-        if changes != self.layouts.0 {
-            self.layouts.0 = changes;
-            // Slices go, or stay after all.
-            self.take_stock(now, effects);
+        (Some(step @ Step::Failed(since, _)), Some(change)) => {
+            let doubled = 1_u32.checked_shl(change.failures.saturating_sub(1));
+            let pause = AGAIN.0.saturating_mul(doubled.unwrap_or(u32::MAX));
+            if !is_over(since, pause.min(AGAIN.1)) {
+                return step.clone();
+            }
         }
+        _ => {}
     }
-
-    fn step(
-        &self,
-        card: &GpuUuid,
-        before: Option<&Change>,
-        layout: MigLayout,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) -> Step {
-        let step = before.map(|change| &change.step);
-        let is_over = |since: &Instant, pause| now.saturating_duration_since(*since) >= pause;
-        match (step, before) {
-            (Some(Step::Made(_)), _) => {
-                return Step::Failed(now, "the driver shows other slices".to_owned());
-            }
-            (Some(step @ Step::Failed(since, _)), Some(change)) => {
-                let doubled = 1_u32.checked_shl(change.failures.saturating_sub(1));
-                let pause = AGAIN.0.saturating_mul(doubled.unwrap_or(u32::MAX));
-                if !is_over(since, pause.min(AGAIN.1)) {
-                    return step.clone();
-                }
-            }
-            _ => {}
-        }
-        if let Some(why) = self.hinders(card) {
-            return Step::Waits(why);
-        }
-        match step {
-            Some(Step::Announced(since)) if is_over(since, ANNOUNCED) => Step::Withdrawn(now),
-            Some(Step::Withdrawn(since)) if is_over(since, WITHDRAWN) => {
-                let card = card.clone();
-                effects.push(Effect::MakeLayout(LayoutOrder { card, layout }));
-                Step::Making
-            }
-            Some(step @ (Step::Announced(_) | Step::Withdrawn(_))) => step.clone(),
-            _ => Step::Announced(now),
-        }
+    if let Some(why) = uses.hinders(card) {
+        return Step::Waits(why);
     }
+    match step {
+        Some(Step::Announced(since)) if is_over(since, ANNOUNCED) => Step::Withdrawn(now),
+        Some(Step::Withdrawn(since)) if is_over(since, WITHDRAWN) => {
+            let card = card.clone();
+            effects.push(Effect::MakeLayout(LayoutOrder { card, layout }));
+            Step::Making
+        }
+        Some(step @ (Step::Announced(_) | Step::Withdrawn(_))) => step.clone(),
+        _ => Step::Announced(now),
+    }
+}
 
+impl SliceUses<'_> {
     /// Why the instances of a card stay for now, in one sentence.
     fn hinders(&self, card: &GpuUuid) -> Option<String> {
-        let Some(parent) = self.inventory.card(card) else {
+        let Some(parent) = self.cards.card(card) else {
             return Some("the node has no such card".to_owned());
         };
         let of = |other: &&Card| {
             let slice = other.slice.as_ref();
             slice.is_some_and(|slice| slice.parent == *card) || other.uuid == *card
         };
-        let here: Vec<&Card> = self.inventory.cards.iter().filter(of).collect();
+        let here: Vec<&Card> = self.cards.inventory.cards.iter().filter(of).collect();
         // Who uses a slice must be known.
-        if self.builder.hides_slices(card) {
+        if self.cards.looks.hides_slices(card) {
             return Some("not all of its slices can be read".to_owned());
         }
-        if let Some(silent) = here.iter().find(|card| !self.builder.answers(&card.uuid)) {
+        if let Some(silent) = here
+            .iter()
+            .find(|card| !self.cards.looks.answers(&card.uuid))
+        {
             return Some(format!("{} does not answer", silent.uuid));
         }
         if !parent.mig {
@@ -263,15 +280,15 @@ impl Core {
             if let Some(share) = self.ledger.on(&slice.uuid).next() {
                 return Some(format!("pod {} has slice {id}", share.pod));
             }
-            if self.held.keys().any(|(_, held)| held == id) {
+            if self.allocations.held.keys().any(|(_, held)| held == id) {
                 return Some(format!("the kubelet has given slice {id} to a pod"));
             }
-            if let Some(process) = self.builder.processes(&slice.uuid).first() {
+            if let Some(process) = self.cards.looks.processes(&slice.uuid).first() {
                 return Some(format!("process {} uses {id}", process.pid));
             }
         }
         // Which profile it asks for matters less than that the kubelet may be choosing a slice.
-        let chooses = |pod: &&crate::pods::PodView| {
+        let chooses = |pod: &&PodView| {
             let whole = pod.containers.iter().any(|container| container.whole > 0);
             whole && !pod.admitted && !pod.finished
         };
@@ -284,14 +301,14 @@ impl Core {
 
     /// What must be known before slices are destroyed.
     fn not_known(&self) -> Option<String> {
-        if self.terms.cards.mig_strategy == MigStrategy::None {
+        if self.strategy == MigStrategy::None {
             return Some("the agent runs without --mig-strategy".to_owned());
         }
         // Nor is a pod's slice known that is in no file that can be read.
-        if let Some(part) = self.unreadable.keys().next() {
+        if let Some(part) = self.allocations.first_unreadable() {
             return Some(format!("{} cannot be read", part.in_words()));
         }
-        let known = self.restored && self.pods.synced();
+        let known = self.allocations.restored && self.pods.synced();
         (!known).then(|| "what this node holds is not known yet".to_owned())
     }
 }

@@ -4,7 +4,7 @@
 use super::event::Event;
 use super::owner::Owner;
 use super::state::State;
-use crate::mps::{self, SupervisorClient};
+use crate::mps::SupervisorClient;
 use futures::TryStreamExt as _;
 use proto::mps::ServerPhase;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ async fn keep(client: &SupervisorClient, state: &mut watch::Receiver<Arc<State>>
     }
     let mut applied = proto::mps::Plan::default();
     loop {
-        let plan = mps::plan(&state.borrow_and_update());
+        let plan = state.borrow_and_update().plan();
         // The answer comes when the plan is settled; a newer one does not wait for that.
         let answer = tokio::select! {
             answer = client.ensure(plan.clone()) => answer,
@@ -106,7 +106,7 @@ async fn another(
 ) -> Result<(), watch::error::RecvError> {
     loop {
         state.changed().await?;
-        if mps::plan(&state.borrow_and_update()) != *plan {
+        if state.borrow_and_update().plan() != *plan {
             return Ok(());
         }
     }

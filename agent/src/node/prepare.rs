@@ -3,11 +3,15 @@
 
 use super::core::Core;
 use super::event::Effect;
+use super::policy::Policy;
 use crate::fence;
-use crate::identity::{self, Checkpoint, Holder, IdentityError, Resource};
-use crate::inventory::{Card, DriverLimits, GpuUuid};
-use crate::ledger::{AllocId, Claim, HolderKey, Refused, Share};
+use crate::gpu::GpuUuid;
+use crate::identity::{self, Checkpoint, Holder, IdentityError, pod_resources};
+use crate::inventory::{Card, DriverLimits};
+use crate::ledger::admit::Refused;
+use crate::ledger::{AllocId, Claim, HolderKey, Share};
 use crate::pods::{PodView, Standing};
+use crate::resource::Resource;
 use api::Mib;
 use api::grant::{Grant, PodIdentity};
 use proto::podresources::PodResources;
@@ -95,7 +99,7 @@ impl Core {
     /// Binds every live allocation of these IDs that its grant and the cards allow. The
     /// outcomes are never empty.
     pub fn prepare(&mut self, ask: &PrepareRequest, now: Instant) -> (Vec<Outcome>, Vec<Effect>) {
-        if !self.restored {
+        if !self.allocations.restored {
             let error = Unready {
                 reason: "what this node holds is not known yet".to_owned(),
                 may_pass: true,
@@ -111,13 +115,16 @@ impl Core {
         }
         let holders = match &ask.source {
             Source::Checkpoint(checkpoint) => {
-                self.take_checkpoint(checkpoint.clone());
+                self.allocations.take_checkpoint(checkpoint.clone());
                 Ok(identity::holders(checkpoint, ask.resource, &ask.ids))
             }
             Source::Listed(listed) => {
                 let pods: Vec<&PodView> = self.pods.iter().collect();
-                let allocated = |key: &HolderKey| self.allocated(key, ask.resource, &ask.ids);
-                identity::by_list(&pods, listed, ask.resource, &ask.ids, allocated)
+                let allocated = |key: &HolderKey| {
+                    let (ledger, ids) = (&self.ledger, &ask.ids);
+                    self.allocations.allocated(ledger, key, ask.resource, ids)
+                };
+                pod_resources::by_list(&pods, listed, ask.resource, &ask.ids, allocated)
                     .map(|holder| vec![holder])
             }
         };
@@ -230,7 +237,7 @@ impl Core {
     /// Returns what a card lacks for the driver's limits. `None`: it has them, or the driver is too
     /// old.
     fn lacking(&self, uuid: &GpuUuid) -> Option<String> {
-        match &self.inventory.card(uuid)?.driver_limits {
+        match &self.cards.card(uuid)?.driver_limits {
             DriverLimits::None | DriverLimits::Kept(_) => None,
             DriverLimits::Unknown => Some(format!("card {uuid} is not probed yet")),
             DriverLimits::Missing(part) | DriverLimits::Lost(part) => {
@@ -253,15 +260,16 @@ impl Core {
         picked: Option<&BTreeSet<GpuUuid>>,
         now: Instant,
     ) -> Result<Share, Unready> {
+        let policy = Policy::or_none(self.policy.as_ref());
         // Strongest first; a whole card needs no fence.
-        let driver_limits = self.inventory.driver_limits(claim.gpus.iter());
+        let driver_limits = self.cards.inventory.driver_limits(claim.gpus.iter());
         let best = fence::best(claim.mode, driver_limits);
         let probing = claim.gpus.iter().any(|uuid| {
-            let card = self.inventory.card(uuid);
+            let card = self.cards.card(uuid);
             card.is_some_and(|card| card.driver_limits == DriverLimits::Unknown)
         });
         let minima = [
-            ("node", self.minimum_fence()),
+            ("node", policy.spec.minimum_fence),
             ("claim", claim.wishes.minimum_fence),
         ];
         for (whose, minimum) in minima {
@@ -280,7 +288,7 @@ impl Core {
                 });
             }
         }
-        let held_up = self.held_up_on(&claim.gpus);
+        let held_up = self.guard.held_up_on(&claim.gpus);
         if let Some(reason) = held_up.filter(|_| !self.holds(claim)) {
             return Err(Unready {
                 reason,
@@ -291,10 +299,15 @@ impl Core {
         }
         let share = self
             .ledger
-            .bind(claim, alloc, picked, &self.inventory)
+            .bind(claim, alloc, picked, &self.cards.inventory)
             .map_err(|error| Unready::refused(&error, claim))?;
-        self.identified(alloc, true);
-        if let Some(reason) = self.awaits_memory(&share, now) {
+        self.allocations.identified(alloc, true);
+        let (cards, slack) = (&self.cards, self.terms.watchdog_slack);
+        let policy = Policy::or_none(self.policy.as_ref());
+        let awaits = self
+            .guard
+            .awaits_memory(&share, &self.ledger, cards, policy, slack, now);
+        if let Some(reason) = awaits {
             return Err(Unready {
                 reason,
                 may_pass: true,
@@ -302,19 +315,12 @@ impl Core {
                 decision: claim.decision.clone(),
             });
         }
-        self.let_start.extend(share.proof_name());
+        self.unproven.let_start(share.proof_name());
         Ok(share)
     }
 
     fn due(&self, pod: &PodView, container: &str, ask: &PrepareRequest) -> Result<Claim, Unready> {
-        let found = identity::claim(
-            pod,
-            container,
-            ask.resource,
-            &ask.ids,
-            self.verifier.as_ref(),
-            &self.node,
-        );
+        let found = self.grants.claim(pod, container, ask.resource, &ask.ids);
         // Kubernetes counts slices by their profile, so every scheduler does: the kubelet gives a
         // slice to one pod alone. A grant has nothing of it.
         let counted = matches!(ask.resource, Resource::Slice(_));
@@ -323,7 +329,7 @@ impl Core {
                 self.whole_by_count(pod, container, ask)
             }
             Err(IdentityError::NoGrant(_))
-                if ask.resource == Resource::Whole && self.allows_ungranted() =>
+                if ask.resource == Resource::Whole && self.terms.allow_ungranted_whole =>
             {
                 self.whole_by_count(pod, container, ask)
             }
@@ -348,7 +354,7 @@ impl Core {
         let least = ask
             .ids
             .iter()
-            .filter_map(|id| self.inventory.card(&GpuUuid::from(id.as_str())))
+            .filter_map(|id| self.cards.card(&GpuUuid::from(id.as_str())))
             .map(Card::capacity)
             .min();
         Ok(identity::ungranted(
@@ -366,7 +372,7 @@ impl Core {
         if let Some(key) = key {
             self.ledger.release(&key);
         }
-        self.identified(alloc, false);
+        self.allocations.identified(alloc, false);
         self.settle(now, &mut effects);
         effects
     }

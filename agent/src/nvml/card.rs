@@ -7,10 +7,11 @@
 use super::layout::{self, LayoutOrder, LayoutResult};
 use super::observation::{CardSample, Device, Identity, Sample, UnreadableCard, Xid};
 use super::origins::Origins;
+use super::raw;
 use super::read::{self, Identified};
 use super::report::{CardReport, Look, Report};
-use super::{Settings, raw};
-use crate::inventory::GpuUuid;
+use super::settings::Settings;
+use crate::gpu::GpuUuid;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};

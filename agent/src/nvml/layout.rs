@@ -4,7 +4,7 @@
 //! destroys no instance that a process uses.
 
 use super::raw::{self, GpuInstanceProfile};
-use crate::inventory::{GpuUuid, MigLayout, Profile};
+use crate::gpu::{GpuUuid, MigLayout, Profile};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use std::cmp::Reverse;

@@ -30,6 +30,7 @@ mod owner;
 mod raw;
 mod read;
 mod report;
+pub mod settings;
 
 pub use layout::{LayoutOrder, LayoutResult};
 pub use observation::{
@@ -37,28 +38,12 @@ pub use observation::{
     UnreadableCard, Watched, Xid,
 };
 
+pub use settings::Settings;
+
 use owner::{Outputs, Owner, OwnerState};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-
-/// What the owner needs to know.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where the library may be. The first path that exists is loaded, otherwise the last one is
-    /// tried, which may be a name for the dynamic loader.
-    pub libraries: Vec<PathBuf>,
-    /// Time between two full readings.
-    pub interval: Duration,
-    /// Between two samples of the cards that are watched.
-    pub sample_interval: Duration,
-    /// Where processes are looked up.
-    pub proc_root: PathBuf,
-    /// Whether the slices of cards in MIG mode are read.
-    pub slices: bool,
-}
 
 /// What the owner gives out.
 #[derive(Debug)]

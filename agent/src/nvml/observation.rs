@@ -1,7 +1,7 @@
 //! What one look at all cards says: plain values, nothing of NVML's.
 
 use crate::attribute::Origin;
-use crate::inventory::{ComputeMode, GpuUuid, Slice};
+use crate::gpu::{ComputeMode, GpuUuid, Slice};
 use api::Mib;
 use std::collections::BTreeSet;
 use std::sync::Arc;

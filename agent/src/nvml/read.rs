@@ -4,7 +4,7 @@ use super::error::{ErrorClass, trouble, words};
 use super::observation::{Counters, Device, Identity, Process, Reading, UnreadableCard};
 use super::origins::Origins;
 use super::raw;
-use crate::inventory::{ComputeMode, GpuUuid, Profile, Slice};
+use crate::gpu::{ComputeMode, GpuUuid, Profile, Slice};
 use api::Mib;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{self as wire, EccCounter, MemoryError};

@@ -2,12 +2,13 @@
 //!
 //! Pure. In: [`State`]. Out: [`NodeState`], whole each time, in the state's own order.
 
-use crate::identity::Resource;
-use crate::inventory::{Card, GpuUuid, Health};
+use crate::gpu::GpuUuid;
+use crate::inventory::{Card, Health};
 use crate::ledger::Share;
 use crate::mps::phase;
 use crate::node::{self, State};
 use crate::numa;
+use crate::resource::Resource;
 use api::Mode;
 use api::gpu_node::TopologyScope;
 use proto::mps::{ServerPhase, ServerState};

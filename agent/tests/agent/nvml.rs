@@ -2,8 +2,8 @@
 
 use crate::kubelet::Want;
 use crate::machine::{Machine, SHARE, WHOLE, until};
+use agent::gpu::{GpuUuid, MigStrategy};
 use agent::inventory::health::HealthHistory;
-use agent::inventory::{GpuUuid, MigStrategy};
 use agent::nvml::{self, Driver, NvmlChannels, Observation, Watched};
 use sim_gpu::hardware::Hardware;
 use sim_gpu::wire::Message;

@@ -2,7 +2,7 @@
 
 use crate::kubelet::{Entry, Want};
 use crate::machine::{Machine, SHARE, WHOLE, until};
-use agent::inventory::MigStrategy;
+use agent::gpu::MigStrategy;
 use api::GpuNode;
 use kube::Api;
 use kube::api::{Patch, PatchParams};

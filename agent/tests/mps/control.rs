@@ -5,7 +5,7 @@
 //! card until a server of its own does, and a program that sleeps stands in for the server.
 
 use super::mps_node::{MpsNode, until};
-use agent::inventory::DriverBranch;
+use agent::gpu::DriverBranch;
 use agent::mps::audit::ForeignCommand;
 use agent::mps::control::{Control, ControlError, FOREGROUND, SEVERAL_USERS, environment};
 use agent::mps::log::DaemonLog;

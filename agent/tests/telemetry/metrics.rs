@@ -1,7 +1,7 @@
 //! Metrics and health pages.
 
 use crate::sample;
-use agent::inventory::{ComputeMode, GpuUuid};
+use agent::gpu::{ComputeMode, GpuUuid};
 use agent::node::{Note, RefusedGrant, State, Ungranted};
 use agent::telemetry::http::{Pages, router};
 use agent::telemetry::metrics::{Meters, NodeCollector};

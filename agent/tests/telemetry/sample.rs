@@ -1,13 +1,12 @@
 //! A sample node.
 
 use agent::fence::ActiveFence;
-use agent::identity::Resource;
-use agent::inventory::{
-    Card, ComputeMode, DriverLimits, GpuUuid, Health, Inventory, Profile, Slice, Stranger,
-};
+use agent::gpu::{ComputeMode, GpuUuid, Profile, Slice};
+use agent::inventory::{Card, DriverLimits, Health, Inventory, Stranger};
 use agent::ledger::{AllocId, Ledger, Share, SharePhase, Turn};
-use agent::node::{MpsView, Node, Pool, Readiness, State};
-use api::grant::PodIdentity;
+use agent::node::{MpsView, Pool, Readiness, State};
+use agent::resource::Resource;
+use api::grant::{NodeIdentity, PodIdentity};
 use api::units::Fence;
 use api::{Mib, Mode};
 use proto::mps::{Client, Observation, ServerPhase, ServerState};
@@ -100,7 +99,7 @@ pub(crate) fn state() -> State {
     ledger.restore(share("p", 0, 2000));
     State {
         claims: std::collections::BTreeMap::new(),
-        node: Node {
+        node: NodeIdentity {
             name: "n1".into(),
             uid: "node-uid".into(),
         },

@@ -4,7 +4,7 @@
 //! a test can make one up.
 
 use super::finding::Finding;
-use agent::inventory::DriverBranch;
+use agent::gpu::DriverBranch;
 use std::path::{Path, PathBuf};
 
 /// The first driver branch whose NVML has `nvmlDeviceGetComputeRunningProcesses_v3` and related

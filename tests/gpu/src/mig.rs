@@ -6,7 +6,7 @@ use crate::claims::OUT_OF_MEMORY;
 use crate::machine::{Machine, Missing};
 use crate::report::Verdict;
 use crate::tenant::{ProgramEnv, Tenant};
-use agent::inventory::Profile;
+use agent::gpu::Profile;
 use agent::nvml::{self, Device, Driver, Watched};
 use anyhow::{Context as _, bail};
 use std::path::Path;

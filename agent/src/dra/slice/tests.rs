@@ -1,7 +1,9 @@
 use super::*;
-use crate::inventory::{DriverLimits, GpuUuid, Health};
+use crate::gpu::GpuUuid;
+use crate::inventory::{DriverLimits, Health};
 use crate::ledger::{AllocId, Claim, Claimed, Ledger, ShareOptions, Turn};
-use crate::node::{Node, Readiness};
+use crate::node::Readiness;
+use api::grant::NodeIdentity;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
 
@@ -17,10 +19,10 @@ fn card(n: u32) -> Card {
         strangers: Vec::new(),
         grantable: Mib(15_000),
         health: Health::Healthy,
-        compute_mode: crate::inventory::ComputeMode::Default,
+        compute_mode: crate::gpu::ComputeMode::Default,
         mig: false,
         slice: None,
-        resource: crate::identity::Resource::Whole,
+        resource: crate::resource::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,
@@ -40,7 +42,7 @@ fn card(n: u32) -> Card {
 
 fn node(cards: Vec<Card>) -> State {
     let mut state = State {
-        node: Node {
+        node: NodeIdentity {
             name: "n1".into(),
             uid: "u".into(),
         },

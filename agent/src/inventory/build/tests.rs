@@ -1,6 +1,7 @@
 use super::*;
 use crate::attribute::Origin;
-use crate::inventory::{DriverLimits, Profile, Slice};
+use crate::gpu::{Profile, Slice};
+use crate::inventory::DriverLimits;
 use crate::nvml::UnreadableCard;
 
 const SETTINGS: Settings = Settings {

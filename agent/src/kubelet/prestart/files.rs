@@ -3,7 +3,8 @@
 use crate::Config;
 use crate::edit::{self, DriverFiles, MpsDirs, Places, trimmed, without_graphics};
 use crate::fence;
-use crate::inventory::{Card, GpuUuid, Slice};
+use crate::gpu::{GpuUuid, Slice};
+use crate::inventory::Card;
 use crate::ledger::{AllocId, Share};
 use crate::mps::plan;
 use crate::node::{MpsView, State};
@@ -178,7 +179,9 @@ pub(super) fn put_share_file(share_dir: &Path, share: &Share, alloc: AllocId) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{DriverLimits, InventoryBuilder, MigStrategy, Profile, Settings};
+    use crate::gpu::{MigStrategy, Profile};
+    use crate::inventory::DriverLimits;
+    use crate::inventory::build::{InventoryBuilder, Settings};
     use crate::node::Policy;
     use crate::nvml::{Device, Driver, Identity, Observation, Reading};
     use api::Mib;

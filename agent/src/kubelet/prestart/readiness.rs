@@ -1,6 +1,6 @@
 //! Whether a share's cards are in its mode, by the MPS supervisor's plan and observation.
 
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::Share;
 use crate::mps::{phase, plan};
 use crate::node::MpsView;
@@ -115,6 +115,7 @@ mod tests {
         MpsView {
             holding: applied.clone(),
             applied,
+            asked: true,
             seen: Observation {
                 servers: phase
                     .map(|phase| ServerState {

@@ -1,5 +1,7 @@
 use super::*;
-use crate::inventory::{ComputeMode, DriverLimits, Health, Stranger};
+use crate::gpu::ComputeMode;
+use crate::inventory::{DriverLimits, Health, Stranger};
+use crate::ledger::{Claimed, ShareOptions, Turn};
 use cdi::hook::Backend;
 use proptest::prelude::*;
 
@@ -18,7 +20,7 @@ fn card(index: u32, total: u64) -> Card {
         compute_mode: ComputeMode::Default,
         mig: false,
         slice: None,
-        resource: crate::identity::Resource::Whole,
+        resource: crate::resource::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,

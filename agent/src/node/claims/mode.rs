@@ -2,7 +2,7 @@
 
 use crate::inventory::Card;
 use crate::ledger::Ledger;
-use crate::node::state::Policy;
+use crate::node::policy::Policy;
 use api::Mode;
 
 /// The mode of a share on these cards: what class or claim ask for, else what the cards are in,

@@ -4,7 +4,7 @@
 //! a *part* of the claim: usually all of it. Containers that take the same have that share in
 //! common; what they take must be the same or have nothing in common.
 
-use crate::inventory::GpuUuid;
+use crate::gpu::GpuUuid;
 use crate::ledger::AllocId;
 use crate::pods::PodView;
 use api::gpu_node::Reaction;

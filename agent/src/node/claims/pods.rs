@@ -4,12 +4,13 @@
 //! The authority is the claim's `reservedFor`, as the API server has it: a pod of this node that
 //! names a prepared claim waits until it was read there.
 
-use super::apart;
 use super::parts::{goes_with, takes};
-use crate::ledger::{AllocId, HolderKey, Share};
-use crate::node::core::Core;
+use super::rules::{alone_only, apart, has_nothing_else, may_have};
+use crate::ledger::{AllocId, HolderKey, Ledger, ProofName, Share};
 use crate::node::event::Effect;
-use crate::pods::PodView;
+use crate::node::unproven::Unproven;
+use crate::pods::{PodView, Pods};
+use api::units::Fence;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The known pods of a claim that this node has prepared.
@@ -26,13 +27,42 @@ pub struct Claimants {
 }
 
 /// The containers that may have a share, as they were last listed, and those that must not.
-pub(in crate::node) type Listed = (BTreeSet<HolderKey>, BTreeMap<String, String>);
+type Listed = (BTreeSet<HolderKey>, BTreeMap<String, String>);
 
-impl Core {
-    /// Lets pods that came later have the claims that they are reserved for.
-    pub(in crate::node) fn admit_pods(&mut self, effects: &mut Vec<Effect>) {
+/// The pods of prepared claims.
+#[derive(Debug, Default)]
+pub(in crate::node) struct ClaimPods {
+    /// By the UIDs of prepared claims: the pods that they were reserved for, when that was read.
+    reserved: BTreeMap<String, BTreeSet<String>>,
+    /// By the UIDs of prepared claims, their pods on this node.
+    pub(in crate::node) claimants: BTreeMap<String, Claimants>,
+    /// The containers that may have each share of a claim, as last listed.
+    listed: BTreeMap<AllocId, Listed>,
+}
+
+impl ClaimPods {
+    /// Records the pods that a claim is reserved for.
+    pub(in crate::node) fn reserve(&mut self, claim: String, pods: BTreeSet<String>) {
+        self.reserved.insert(claim, pods);
+    }
+
+    /// Forgets a claim that is no longer prepared.
+    pub(in crate::node) fn unreserve(&mut self, claim: &str) {
+        self.reserved.remove(claim);
+    }
+
+    /// Lets pods that came later have the claims that they are reserved for. `minimum` is the node's
+    /// minimum fence.
+    pub(in crate::node) fn admit(
+        &mut self,
+        ledger: &mut Ledger,
+        pods: &Pods,
+        minimum: Option<Fence>,
+        unproven: &mut Unproven,
+        effects: &mut Vec<Effect>,
+    ) {
         let mut claims: BTreeMap<String, Vec<Share>> = BTreeMap::new();
-        for share in self.ledger.all() {
+        for share in ledger.all() {
             if let Some(claimed) = &share.claimed {
                 claims
                     .entry(claimed.uid.clone())
@@ -42,100 +72,24 @@ impl Core {
         }
         let mut claimants = BTreeMap::new();
         for (uid, rows) in &claims {
-            claimants.extend(
-                self.claimants_of(uid, rows)
-                    .map(|found| (uid.clone(), found)),
-            );
+            if let Some(mut found) = Claimants::of(rows) {
+                let reserved = self.reserved.get(uid);
+                for pod in found.takers(pods) {
+                    let joined = found.admit(ledger, rows, reserved, pod, minimum);
+                    unproven.let_start(joined);
+                }
+                claimants.insert(uid.clone(), found);
+            }
         }
         self.reserved.retain(|uid, _| claims.contains_key(uid));
         self.claimants = claimants;
-        self.list(effects);
-    }
-
-    fn claimants_of(&mut self, uid: &str, rows: &[Share]) -> Option<Claimants> {
-        let first = rows.first()?;
-        let mut found = Claimants {
-            namespace: first.pod.namespace.clone(),
-            name: first.claimed.as_ref()?.name.clone(),
-            ..Claimants::default()
-        };
-        let takers: Vec<PodView> = self
-            .pods
-            .iter()
-            .filter(|pod| pod.identity.namespace == found.namespace && !pod.finished)
-            .filter(|pod| pod.takes(&found.name))
-            .cloned()
-            .collect();
-        for pod in takers {
-            let of_pod = |share: &&Share| share.pod.uid == pod.identity.uid;
-            if let Some(known) = rows.iter().find(of_pod) {
-                if known.pod != pod.identity {
-                    // It is known only from the hook's proof.
-                    self.rename(rows, &pod);
-                }
-                continue;
-            }
-            let reserved = self.reserved.get(uid);
-            if !reserved.is_some_and(|pods| pods.contains(&pod.identity.uid)) {
-                found.awaited.insert(pod.identity.uid);
-                continue;
-            }
-            match self.joins(rows, &pod, &found.name) {
-                Ok(joins) => {
-                    for (share, container) in joins {
-                        let joined = self.ledger.join(&share, pod.identity.clone(), container);
-                        self.let_start.extend(joined.proof_name());
-                    }
-                }
-                Err(why) => drop(found.refused.insert(pod.identity.uid, why)),
-            }
-        }
-        Some(found)
-    }
-
-    fn rename(&mut self, rows: &[Share], pod: &PodView) {
-        let of_pod = rows.iter().filter(|row| row.pod.uid == pod.identity.uid);
-        for row in of_pod {
-            self.ledger
-                .update(&row.key(), |share| share.pod = pod.identity.clone());
-        }
-    }
-
-    /// What a pod's containers get of a claim with these rows.
-    fn joins(
-        &self,
-        rows: &[Share],
-        pod: &PodView,
-        claim: &str,
-    ) -> Result<Vec<(Share, String)>, String> {
-        let parts: BTreeMap<&BTreeSet<String>, &Share> = rows
-            .iter()
-            .filter_map(|row| Some((&row.claimed.as_ref()?.requests, row)))
-            .collect();
-        let requests = parts.keys().copied().flatten().cloned().collect();
-        let takes = takes(pod, claim, &requests)?;
-        let mut joins = Vec::new();
-        for (part, containers) in &takes {
-            let share = parts.get(part).filter(|_| goes_with(part, takes.keys()));
-            let Some(share) = share else {
-                return Err(apart(pod, claim, &takes));
-            };
-            Self::may_have(pod, &share.wishes, share.mode)?;
-            for container in containers {
-                self.has_nothing_else(pod, container, share.alloc_id)?;
-                joins.push(((*share).clone(), container.clone()));
-            }
-            if let Some(why) = self.alone_only(share) {
-                return Err(why);
-            }
-        }
-        Ok(joins)
+        self.list(ledger, effects);
     }
 
     /// Has the lists written that changed.
-    fn list(&mut self, effects: &mut Vec<Effect>) {
+    fn list(&mut self, ledger: &Ledger, effects: &mut Vec<Effect>) {
         let mut lists: BTreeMap<AllocId, Listed> = BTreeMap::new();
-        for share in self.ledger.all() {
+        for share in ledger.all() {
             if let (Some(claimed), Some(alloc)) = (&share.claimed, share.alloc_id) {
                 let refused = || {
                     let claimants = self.claimants.get(&claimed.uid);
@@ -154,4 +108,94 @@ impl Core {
         }
         self.listed = lists;
     }
+}
+
+impl Claimants {
+    /// Starts with no pod, for the claim with these rows of the ledger.
+    fn of(rows: &[Share]) -> Option<Self> {
+        let first = rows.first()?;
+        Some(Self {
+            namespace: first.pod.namespace.clone(),
+            name: first.claimed.as_ref()?.name.clone(),
+            ..Self::default()
+        })
+    }
+
+    /// Returns the pods that name the claim.
+    fn takers<'a>(&self, pods: &'a Pods) -> Vec<&'a PodView> {
+        pods.iter()
+            .filter(|pod| pod.identity.namespace == self.namespace && !pod.finished)
+            .filter(|pod| pod.takes(&self.name))
+            .collect()
+    }
+
+    /// Lets a pod have the claim with these rows, if it is reserved for it. Returns the names of the
+    /// proofs that its containers will leave.
+    fn admit(
+        &mut self,
+        ledger: &mut Ledger,
+        rows: &[Share],
+        reserved: Option<&BTreeSet<String>>,
+        pod: &PodView,
+        minimum: Option<Fence>,
+    ) -> Vec<ProofName> {
+        let uid = &pod.identity.uid;
+        if let Some(known) = rows.iter().find(|share| share.pod.uid == *uid) {
+            if known.pod != pod.identity {
+                // It is known only from the hook's proof.
+                for row in rows.iter().filter(|row| row.pod.uid == *uid) {
+                    ledger.update(&row.key(), |share| share.pod = pod.identity.clone());
+                }
+            }
+            return Vec::new();
+        }
+        if !reserved.is_some_and(|pods| pods.contains(uid)) {
+            self.awaited.insert(uid.clone());
+            return Vec::new();
+        }
+        match joins(ledger, rows, pod, &self.name, minimum) {
+            Ok(joins) => {
+                let join =
+                    |(share, container)| ledger.join(&share, pod.identity.clone(), container);
+                let joined = joins.into_iter().map(join);
+                joined.filter_map(|share| share.proof_name()).collect()
+            }
+            Err(why) => {
+                self.refused.insert(uid.clone(), why);
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// What a pod's containers get of a claim with these rows.
+fn joins(
+    ledger: &Ledger,
+    rows: &[Share],
+    pod: &PodView,
+    claim: &str,
+    minimum: Option<Fence>,
+) -> Result<Vec<(Share, String)>, String> {
+    let parts: BTreeMap<&BTreeSet<String>, &Share> = rows
+        .iter()
+        .filter_map(|row| Some((&row.claimed.as_ref()?.requests, row)))
+        .collect();
+    let requests = parts.keys().copied().flatten().cloned().collect();
+    let takes = takes(pod, claim, &requests)?;
+    let mut joins = Vec::new();
+    for (part, containers) in &takes {
+        let share = parts.get(part).filter(|_| goes_with(part, takes.keys()));
+        let Some(share) = share else {
+            return Err(apart(pod, claim, &takes));
+        };
+        may_have(pod, &share.wishes, share.mode)?;
+        for container in containers {
+            has_nothing_else(ledger, pod, container, share.alloc_id)?;
+            joins.push(((*share).clone(), container.clone()));
+        }
+        if let Some(why) = alone_only(share, minimum) {
+            return Err(why);
+        }
+    }
+    Ok(joins)
 }

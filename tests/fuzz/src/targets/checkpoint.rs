@@ -1,8 +1,9 @@
 //! The kubelet's checkpoint: the container of an allocation.
 
 use crate::{Shape, Target};
-use agent::identity::{Checkpoint, Resource, holders};
+use agent::identity::{Checkpoint, holders};
 use agent::ledger::AllocId;
+use agent::resource::Resource;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;

@@ -8,9 +8,10 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::Work;
+use aliquot_tests::programs::Programs;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, bail};

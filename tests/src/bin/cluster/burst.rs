@@ -54,7 +54,7 @@ impl Pair {
         for replica in &mut replicas {
             replica.ready().await?;
         }
-        cluster.heard().await?;
+        cluster.simulated_agents()?.heard().await?;
         Ok(Self { replicas })
     }
 

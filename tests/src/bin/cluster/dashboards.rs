@@ -2,8 +2,8 @@
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::ports::SCHEDULER_METRICS;
 use aliquot_tests::prometheus::Prometheus;
-use aliquot_tests::scheduler::METRICS;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
@@ -110,7 +110,7 @@ pub(crate) async fn kais_panels_are_not_empty(cluster: &mut Cluster) -> Result<(
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let ns = cluster.namespace().await?;
     let labels = json!({ "namespace": "aliquot-system", "pod": "aliquot-scheduler-0" });
-    let prometheus = Prometheus::start(cluster, &[(METRICS, labels)]).await?;
+    let prometheus = Prometheus::start(cluster, &[(SCHEDULER_METRICS, labels)]).await?;
     let outcome = filled(cluster, &prometheus, &ns).await;
     let stopped = prometheus.stop().await;
     outcome.and(stopped)

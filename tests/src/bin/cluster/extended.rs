@@ -143,7 +143,7 @@ pub(crate) async fn extended_each_pod_of_a_workflow_has_its_share_and_its_own_gr
 ) -> Result<()> {
     cluster.operator(&ARGO).await?;
     let (image, program) = ARGO_EXECUTOR;
-    let executor = cluster.operator_file(&format!("bin/{program}"))?;
+    let executor = cluster.programs.operator_file(&format!("bin/{program}"))?;
     let executor = Recipe::busybox().file(executor, "/bin/argoexec");
     cluster.serve_image(&executor, image).await?;
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;

@@ -2,11 +2,12 @@
 
 use aliquot_tests::adapt::{adapt, is_workload};
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::gpu::{self, Driver, Hardware};
+use aliquot_tests::gpu::{Driver, Hardware};
 use aliquot_tests::image::Image;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::node;
 use aliquot_tests::pod::describe;
+use aliquot_tests::programs::Place;
 use aliquot_tests::share::{self, grant_of, lines};
 use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{scheduler, stand_in};
@@ -341,7 +342,7 @@ async fn remove(cluster: &mut Cluster) -> Result<()> {
 }
 
 async fn start_driver(cluster: &Cluster) -> Result<Driver> {
-    let place = gpu::Place {
+    let place = Place {
         programs: &cluster.programs,
         state: &cluster.work.state(),
         logs: &cluster.work.logs(),

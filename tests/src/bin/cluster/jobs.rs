@@ -68,7 +68,7 @@ pub(crate) fn employ(cluster: &mut Cluster) -> Result<()> {
 async fn by_ours(cluster: &mut Cluster, sizes: &Sizes) -> Result<Burst> {
     let mut scheduler = start(cluster, "scheduler").await?;
     scheduler.ready().await?;
-    cluster.heard().await?;
+    cluster.simulated_agents()?.heard().await?;
     let groups = Api::<PodGroup>::namespaced(cluster.client.clone(), LOAD);
     let groups = Bound::first_seen(groups, "");
     let burst = burst(cluster, sizes, kai::SCHEDULER_NAME, &mut scheduler.daemon).await?;

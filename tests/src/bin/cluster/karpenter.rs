@@ -10,7 +10,7 @@ use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::describe;
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
-use aliquot_tests::simulated_agents::{Cards, Enlisted};
+use aliquot_tests::simulated_agents::{self, Cards, Enlisted};
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -207,7 +207,8 @@ impl Site {
     async fn enlist(&mut self, cluster: &Cluster, node: &Node) -> Result<()> {
         let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
         let to = scheduler.replica.telemetry();
-        self.agents.push(cluster.enlist(node, CARDS, to).await?);
+        self.agents
+            .push(simulated_agents::enlist(&cluster.client, node, CARDS, to).await?);
         has_started(cluster, &node.name_any()).await
     }
 
@@ -356,7 +357,7 @@ impl Site {
         self.empty_for(cluster, "5s").await?;
         self.karpenter.nodes(cluster, L4, 0, COMES).await?;
         self.empty_for(cluster, "1m").await?;
-        cluster.discharge(std::mem::take(&mut self.agents)).await
+        simulated_agents::discharge(&cluster.client, std::mem::take(&mut self.agents)).await
     }
 
     /// What Karpenter made goes with its finalizers, and so before it ends.
@@ -365,7 +366,7 @@ impl Site {
         let args = ["delete", "nodepool", L4, "--wait=true", "--timeout=60s"];
         cluster.kubectl.run(&args).await?;
         self.karpenter.nodes(cluster, L4, 0, COMES).await?;
-        cluster.discharge(std::mem::take(&mut self.agents)).await?;
+        simulated_agents::discharge(&cluster.client, std::mem::take(&mut self.agents)).await?;
         self.karpenter.stop().await
     }
 }

@@ -74,9 +74,10 @@ mod walls;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::{self, Work};
+use aliquot_tests::programs::Programs;
 use aliquot_tests::suite::Failure;
 use aliquot_tests::{claims, suite};
 use anyhow::Result;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use aliquot_tests::burst::plain;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::pod::describe;
-use aliquot_tests::share::{IMAGE, why_pending};
+use aliquot_tests::share::why_pending;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
@@ -257,7 +258,7 @@ pub(crate) async fn two_pods_with_one_host_port_are_never_on_one_node(
             port["hostIP"] = json!(address);
         }
         pod["spec"]["nodeSelector"] = json!({ HOST: aliquot_tests::node::NAME });
-        pod["spec"]["containers"] = json!([{ "name": "main", "image": IMAGE,
+        pod["spec"]["containers"] = json!([{ "name": "main", "image": WORKLOAD_IMAGE,
             "command": ["/bin/sleep", "600"], "ports": [port] }]);
         pod
     };
@@ -289,7 +290,7 @@ pub(crate) async fn a_pod_waits_for_its_config_map_and_runs_when_it_is_there(
     let ns = cluster.namespace().await?;
     let mut told = plain(&ns, "told");
     told["spec"]["nodeSelector"] = json!({ HOST: aliquot_tests::node::NAME });
-    told["spec"]["containers"] = json!([{ "name": "main", "image": IMAGE,
+    told["spec"]["containers"] = json!([{ "name": "main", "image": WORKLOAD_IMAGE,
         "command": ["/bin/sleep", "600"],
         "envFrom": [{ "configMapRef": { "name": "settings" } }] }]);
     cluster.apply_one(&told).await?;

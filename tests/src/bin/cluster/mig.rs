@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::{IMAGE, grant_of, pod};
+use aliquot_tests::share::{grant_of, pod};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use api::gpu_node::{GpuNode, GpuStatus};
@@ -36,7 +37,7 @@ fn pods_of_the_page(cluster: &Cluster, ns: &str) -> Result<Vec<Value>> {
             object["metadata"]["namespace"] = json!(ns);
             object["spec"]["terminationGracePeriodSeconds"] = json!(2);
             let container = &mut object["spec"]["containers"][0];
-            container["image"] = json!(IMAGE);
+            container["image"] = json!(WORKLOAD_IMAGE);
             container["env"] = json!([{ "name": "SIM_WORKLOAD", "value": "report hold" }]);
             pods.push(object);
         }

@@ -28,7 +28,7 @@ pub(crate) fn whole(namespace: &str, name: &str, scheduler: &str) -> Value {
         "spec": {
             "schedulerName": scheduler,
             "restartPolicy": "Never",
-            "containers": [{ "name": "c", "image": aliquot_tests::share::IMAGE,
+            "containers": [{ "name": "c", "image": aliquot_tests::image::WORKLOAD_IMAGE,
                 "command": ["/bin/true"], "resources": { "limits": one, "requests": one } }],
         },
     })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::machine::ADDRESS;
-use aliquot_tests::scheduler::PAGE_PORT;
+use aliquot_tests::ports::PAGE_PORT;
 use aliquot_tests::share::pod;
 use aliquot_tests::token::{self, AccountToken, Credential};
 use aliquot_tests::wait::{Seen, until};

@@ -34,7 +34,7 @@ pub(crate) async fn arrivals(cluster: &Cluster, sizes: &Sizes, rate: u32) -> Res
     mark(cluster, reclaimed).await?;
     let mut scheduler = start(cluster, "scheduler").await?;
     scheduler.ready().await?;
-    cluster.heard().await?;
+    cluster.simulated_agents()?.heard().await?;
     let mut bound = Bound::follow(cluster.client.clone(), LOAD);
     // The marked nodes are full of guests, others take the rest of the four fifths.
     let guests = names("guest", reclaimed, |name| {
@@ -136,7 +136,7 @@ pub(crate) async fn owned(cluster: &mut Cluster, sizes: &Sizes) -> Result<()> {
     employ(cluster)?;
     let mut scheduler = start(cluster, "scheduler").await?;
     scheduler.ready().await?;
-    cluster.heard().await?;
+    cluster.simulated_agents()?.heard().await?;
     let mut bound = Bound::follow(cluster.client.clone(), LOAD);
     let fillers = names("filler", filled, |name| job(&whole(LOAD, name, 1)));
     make_jobs(&cluster.client, fillers).await?;

@@ -11,8 +11,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use aliquot_tests::burst::{Bound, clear, fraction, judge, make, make_one, whole};
-use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::namespace::Work;
+use aliquot_tests::programs::Programs;
 use aliquot_tests::scheduler::{Replica, Scheduler};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
@@ -275,7 +276,7 @@ async fn bare(cluster: &Cluster, bindings: Vec<Value>) -> Result<()> {
 async fn gangs(cluster: &Cluster, size: usize, rounds: usize) -> Result<()> {
     let mut scheduler = start(cluster, "scheduler").await?;
     scheduler.ready().await?;
-    cluster.heard().await?;
+    cluster.simulated_agents()?.heard().await?;
     let (mut all, mut spread) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let group = format!("gang-{size}-{round}");
@@ -304,7 +305,7 @@ async fn gangs(cluster: &Cluster, size: usize, rounds: usize) -> Result<()> {
 async fn agents(cluster: &Cluster) -> Result<()> {
     let mut scheduler = start(cluster, "scheduler").await?;
     scheduler.ready().await?;
-    cluster.heard().await?;
+    cluster.simulated_agents()?.heard().await?;
     let settled = meter::settled(cluster, &scheduler.daemon).await?;
     println!(
         "\n{} agents connected: {}",

@@ -9,7 +9,7 @@ use aliquot_tests::node;
 use aliquot_tests::pod::{describe, phase_of};
 use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::{line, pod};
-use aliquot_tests::simulated_agents::Cards;
+use aliquot_tests::simulated_agents::{self, Cards};
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -51,9 +51,10 @@ pub(crate) async fn a_share_on_an_underused_node_moves_to_one_in_use_and_breaks_
     let group = "karpenter.sh/nodepool=l4";
     cluster.kubectl.run(&["label", "node", IDLE, group]).await?;
     let idle: Node = Api::all(cluster.client.clone()).get(IDLE).await?;
-    let agent = cluster.enlist(&idle, CARDS, replica.telemetry()).await?;
+    let agent =
+        simulated_agents::enlist(&cluster.client, &idle, CARDS, replica.telemetry()).await?;
     let outcome = moved(cluster).await;
-    cluster.discharge(vec![agent]).await?;
+    simulated_agents::discharge(&cluster.client, vec![agent]).await?;
     cluster.replace_scheduler(Replica::only()).await?;
     let args = ["delete", "namespace", names::NAMESPACE, "--timeout=60s"];
     cluster.kubectl.run(&args).await?;

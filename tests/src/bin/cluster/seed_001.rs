@@ -20,7 +20,9 @@ const COLUMNS: &str = "custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,GP
 
 /// One of the operator's two samples for KAI.
 fn sample(cluster: &Cluster, name: &str) -> Result<String> {
-    let path = cluster.operator_file(&format!("samples/kuberay/ray-cluster.{name}.yaml"))?;
+    let path = cluster
+        .programs
+        .operator_file(&format!("samples/kuberay/ray-cluster.{name}.yaml"))?;
     fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 

@@ -1,10 +1,11 @@
 //! Claims about the cluster itself, on which the other claims rely.
 
 use aliquot_tests::cluster::Cluster;
-use aliquot_tests::gpu::{self, Driver, Hardware};
+use aliquot_tests::gpu::{Driver, Hardware};
 use aliquot_tests::image::Recipe;
 use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
+use aliquot_tests::programs::Place;
 use aliquot_tests::token::AccountToken;
 use anyhow::{Context, Result};
 use k8s_openapi::api::authentication::v1::TokenReview;
@@ -138,7 +139,7 @@ pub(crate) async fn the_simulated_driver_is_seen_by_nvidia_smi_and_ends(
     cluster: &mut Cluster,
 ) -> Result<()> {
     let (state, logs) = (cluster.work.state(), cluster.work.logs());
-    let place = gpu::Place {
+    let place = Place {
         programs: &cluster.programs,
         state: &state,
         logs: &logs,

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{DRIVER_ROOT, Hardware};
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::{IMAGE, pod, why_pending};
+use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use api::Mib;
@@ -150,7 +151,7 @@ fn stranger(ns: &str, name: &str) -> Value {
             "nodeName": node::NAME, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
             "volumes": [{ "name": "host", "hostPath": { "path": "/" } }],
             "containers": [{
-                "name": "main", "image": IMAGE, "securityContext": { "privileged": true },
+                "name": "main", "image": WORKLOAD_IMAGE, "securityContext": { "privileged": true },
                 "volumeMounts": [{ "name": "host", "mountPath": "/host" }],
                 "env": [
                     { "name": "SIM_ROOT", "value": format!("/host{DRIVER_ROOT}") },

@@ -4,9 +4,10 @@
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{DRIVER_ROOT, Hardware};
 use aliquot_tests::namespace::Work;
+use aliquot_tests::programs::Programs;
 use anyhow::{Context, Result};
 
 const HELLO: &str = "\

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::ports::SCHEDULER_METRICS;
 use aliquot_tests::prometheus::Prometheus as Recorder;
-use aliquot_tests::scheduler::METRICS;
 use aliquot_tests::share::{pod, why_pending};
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context as _, Result, ensure};
@@ -31,7 +31,7 @@ pub(crate) async fn a_queue_that_used_much_waits_behind_the_one_that_used_little
 pub(crate) async fn a_real_prometheus_knows_who_used_much(cluster: &mut Cluster) -> Result<()> {
     cluster.aliquot(&Hardware::preset("T4", 1)).await?;
     let labels = json!({ "namespace": "aliquot-system", "pod": "aliquot-scheduler-0" });
-    let server = Recorder::start(cluster, &[(METRICS, labels)]).await?;
+    let server = Recorder::start(cluster, &[(SCHEDULER_METRICS, labels)]).await?;
     let outcome = recorded(cluster, &server).await;
     let stopped = server.stop().await;
     forget_shard(cluster, outcome.and(stopped)).await

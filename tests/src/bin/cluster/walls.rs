@@ -9,7 +9,8 @@ use aliquot_tests::cluster::Cluster;
 use aliquot_tests::daemon::Daemon;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::scheduler::{METRICS, Replica};
+use aliquot_tests::ports::SCHEDULER_METRICS;
+use aliquot_tests::scheduler::Replica;
 use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use aliquot_tests::{http as plain, node};
@@ -215,7 +216,7 @@ pub(crate) async fn the_largest_pods_of_a_namespace_end_no_scheduler_that_starts
     let scheduler = cluster.scheduler.as_mut().context("no scheduler")?;
     let pid = scheduler.daemon.pid();
     lives(&mut scheduler.daemon, pid)?;
-    let snapshot = plain::length(METRICS, "/get-snapshot").await?;
+    let snapshot = plain::length(SCHEDULER_METRICS, "/get-snapshot").await?;
     // What is long in a pod is not in it.
     ensure!(snapshot > 10_000, "{snapshot} bytes");
     lives(&mut scheduler.daemon, pid)?;

@@ -8,12 +8,12 @@ use std::fs;
 
 use aliquot_tests::adapt::{adapt, is_workload};
 use aliquot_tests::daemon::Daemon;
-use aliquot_tests::image::Image;
+use aliquot_tests::image::{Image, WORKLOAD_IMAGE};
 use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::{LIMIT, describe};
 use aliquot_tests::scheduler::Replica;
+use aliquot_tests::stand_in;
 use aliquot_tests::wait::{Seen, until};
-use aliquot_tests::{share, stand_in};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -37,7 +37,7 @@ pub(crate) async fn bring_up(cluster: &mut MachineCluster) -> Result<Daemon> {
     let layout = cluster.programs.image.clone().context("no image")?;
     cluster.registry.push(&Image::at(layout), IMAGE).await?;
     for (reference, recipe) in stand_in::images(&cluster.programs) {
-        if [share::IMAGE, SAMPLE].contains(&reference) {
+        if [WORKLOAD_IMAGE, SAMPLE].contains(&reference) {
             cluster.serve_image(&recipe, reference).await?;
         }
     }

@@ -17,10 +17,11 @@ use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use aliquot_tests::cluster::{Cluster, Programs};
+use aliquot_tests::cluster::Cluster;
 use aliquot_tests::daemon;
 use aliquot_tests::gpu::Hardware;
 use aliquot_tests::namespace::{self, Work};
+use aliquot_tests::programs::Programs;
 use aliquot_tests::virtual_machine::{Disk, Runtime, VirtualMachine};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;

@@ -3,7 +3,7 @@
 mod shared_claims;
 
 use super::*;
-use crate::ledger::Front;
+use crate::inventory::Front;
 use crate::node::claims::parts::{Allocated, Config, Device, device_name};
 use crate::pods::ClaimUse;
 

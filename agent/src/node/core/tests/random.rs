@@ -105,7 +105,7 @@ proptest! {
         }
         let local = world.local();
         world.tell(&mut core, Event::Local(local));
-        if !core.minted.is_empty() {
+        if !core.allocations.minted.is_empty() {
             // An answer that came and went between two readings of the checkpoint is remembered as
             // one that may still come; an agent that starts later cannot know of it.
             world.now += reconcile::MINTED_GRACE;
@@ -120,7 +120,7 @@ proptest! {
         };
         prop_assert_eq!(bound(&core), bound(&rebuilt));
         // If more is claimed than exists, the order of the claims is not recorded anywhere.
-        if core.claims.keys().all(|key| core.ledger.get(key).is_some()) {
+        if core.grants.oldest_first().iter().all(|claim| core.ledger.get(&claim.key()).is_some()) {
             prop_assert_eq!(&core.ledger, &rebuilt.ledger);
             prop_assert_eq!(core.offer().share, rebuilt.offer().share);
             prop_assert_eq!(core.offer().whole, rebuilt.offer().whole);

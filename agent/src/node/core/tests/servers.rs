@@ -1,9 +1,8 @@
 //! Claims about MPS servers that broke, and about a kubelet that lost its plugin.
 
 use super::*;
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
 use crate::ledger::HolderKey;
-use crate::node::state::Pool;
 use crate::nvml::{CardSample, UnreadableCard};
 use crate::reconcile::Limited;
 use cdi::hook::Backend;
@@ -98,31 +97,6 @@ fn a_server_that_nobody_needs_any_more_is_not_waited_for() {
         let back = Event::MpsSeen(observed(life, 3, 1));
         let told = mended(&core.apply(back, world.now));
         assert_eq!(told, usize::from(needed), "{needed}");
-    }
-}
-
-#[test]
-fn a_server_that_was_not_needed_for_a_moment_is_ready_once_the_supervisor_says_so_again() {
-    let mut core = World::new().started();
-    let now = Instant::now();
-    let server = |mib| mps::Server {
-        name: "GPU-0".into(),
-        default_memory_mib: mib,
-        ..Default::default()
-    };
-    let needed = |mib| mps::Plan {
-        servers: vec![server(mib)],
-        ..Default::default()
-    };
-    let answer = |step| Event::Mps(needed(300), observed(1, step, 0));
-    let _ = core.apply(answer(1), now);
-    assert_eq!(core.needs(&needed(300)).servers, [server(300)]);
-    // Its last share left, and another one came: the supervisor may be ending it.
-    for other in [mps::Plan::default(), needed(400)] {
-        let _ = core.needs(&other);
-        assert_eq!(core.needs(&needed(300)).servers, []);
-        let _ = core.apply(answer(2), now);
-        assert_eq!(core.needs(&needed(300)).servers, [server(300)]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Claims about slices of cards in MIG mode.
 
 use super::*;
-use crate::inventory::{Profile, Slice};
+use crate::gpu::{Profile, Slice};
 use crate::nvml::UnreadableCard;
 
 const RESOURCE: &str = "nvidia.com/mig-1g.10gb";
@@ -191,11 +191,11 @@ fn a_slice_needs_no_grant_and_is_exactly_the_one_that_the_kubelet_gave() {
             vec![process(7, &uid), process(8, "other")],
         )]));
     }
-    let slice = node.core.inventory.card(&mig(1)).unwrap();
+    let slice = node.core.cards.inventory.card(&mig(1)).unwrap();
     let strangers: Vec<u32> = slice.strangers.iter().map(|s| s.pid).collect();
     assert_eq!(strangers, [8]);
     // Without allowance, a whole card is still not given without a grant.
-    assert!(!node.core.allows_ungranted());
+    assert!(!node.core.terms.allow_ungranted_whole);
 }
 
 #[test]
@@ -219,11 +219,11 @@ fn a_fault_of_a_slice_is_its_own_and_one_of_its_card_is_all_slices() {
     let fault = |gpu| Event::Fault(Xid { gpu, number: 95 });
     node.world.tell(&mut node.core, fault(mig(0)));
     assert_eq!(node.offered(), ["MIG-1"]);
-    let card = node.core.inventory.card(&uuid(0)).unwrap();
+    let card = node.core.cards.inventory.card(&uuid(0)).unwrap();
     assert!(card.health.is_healthy());
     node.world.tell(&mut node.core, fault(uuid(0)));
     assert!(node.offered().is_empty());
-    let slice = node.core.inventory.card(&mig(1)).unwrap();
+    let slice = node.core.cards.inventory.card(&mig(1)).unwrap();
     assert_eq!(slice.health.reason(), "XID 95: the card needs a reset");
 }
 
@@ -238,7 +238,7 @@ fn a_slice_that_is_gone_is_no_row_and_its_holder_keeps_its_id() {
         .tell(&mut node.core, Event::Local(node.world.local()));
     node.world
         .tell(&mut node.core, Event::Observed(Arc::new(seen)));
-    assert_eq!(node.core.inventory.cards.len(), 3);
+    assert_eq!(node.core.cards.inventory.cards.len(), 3);
     assert_eq!(node.offered(), ["MIG-1"]);
 }
 

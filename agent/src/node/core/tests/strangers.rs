@@ -1,7 +1,7 @@
 //! Claims about processes without a grant.
 
 use super::*;
-use crate::inventory::ComputeMode;
+use crate::gpu::ComputeMode;
 use api::gpu_node::Reaction;
 
 fn process(pid: u32, command: &str, pod: Option<&str>, container: Option<&str>) -> Process {
@@ -21,7 +21,7 @@ fn process(pid: u32, command: &str, pod: Option<&str>, container: Option<&str>) 
 }
 
 fn strangers(core: &Core) -> Vec<u32> {
-    let found = &core.inventory.cards[0].strangers;
+    let found = &core.cards.inventory.cards[0].strangers;
     found.iter().map(|stranger| stranger.pid).collect()
 }
 

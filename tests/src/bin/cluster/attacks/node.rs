@@ -7,9 +7,10 @@ use std::time::Duration;
 use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::{Gpus, Hardware};
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::node;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::{IMAGE, pod};
+use aliquot_tests::share::pod;
 use aliquot_tests::suite::Claim;
 use aliquot_tests::wait::{Seen, stays, until};
 use anyhow::{Context, Result, ensure};
@@ -211,7 +212,7 @@ async fn hogged(cluster: &mut Cluster) -> Result<()> {
         "spec": {
             "nodeName": node::NAME, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
             "containers": [{
-                "name": "main", "image": IMAGE,
+                "name": "main", "image": WORKLOAD_IMAGE,
                 "resources": { "limits": { (proto::names::resource::SHARE): "48" } },
             }],
         },

@@ -5,9 +5,10 @@ use std::time::Duration;
 use aliquot_tests::claims;
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::pod::phase_of;
 use aliquot_tests::scheduler::{self, Replica};
-use aliquot_tests::share::{IMAGE, grant_of, pod};
+use aliquot_tests::share::{grant_of, pod};
 use aliquot_tests::simulated_agents;
 use aliquot_tests::suite::Claim;
 use aliquot_tests::token::AccountToken;
@@ -377,7 +378,7 @@ pub(crate) async fn a_new_signing_key_ends_no_share_and_a_revoked_one_starts_non
     // Bound with the old key; its share starts when its first container lets it.
     let mut late = share("late");
     let wait = "until [ -e /tmp/go ]; do /bin/busybox sleep 0.1; done";
-    late["spec"]["initContainers"] = json!([{ "name": "wait", "image": IMAGE,
+    late["spec"]["initContainers"] = json!([{ "name": "wait", "image": WORKLOAD_IMAGE,
         "command": ["/bin/busybox", "sh", "-c", wait] }]);
     cluster.apply_one(&late).await?;
     cluster

@@ -99,7 +99,9 @@ async fn sees(cluster: &Cluster, ns: &str, name: &str) -> Result<Vec<String>> {
 
 /// Its `DaemonSet`, with the rights and folders that its chart gives it.
 async fn install(cluster: &Cluster) -> Result<()> {
-    let program = cluster.operator_file("bin/dra-example-kubeletplugin")?;
+    let program = cluster
+        .programs
+        .operator_file("bin/dra-example-kubeletplugin")?;
     let image = Recipe::busybox()
         .file(program, "/dra-example-kubeletplugin")
         .entrypoint(["/dra-example-kubeletplugin"]);

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use aliquot_tests::cluster::Cluster;
 use aliquot_tests::gpu::Hardware;
+use aliquot_tests::image::WORKLOAD_IMAGE;
 use aliquot_tests::manifest::documents;
 use aliquot_tests::pod::phase_of;
-use aliquot_tests::share::{IMAGE, pod};
+use aliquot_tests::share::pod;
 use aliquot_tests::wait::{Seen, until};
 use anyhow::{Context, Result, ensure};
 use kube::api::ListParams;
@@ -77,7 +78,7 @@ async fn done(cluster: &Cluster, ns: &str, objects: &[Value]) -> Result<Vec<Stri
                 );
                 let containers = object["spec"]["containers"].as_array_mut();
                 for container in containers.into_iter().flatten() {
-                    container["image"] = json!(IMAGE);
+                    container["image"] = json!(WORKLOAD_IMAGE);
                     container["env"] = json!([{ "name": "SIM_WORKLOAD", "value": "report hold" }]);
                 }
             }

@@ -40,7 +40,7 @@ pub(crate) async fn the_containers_of_a_claim_are_held_to_its_limit_together(
         let mut pod = manifest(ns, "two", "share", "report alloc 900 hold");
         beside(&mut pod, "side", "report alloc 900 hold")?;
         pod["spec"]["initContainers"] = json!([{
-            "name": "first", "image": aliquot_tests::share::IMAGE,
+            "name": "first", "image": aliquot_tests::image::WORKLOAD_IMAGE,
             "env": [{ "name": "SIM_WORKLOAD", "value": "report alloc 1500" }],
             "resources": { "claims": [{ "name": "gpu" }] },
         }]);

@@ -93,7 +93,7 @@ pub(crate) async fn a_pod_that_asks_for_a_gpu_gets_it_by_the_claim_that_the_sche
             .context("containers")?
             .push(second);
         asks["spec"]["initContainers"] = json!([{
-            "name": "first", "image": aliquot_tests::share::IMAGE, "resources": one,
+            "name": "first", "image": aliquot_tests::image::WORKLOAD_IMAGE, "resources": one,
             "env": [{ "name": "SIM_WORKLOAD", "value": "report" }],
         }]);
         cluster.apply_one(&asks).await?;

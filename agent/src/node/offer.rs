@@ -5,10 +5,14 @@
 //! takes nothing new. A held ID is Unhealthy only when its holder has lost a card that it was
 //! granted, because an Unhealthy ID makes its pod fail permanently when the kubelet restarts.
 
-use crate::identity::Resource;
-use crate::inventory::{Card, GpuUuid, Inventory, Profile};
-use crate::ledger::{Front, HolderKey, Ledger};
+use super::allocations::Allocations;
+use super::grants::Grants;
+use crate::gpu::{GpuUuid, Profile};
+use crate::inventory::Front;
+use crate::inventory::{Card, Inventory};
+use crate::ledger::{Claim, HolderKey, Ledger};
 use crate::reconcile::Held;
+use crate::resource::Resource;
 use api::Mode;
 use proto::deviceplugin::{Device, NumaNode, TopologyInfo};
 use proto::names::kubelet::{HEALTHY, UNHEALTHY};
@@ -127,6 +131,43 @@ pub fn devices(inventory: &Inventory, terms: Terms<'_>) -> Lists {
     lists
 }
 
+/// Claims that the kubelet has not allocated for, oldest first.
+pub(super) fn awaited(grants: &Grants, allocations: &Allocations, ledger: &Ledger) -> Vec<Awaited> {
+    let checkpoint = allocations.local.checkpoint.iter();
+    let recorded: BTreeSet<(&str, &str)> = checkpoint
+        .flat_map(|checkpoint| &checkpoint.entries)
+        .filter(|entry| entry.alloc.is_some())
+        .map(|entry| (entry.pod_uid.as_str(), entry.container.as_str()))
+        .collect();
+    let is_open = |claim: &&Claim| {
+        let share = ledger.get(&claim.key());
+        !recorded.contains(&(claim.pod.uid.as_str(), claim.container.as_str()))
+            && share.is_none_or(|share| share.alloc_id.is_none())
+    };
+    let open = grants.oldest_first().into_iter().filter(is_open);
+    let mut open: Vec<Awaited> = open
+        .map(|claim| Awaited {
+            resource: match claim.mode {
+                Mode::Exclusive => Resource::Whole,
+                _ => Resource::Share,
+            },
+            gpus: claim.gpus.clone(),
+        })
+        .collect();
+    // Each answer that is not recorded yet was for one of them.
+    for fresh in allocations.minted.values() {
+        let cards: BTreeSet<&str> = fresh.ids.iter().map(|id| card_of(id)).collect();
+        let one = open.iter().position(|awaited| {
+            awaited.resource == fresh.resource
+                && awaited.gpus.iter().any(|gpu| cards.contains(gpu.as_str()))
+        });
+        if let Some(one) = one {
+            open.remove(one);
+        }
+    }
+    open
+}
+
 fn push(lists: &mut Lists, resource: Resource, device: Device) {
     lists.entry(resource).or_default().push(device);
 }
@@ -232,4 +273,4 @@ impl Offer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,10 +1,11 @@
 use super::*;
-use crate::inventory::{Card, ComputeMode, DriverLimits, Health};
+use crate::gpu::ComputeMode;
+use crate::inventory::{Card, DriverLimits, Health};
 use crate::ledger::{AllocId, Claim, Turn};
 use api::Mib;
 use api::grant::PodIdentity;
 
-fn card(index: u32) -> Card {
+pub(in crate::node) fn card(index: u32) -> Card {
     Card {
         uuid: GpuUuid::from(format!("GPU-{index}").as_str()),
         index,
@@ -19,7 +20,7 @@ fn card(index: u32) -> Card {
         compute_mode: ComputeMode::Default,
         mig: false,
         slice: None,
-        resource: crate::identity::Resource::Whole,
+        resource: crate::resource::Resource::Whole,
         cordoned: false,
         hidden_from_other_plugins: false,
         only_mode: None,

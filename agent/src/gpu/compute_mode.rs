@@ -1,0 +1,24 @@
+//! The compute mode of a card is the driver's rule about which processes may use it.
+
+/// Which processes may create a context on a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Anyone.
+    #[default]
+    Default,
+    /// One process.
+    ExclusiveProcess,
+    /// No one.
+    Prohibited,
+}
+
+impl ComputeMode {
+    /// The name in telemetry and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "Default",
+            Self::ExclusiveProcess => "ExclusiveProcess",
+            Self::Prohibited => "Prohibited",
+        }
+    }
+}

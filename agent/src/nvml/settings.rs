@@ -1,0 +1,24 @@
+//! The settings of NVML's owner do not change while the agent runs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The longest time between two full readings of all cards. Reports on fences are as old as the last
+/// reading, so a longer interval would report fences that are gone.
+pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+/// What the owner needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the library may be. The first path that exists is loaded, otherwise the last one is
+    /// tried, which may be a name for the dynamic loader.
+    pub libraries: Vec<PathBuf>,
+    /// Time between two full readings.
+    pub interval: Duration,
+    /// Between two samples of the cards that are watched.
+    pub sample_interval: Duration,
+    /// Where processes are looked up.
+    pub proc_root: PathBuf,
+    /// Whether the slices of cards in MIG mode are read.
+    pub slices: bool,
+}
