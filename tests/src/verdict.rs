@@ -5,6 +5,7 @@
 //! judges it as it would judge the real one. Must never change the cluster.
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::client::Body;
 use serde_json::Value;
@@ -27,6 +28,12 @@ impl Write {
             path: path.into(),
             body,
         }
+    }
+
+    /// Returns the pod that the write creates. `None`: it does something else.
+    pub fn created_pod(&self) -> Option<Pod> {
+        let creates = self.method == "POST" && self.path.ends_with("/pods");
+        creates.then(|| serde_json::from_value(self.body.clone()).ok())?
     }
 
     /// A replacement: the body has the object's resource version.
