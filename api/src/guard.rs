@@ -139,7 +139,7 @@ fn host_paths(pod: &Pod, spec: &PodSpec) -> Option<String> {
             .split('/')
             .any(|part| ["root", "cwd", "fd"].contains(&part))
     };
-    let shares = requests_share(pod, spec);
+    let shares = requests_share(pod);
     for given in paths {
         let path = normal(given).replace("//", "/");
         if PROTECTED.iter().any(|one| path.starts_with(one)) || of_proc(&path) {
@@ -158,8 +158,10 @@ fn host_paths(pod: &Pod, spec: &PodSpec) -> Option<String> {
     None
 }
 
-fn requests_share(pod: &Pod, spec: &PodSpec) -> bool {
-    let Some(annotations) = &pod.metadata.annotations else {
+/// Returns true for a pod with annotations of a share: GPU memory, a fraction, or memory of one of its
+/// containers.
+pub fn requests_share(pod: &Pod) -> bool {
+    let (Some(annotations), Some(spec)) = (&pod.metadata.annotations, &pod.spec) else {
         return false;
     };
     let of_container = |container: &Container| {

@@ -30,10 +30,15 @@ impl Write {
         }
     }
 
-    /// Returns the pod that the write creates. `None`: it does something else.
-    pub fn created_pod(&self) -> Option<Pod> {
-        let creates = self.method == "POST" && self.path.ends_with("/pods");
-        creates.then(|| serde_json::from_value(self.body.clone()).ok())?
+    /// Returns the pod that the write creates in a namespace. `None`: it does something else.
+    ///
+    /// # Errors
+    /// The pod cannot be read.
+    pub fn created_pod(&self, namespace: &str) -> Result<Option<Pod>> {
+        let creates =
+            self.method == "POST" && self.path == format!("/api/v1/namespaces/{namespace}/pods");
+        let pod = creates.then(|| serde_json::from_value(self.body.clone()));
+        pod.transpose().context("the pod cannot be read")
     }
 
     /// A replacement: the body has the object's resource version.

@@ -20,13 +20,13 @@ use packing::Packing;
 use scheduler::prometheus::{Sample, client};
 use serde::Deserialize;
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Timeout for the query of Prometheus.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Pods that would be refused of which the reason is printed.
+/// Refused workloads of which the reason is printed.
 const REASONS: usize = 10;
 
 /// Flags of `aliquot plan`.
@@ -95,8 +95,11 @@ struct Labels {
 
 /// Returns the most memory that each pod used of one card.
 async fn used(url: &str, hours: u32) -> Result<Used, Failure> {
-    let prometheus = client(url)
-        .map_err(|_| Failure::input("--prometheus is not a URL, such as http://localhost:9090"))?;
+    let prometheus = client(url).map_err(|why| {
+        Failure::input(format!(
+            "--prometheus (such as http://localhost:9090): {why}"
+        ))
+    })?;
     let query = format!(
         "max by (namespace, pod, exported_namespace, exported_pod) (max_over_time(DCGM_FI_DEV_FB_USED[{hours}h]))"
     );
@@ -114,7 +117,13 @@ async fn used(url: &str, hours: u32) -> Result<Used, Failure> {
             prometheus.shown()
         )));
     }
-    Ok(samples.into_iter().filter_map(of_sample).collect())
+    let mut used = Used::new();
+    for (pod, mib) in samples.into_iter().filter_map(of_sample) {
+        // An exporter that was started again is another series of the same pod.
+        let most = used.entry(pod).or_default();
+        *most = mib.max(*most);
+    }
+    Ok(used)
 }
 
 fn of_sample(sample: Sample<Labels>) -> Option<((String, String), u64)> {
@@ -140,17 +149,33 @@ fn of_sample(sample: Sample<Labels>) -> Option<((String, String), u64)> {
     (!key.1.is_empty()).then_some((key, mib))
 }
 
-/// Returns the pods that the policies would refuse if they were created again, and why.
-fn refused(pods: &[Pod], exempt: &BTreeSet<String>) -> Vec<(String, String)> {
-    let judged = pods.iter().filter(|pod| holders::is_live(pod));
-    let judged = judged.filter_map(|pod| {
+/// The number of refused pods, by workload and reason.
+type Refused = BTreeMap<(String, String), u64>;
+
+/// Returns the workloads whose pods the policies would refuse if they were created again.
+fn refused(pods: &[Pod], exempt: &BTreeSet<String>) -> Refused {
+    let mut refused = Refused::new();
+    for pod in pods.iter().filter(|pod| holders::is_live(pod)) {
         let namespace = pod.namespace().unwrap_or_default();
-        let refusal = api::guard::refusal(pod)?;
-        let name = format!("{namespace}/{}", pod.name_any());
-        (!exempt.contains(&namespace)).then_some((name, refusal.why))
-    });
-    let mut refused: Vec<_> = judged.collect();
-    refused.sort();
+        if exempt.contains(&namespace) {
+            continue;
+        }
+        let Some(refusal) = api::guard::refusal(pod) else {
+            continue;
+        };
+        // KAI's webhook writes variables and a runtime class into the pods of its shares; under Aliquot
+        // they have none.
+        if api::guard::requests_share(pod) && refusal.policy != "aliquot-host-paths" {
+            continue;
+        }
+        let mut owners = pod.metadata.owner_references.iter().flatten();
+        let controller = owners.find(|owner| owner.controller == Some(true));
+        let name = match controller {
+            Some(owner) => format!("{namespace}/{} ({})", owner.name, owner.kind),
+            None => format!("{namespace}/{}", pod.name_any()),
+        };
+        *refused.entry((name, refusal.why)).or_default() += 1;
+    }
     refused
 }
 
@@ -165,7 +190,7 @@ const COLUMNS: &[Column] = &[
     Column::number("shareMib", "SHARE MIB"),
 ];
 
-fn report(args: &Args, fleet: &Fleet, refused: &[(String, String)]) -> Report {
+fn report(args: &Args, fleet: &Fleet, refused: &Refused) -> Report {
     let share = |holder: &Holder| holder.share(args.headroom);
     let packing = Packing::of(&fleet.holders, args.headroom);
     let mut table = Table::new(COLUMNS, "no pod holds a GPU");
@@ -196,35 +221,50 @@ fn report(args: &Args, fleet: &Fleet, refused: &[(String, String)]) -> Report {
     report.above = above(args, fleet, &packing);
     report.below = below(refused);
     report.document = Some(json!({
-        "nodes": fleet.nodes, "gpus": fleet.gpus, "held": fleet.held, "podsWithoutKnownUse": packing.unknown,
+        "nodes": fleet.nodes, "nodesWithSharedGpus": fleet.sharing, "nodesWithMig": fleet.mig, "podsWithShares": fleet.shares, "gpus": fleet.gpus, "held": fleet.held, "podsWithoutKnownUse": packing.unknown,
         "shares": packing.shares, "cardsForShares": packing.cards,
         "pods": report.table.objects(),
-        "refused": refused.iter().map(|(pod, why)| json!({"pod": pod, "why": why})).collect::<Vec<_>>(),
+        "refused": refused.iter().map(|((workload, why), pods)| json!({"workload": workload, "pods": pods, "why": why})).collect::<Vec<_>>(),
     }));
     report
 }
 
 fn above(args: &Args, fleet: &Fleet, packing: &Packing) -> Vec<Cell> {
     let mut lines = vec![Cell::from(format!(
-        "{} with GPUs, {}; {} hold {} of them",
+        "{} on which pods get GPUs of their own, with {}; {} hold {} of them",
         count(fleet.nodes, "node"),
         count(fleet.gpus, "GPU"),
         count(fleet.holders.len() as u64, "pod"),
         fleet.held
     ))];
-    if fleet.time_sliced > 0 {
-        lines.push(Cell::from(format!(
-            "{} time-slicing: several pods hold the same GPU there, with no limit of memory",
-            if fleet.time_sliced == 1 {
-                "1 node uses".to_owned()
-            } else {
-                format!("{} nodes use", fleet.time_sliced)
-            }
-        )));
+    let mut note = |number: u64, of: &str, what: &str| {
+        if number > 0 {
+            lines.push(Cell::from(format!("{}{what}", count(number, of))));
+        }
+    };
+    note(
+        fleet.sharing,
+        "node",
+        " not counted: several pods get the same GPU there (time-slicing, MPS or another plugin)",
+    );
+    note(
+        fleet.mig,
+        "node",
+        " not counted: the GPUs there are MIG slices",
+    );
+    note(
+        fleet.shares,
+        "pod",
+        " with a share already, by KAI's annotations",
+    );
+    if fleet.nodes + fleet.sharing + fleet.mig == 0 {
+        lines.push(Cell::from(
+            "no device plugin counts GPUs in this cluster (nvidia.com/gpu); those that DRA hands out are not counted",
+        ));
     }
-    if packing.shares > 0 {
+    if packing.shares > packing.cards {
         let line = format!(
-            "{} used at most half of their GPU's memory in the last {} h; as shares of that and {} % more, they fit on {} in place of {}",
+            "{} used at most half of their GPU's memory in the last {} h; with shares of that and {} % more, they fit on {} in place of {}, by GPU memory alone",
             count(packing.shares, "pod"),
             args.last,
             args.headroom,
@@ -234,7 +274,7 @@ fn above(args: &Args, fleet: &Fleet, packing: &Packing) -> Vec<Cell> {
         lines.push(Cell::from(line).tone(Tone::Good));
     } else if args.prometheus.is_some() && packing.unknown < fleet.holders.len() as u64 {
         lines.push(Cell::from(
-            "no pod used less than half of its GPU's memory: shares would free no GPU",
+            "shares would free no GPU: too few pods have one GPU and used at most half of its memory",
         ));
     }
     if args.prometheus.is_none() {
@@ -253,24 +293,28 @@ fn above(args: &Args, fleet: &Fleet, packing: &Packing) -> Vec<Cell> {
     lines
 }
 
-fn below(refused: &[(String, String)]) -> Vec<Cell> {
+fn below(refused: &Refused) -> Vec<Cell> {
+    /// The policies that the verb judges by; the others need more than a pod to judge.
+    const JUDGED: &str = "aliquot-visible-devices, aliquot-runtime-classes and aliquot-host-paths";
     let mut lines = Vec::new();
     if refused.is_empty() {
-        lines.push(Cell::from(
-            "the admission policies would refuse none of the running pods",
-        ));
+        lines.push(Cell::from(format!(
+            "the policies {JUDGED} would refuse no existing pod"
+        )));
     } else {
         lines.push(
             Cell::from(format!(
-                "the admission policies would refuse {} when they are created again, unless their namespaces have the label {}={}:",
-                count(refused.len() as u64, "running pod"),
+                "the policies {JUDGED} would refuse {} when they are created again, unless their namespaces have the label {}={}:",
+                count(refused.values().sum(), "existing pod"),
                 proto::names::guard::LABEL,
                 proto::names::guard::EXEMPT
             ))
             .tone(Tone::Warn),
         );
         let shown = refused.iter().take(REASONS);
-        lines.extend(shown.map(|(pod, why)| Cell::from(format!("  {pod}: {why}"))));
+        lines.extend(shown.map(|((workload, why), pods)| {
+            Cell::from(format!("  {workload}, {}: {why}", count(*pods, "pod")))
+        }));
         if refused.len() > REASONS {
             lines.push(Cell::from(format!(
                 "  and {} more (-o json)",

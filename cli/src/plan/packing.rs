@@ -3,6 +3,11 @@
 use super::holders::Holder;
 use std::collections::BTreeMap;
 
+/// The shares of one card: the agent's default for `--client-slots`.
+const SLOTS: usize = 48;
+/// The part of a card that is not granted: the driver keeps some hundred MiB for itself.
+const RESERVE_MIB: u64 = 1024;
+
 /// The result, by the memory of GPUs alone: the CPU and memory of nodes are not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Packing {
@@ -32,14 +37,16 @@ impl Packing {
         }
         for ((_, card), mut shares) in shares {
             shares.sort_unstable_by(|a, b| b.cmp(a));
-            let mut free: Vec<u64> = Vec::new();
+            // What each card has left, and how many shares it has.
+            let mut cards: Vec<(u64, usize)> = Vec::new();
             for share in shares {
-                match free.iter_mut().find(|free| **free >= share) {
-                    Some(free) => *free -= share,
-                    None => free.push(card.saturating_sub(share)),
+                let mut known = cards.iter_mut();
+                match known.find(|(free, count)| *free >= share && *count < SLOTS) {
+                    Some((free, count)) => (*free, *count) = (*free - share, *count + 1),
+                    None => cards.push((card.saturating_sub(RESERVE_MIB + share), 1)),
                 }
             }
-            packing.cards += free.len() as u64;
+            packing.cards += cards.len() as u64;
         }
         packing
     }

@@ -43,14 +43,26 @@ fn cluster(used: &[(&str, u64)]) -> Fleet {
             8,
             json!({"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.count": "2"}),
         ),
+        node(
+            "mig",
+            7,
+            json!({"nvidia.com/gpu.product": "H100-MIG-1g.10gb"}),
+        ),
         serde_json::from_value(json!({"metadata": {"name": "cpu"}, "status": {}})).unwrap(),
     ];
+    let mut share = pod("share", Some("a"), 0, "Running");
+    share.metadata.annotations = Some([("gpu-fraction".to_owned(), "0.5".to_owned())].into());
+    let mut reservation = pod("reservation", Some("a"), 1, "Running");
+    reservation.metadata.namespace = Some("kai-resource-reservation".to_owned());
     let pods = [
         pod("small", Some("a"), 1, "Running"),
         pod("middle", Some("a"), 1, "Running"),
         pod("large", Some("a"), 1, "Running"),
         pod("two", Some("a"), 2, "Running"),
         pod("slice", Some("sliced"), 1, "Running"),
+        pod("of-mig", Some("mig"), 1, "Running"),
+        share,
+        reservation,
         pod("ended", Some("a"), 1, "Succeeded"),
         pod("waits", None, 1, "Pending"),
         pod("without", Some("a"), 0, "Running"),
@@ -77,12 +89,14 @@ fn pods_that_use_little_of_a_gpu_of_their_own_fit_on_fewer_as_shares() {
     ];
     let fleet = cluster(&used);
     let with = args(&["--prometheus", "http://p"]);
-    let told = text(&report(&with, &fleet, &[]));
+    let told = text(&report(&with, &fleet, &Refused::new()));
     for part in [
-        "2 nodes with GPUs, 10 GPUs; 5 pods hold 6 of them",
-        "1 node uses time-slicing",
-        "2 pods used at most half of their GPU's memory in the last 24 h; as shares of that and 25 % more, they fit on 1 GPU in place of 2",
-        "the admission policies would refuse none",
+        "1 node on which pods get GPUs of their own, with 8 GPUs; 4 pods hold 5 of them",
+        "1 node not counted: several pods get the same GPU there",
+        "1 node not counted: the GPUs there are MIG slices",
+        "1 pod with a share already",
+        "2 pods used at most half of their GPU's memory in the last 24 h; with shares of that and 25 % more, they fit on 1 GPU in place of 2, by GPU memory alone",
+        "would refuse no existing pod",
         "docs/evaluate.md",
     ] {
         assert!(told.contains(part), "{part}: {told}");
@@ -103,23 +117,34 @@ fn pods_that_use_little_of_a_gpu_of_their_own_fit_on_fewer_as_shares() {
 
 #[test]
 fn shares_of_which_two_do_not_fit_on_a_card_free_none() {
-    let fleet = cluster(&[("small", 40_000), ("middle", 40_000)]);
+    let fleet = cluster(&[("small", 39_000), ("middle", 39_000)]);
     let packing = Packing::of(&fleet.holders, 25);
-    assert_eq!((packing.shares, packing.cards, packing.unknown), (2, 2, 3));
+    assert_eq!((packing.shares, packing.cards, packing.unknown), (2, 2, 2));
     let packing = Packing::of(&fleet.holders, 0);
     assert_eq!((packing.shares, packing.cards), (2, 1));
+    // A card has no more than 48 shares, however small they are.
+    let small = Holder {
+        used_mib: Some(1),
+        ..fleet.holders[0].clone()
+    };
+    let packing = Packing::of(&vec![small; 49], 0);
+    assert_eq!((packing.shares, packing.cards), (49, 2));
 }
 
 #[test]
 fn unknown_use_is_told_and_no_share_is_made_up() {
     let fleet = cluster(&[]);
-    let told = text(&report(&args(&[]), &fleet, &[]));
+    let told = text(&report(&args(&[]), &fleet, &Refused::new()));
     assert!(told.contains("give --prometheus URL"), "{told}");
     assert!(!told.contains("in place of"), "{told}");
     let fleet = cluster(&[("small", 60_000)]);
-    let told = text(&report(&args(&["--prometheus", "http://p"]), &fleet, &[]));
+    let told = text(&report(
+        &args(&["--prometheus", "http://p"]),
+        &fleet,
+        &Refused::new(),
+    ));
     assert!(told.contains("shares would free no GPU"), "{told}");
-    assert!(told.contains("the use of 4 pods is unknown"), "{told}");
+    assert!(told.contains("the use of 3 pods is unknown"), "{told}");
 }
 
 #[test]
@@ -133,16 +158,33 @@ fn pods_that_the_policies_would_refuse_are_named_outside_exempt_namespaces() {
         .unwrap()
     };
     let exempt = BTreeSet::from(["gpu-operator".to_owned()]);
-    let pods = [thief("team"), thief("gpu-operator")];
+    // KAI writes that variable into a pod with a share.
+    let mut kai = thief("team");
+    kai.metadata.annotations = Some([("gpu-memory".to_owned(), "2000".to_owned())].into());
+    let mut owned = serde_json::to_value(thief("team")).unwrap();
+    owned["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet",
+        "name": "exporter", "uid": "1", "controller": true}]);
+    let owned: Pod = serde_json::from_value(owned).unwrap();
+    let pods = [
+        thief("team"),
+        thief("gpu-operator"),
+        kai,
+        owned.clone(),
+        owned,
+    ];
     let refused = refused(&pods, &exempt);
-    let [(name, why)] = &refused[..] else {
-        panic!("{refused:?}");
-    };
-    assert_eq!(name, "team/thief");
-    assert!(why.contains("NVIDIA_VISIBLE_DEVICES"), "{why}");
+    let of: Vec<_> = refused
+        .iter()
+        .map(|((name, _), pods)| (&**name, *pods))
+        .collect();
+    assert_eq!(of, [("team/exporter (DaemonSet)", 2), ("team/thief", 1)]);
+    let mut reasons = refused.keys();
+    assert!(reasons.all(|(_, why)| why.contains("NVIDIA_VISIBLE_DEVICES")));
     let told = text(&report(&args(&[]), &cluster(&[]), &refused));
-    assert!(told.contains("would refuse 1 running pod"), "{told}");
-    let many = vec![refused[0].clone(); 12];
+    assert!(told.contains("would refuse 3 existing pods"), "{told}");
+    let many = (0..12)
+        .map(|at| ((at.to_string(), "why".to_owned()), 1))
+        .collect();
     let told = text(&report(&args(&[]), &cluster(&[]), &many));
     assert!(told.contains("and 2 more"), "{told}");
 }

@@ -504,7 +504,7 @@ impl World {
 
     /// Returns how long pods run, of those of which it is known.
     pub fn run_times(&self) -> BTreeMap<PodUid, RunTime> {
-        self.run_times.known()
+        self.run_times.known(self.now)
     }
 
     /// Returns false if [`World::run_times`] returns none. It costs less.
