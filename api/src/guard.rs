@@ -50,11 +50,14 @@ pub struct Refusal {
     pub why: String,
 }
 
+/// Returns why one policy refuses a pod.
+type Judge = fn(&Pod, &PodSpec) -> Option<String>;
+
 /// Returns why the policies `aliquot-visible-devices`, `aliquot-runtime-classes` or
 /// `aliquot-host-paths` refuse the creation of a pod. `None`: they admit it.
 pub fn refusal(pod: &Pod) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
-    let policies: [(&'static str, fn(&Pod, &PodSpec) -> Option<String>); 3] = [
+    let policies: [(&'static str, Judge); 3] = [
         ("aliquot-visible-devices", visible_devices),
         ("aliquot-runtime-classes", runtime_classes),
         ("aliquot-host-paths", host_paths),

@@ -393,7 +393,7 @@ impl Shadow {
 
     /// Estimates when each waiting pod starts. A snapshot does not say how long pods run.
     pub(crate) fn forecast(&self) -> Forecast {
-        let run_times = self.world.run_times();
+        let run_times = self.world.run_times(self.now);
         forecast::forecast(self.core.fork(), &run_times, self.now, Budget::of_one())
     }
 

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 let label = one.labels().get(proto::names::guard::LABEL);
                 label.is_some_and(|value| value == proto::names::guard::EXEMPT)
             })
-            .map(|one| one.name_any())
+            .map(kube::ResourceExt::name_any)
             .chain(["kube-system".to_owned(), proto::names::NAMESPACE.to_owned()])
             .collect();
         let fleet = Fleet::of(&nodes, &pods, used.as_ref());

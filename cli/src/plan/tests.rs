@@ -54,7 +54,7 @@ fn cluster(used: &[(&str, u64)]) -> Fleet {
     share.metadata.annotations = Some([("gpu-fraction".to_owned(), "0.5".to_owned())].into());
     let mut reservation = pod("reservation", Some("a"), 1, "Running");
     reservation.metadata.namespace = Some("kai-resource-reservation".to_owned());
-    let pods = [
+    let pods = vec![
         pod("small", Some("a"), 1, "Running"),
         pod("middle", Some("a"), 1, "Running"),
         pod("large", Some("a"), 1, "Running"),
