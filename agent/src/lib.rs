@@ -13,7 +13,7 @@
 //! - [`watchdog`]: pure: which container holds more than its share; [`termination`]: ends
 //!   processes.
 //! - [`node`]: the one task that owns all of this, and [`node::State`], what everyone else reads.
-//! - [`kubelet`]: the device-plugin servers and their registration; [`numa`]: pure: the node's zones.
+//! - [`kubelet`]: the device-plugin servers and their registration; [`numa`]: the node's zones.
 //! - [`dra`]: the same as a DRA driver: shares by `ResourceClaim`.
 //! - [`edit`]: pure: a share → the CDI file's content.
 //! - [`fence`]: pure: mode and what was read back → fence and reach of a share.

@@ -2,6 +2,7 @@
 //!
 //! - [`request`]: a pod's annotations and limits → its request, or one clear sentence.
 //! - [`grant`]: what the scheduler decided for a pod, signed, as one annotation.
+//! - [`guard`]: what the admission policies refuse, asked of pods that are older than they.
 //! - [`gpu_node`]: our `GpuNode`: spec by the admin, status by the agent.
 //! - [`gpu_quota`]: what a queue gets of single GPU products.
 //! - [`kai`]: KAI's `Queue`, `PodGroup`, `Topology`, `SchedulingShard` and `Config`, as their
@@ -20,6 +21,7 @@
 pub mod gpu_node;
 pub mod gpu_quota;
 pub mod grant;
+pub mod guard;
 pub mod isolation;
 pub mod kai;
 pub mod lint;

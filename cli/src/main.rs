@@ -8,6 +8,7 @@
 //! - [`explain`]: why a pod waits.
 //! - [`trial`]: `fit`, `simulate`: pods that do not exist yet; [`manifest`]: their files.
 //! - [`lint`]: mistakes in manifests.
+//! - [`plan`]: what a cluster without Aliquot would gain from it.
 //! - [`record`]: `snapshot`, `replay`; [`actions`]: decisions, as a table.
 //! - [`doctor`]: findings with their fixes.
 //! - [`events`]; [`cordon`]: `cordon`, `uncordon`; [`keys`]: these alone write.
@@ -30,6 +31,7 @@ mod inventory;
 mod keys;
 mod lint;
 mod manifest;
+mod plan;
 mod progress;
 mod queues;
 mod record;
@@ -74,6 +76,9 @@ enum Verb {
     Explain(explain::Args),
     /// How often a request fits now, and where.
     Fit(trial::FitArgs),
+    /// What a cluster would gain from shares, and which pods the policies would refuse; needs no Aliquot
+    /// there.
+    Plan(plan::Args),
     /// Mistakes in manifests that Kubernetes accepts without a word; needs no cluster. Exit code 1 if
     /// there are any.
     Lint(lint::Args),
@@ -124,6 +129,7 @@ fn main() -> ExitCode {
         Verb::Queues(args) => end("queues", queues::run(&args)),
         Verb::Explain(args) => end("explain", explain::run(&args)),
         Verb::Fit(args) => end("fit", trial::fit(&args)),
+        Verb::Plan(args) => end("plan", plan::run(&args)),
         Verb::Lint(args) => end("lint", lint::run(&args)),
         Verb::Simulate(args) => end("simulate", trial::simulate(&args)),
         Verb::Events(args) => end("events", events::run(&args)),

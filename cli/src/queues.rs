@@ -5,11 +5,14 @@
 use crate::connect::block_on;
 use crate::failure::Outcome;
 use crate::report::{Cell, Column, Follow, Output, Report, Table, Tone};
-use crate::shadow::Source;
+use crate::shadow::{Shadow, Source};
+use scheduler::forecast::{Estimate, in_words};
+use scheduler_core::ids::QueueName;
 use scheduler_core::model::ProductUnit;
-use scheduler_core::units::Bound;
+use scheduler_core::units::{Bound, Time};
 use scheduler_core::{ProductView, QueueView};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// Flags of `aliquot queues`.
@@ -26,7 +29,7 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Outcome {
     block_on(async {
-        let look = async || Ok(report(&args.source.load().await?.queues()));
+        let look = async || Ok(look(&mut args.source.load().await?));
         Box::pin(args.follow.print(args.output, look)).await
     })?;
     Ok(ExitCode::SUCCESS)
@@ -44,6 +47,7 @@ const COLUMNS: &[Column] = &[
     Column::number("gpuWanted", "WANTED"),
     Column::number("running", "RUNNING"),
     Column::number("pending", "PENDING"),
+    Column::text("nextStartMs", "NEXT START"),
     Column::number("gpuPastUse", "PAST USE").wide(),
     Column::number("priority", "PRIORITY").wide(),
     Column::text("parent", "PARENT").wide(),
@@ -53,7 +57,60 @@ const COLUMNS: &[Column] = &[
     Column::number("memoryFairShareBytes", "MEMORY FAIR").wide(),
 ];
 
-fn report(queues: &[QueueView]) -> Report {
+fn look(shadow: &mut Shadow) -> Report {
+    let queues = shadow.queues();
+    let starts = Starts::of(shadow, &queues);
+    report(&queues, &starts)
+}
+
+/// When the first of each queue's waiting pods is estimated to start.
+#[derive(Debug, Default)]
+struct Starts {
+    now: Time,
+    first: BTreeMap<QueueName, Time>,
+}
+
+impl Starts {
+    /// A queue starts no later than the queues below it.
+    fn of(shadow: &Shadow, queues: &[QueueView]) -> Self {
+        let mut starts = Self::default();
+        if queues.iter().all(|queue| queue.waiting == 0) {
+            return starts;
+        }
+        let parents = queues
+            .iter()
+            .map(|view| (&view.queue, view.parent.as_ref()));
+        let parents: BTreeMap<_, _> = parents.collect();
+        let forecast = shadow.forecast();
+        starts.now = forecast.made;
+        for (pod, estimate) in &forecast.pods {
+            let Estimate::About { time, .. } = *estimate else {
+                continue;
+            };
+            let mut queue = shadow.queue_of(pod);
+            // Queues in a cycle have no root; a tree cannot be deeper than its number of queues.
+            for _ in queues {
+                let Some(name) = queue else { break };
+                queue = parents.get(&name).copied().flatten().cloned();
+                let first = starts.first.entry(name).or_insert(time);
+                *first = time.min(*first);
+            }
+        }
+        starts
+    }
+
+    fn cell(&self, queue: &QueueName) -> Cell {
+        match self.first.get(queue) {
+            Some(time) if *time > self.now => {
+                Cell::shown(time.0, format!("in {}", in_words(time.since(self.now))))
+            }
+            Some(time) => Cell::shown(time.0, "now"),
+            None => Cell::from(None::<&str>),
+        }
+    }
+}
+
+fn report(queues: &[QueueView], starts: &Starts) -> Report {
     let mut table = Table::new(COLUMNS, "there are no queues");
     // A missing parent makes its children roots of their own.
     let there = |name: &str| queues.iter().any(|queue| queue.queue.as_str() == name);
@@ -62,17 +119,23 @@ fn report(queues: &[QueueView]) -> Report {
         parent.is_none_or(|parent| !there(parent.as_str()))
     });
     for root in roots {
-        branch(&mut table, queues, root, 0);
+        branch(&mut table, queues, starts, root, 0);
     }
     Report::from(table)
 }
 
-fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usize) {
+fn branch(
+    table: &mut Table,
+    queues: &[QueueView],
+    starts: &Starts,
+    queue: &QueueView,
+    depth: usize,
+) {
     // Queues in a cycle have no root; a tree cannot be deeper than its number of queues.
     if depth > queues.len() {
         return;
     }
-    table.row(row(queue, depth));
+    table.row(row(queue, starts, depth));
     for product in &queue.products {
         table.row(product_row(queue, product, depth + 1));
     }
@@ -80,11 +143,11 @@ fn branch(table: &mut Table, queues: &[QueueView], queue: &QueueView, depth: usi
         .iter()
         .filter(|child| child.parent.as_ref() == Some(&queue.queue));
     for child in children {
-        branch(table, queues, child, depth + 1);
+        branch(table, queues, starts, child, depth + 1);
     }
 }
 
-fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
+fn row(queue: &QueueView, starts: &Starts, depth: usize) -> Vec<Cell> {
     let name = queue.queue.as_str();
     let mut shown = format!("{}{name}", "  ".repeat(depth));
     if let Some(display) = &queue.display_name {
@@ -111,6 +174,7 @@ fn row(queue: &QueueView, depth: usize) -> Vec<Cell> {
         } else {
             Tone::Plain
         }),
+        starts.cell(&queue.queue),
         // Objects do not say it; a snapshot does.
         Cell::from((queue.usage[0] > 0).then(|| gpus(u128::from(queue.usage[0])))),
         Cell::shown(queue.priority, queue.priority.to_string()),
@@ -178,8 +242,8 @@ mod tests {
     use super::*;
     use crate::shadow::Shadow;
 
-    fn output_of(queues: &[QueueView]) -> String {
-        Output::default().render(&report(queues), false)
+    fn output_of(shadow: &mut Shadow) -> String {
+        Output::default().render(&look(shadow), false)
     }
 
     #[test]
@@ -196,7 +260,7 @@ pod b queue=team created=2 gpus.main=2
 ";
         let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), "")
             .unwrap_or_else(|why| panic!("{why}"));
-        let before = output_of(&shadow.queues());
+        let before = output_of(&mut shadow);
         assert!(
             before.contains(
                 "company  unlimited  unlimited           2     0     2.5        0        2"
@@ -205,11 +269,11 @@ pod b queue=team created=2 gpus.main=2
         );
         shadow.settle();
         assert_eq!(
-            output_of(&shadow.queues()),
+            output_of(&mut shadow),
             "\
-QUEUE        QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
-company  unlimited  unlimited           2   0.5       2        1        1
-  team         0.5  unlimited           2   0.5       2        1        1
+QUEUE        QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING  NEXT START
+company  unlimited  unlimited           2   0.5       2        1        1  -
+  team         0.5  unlimited           2   0.5       2        1        1  -
 "
         );
     }
@@ -225,14 +289,61 @@ pod a queue=team created=1 gpus.main=1
             .unwrap_or_else(|why| panic!("{why}"));
         shadow.settle();
         assert_eq!(
-            output_of(&shadow.queues()),
+            output_of(&mut shadow),
             "\
-QUEUE                QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING
-team             unlimited  unlimited           1     1       0        1        0
-  NVIDIA-H100            -          0           -     0       -        -        -
-  NVIDIA-L4            0.5          2           -     1       -        -        -
-  NVIDIA-T4 MiB      15360      30720           -     0       -        -        -
+QUEUE                QUOTA      LIMIT  FAIR SHARE  USED  WANTED  RUNNING  PENDING  NEXT START
+team             unlimited  unlimited           1     1       0        1        0  -
+  NVIDIA-H100            -          0           -     0       -        -        -  -
+  NVIDIA-L4            0.5          2           -     1       -        -        -  -
+  NVIDIA-T4 MiB      15360      30720           -     0       -        -        -  -
 "
         );
+    }
+
+    #[test]
+    fn a_queue_says_when_the_first_of_its_pods_starts_and_so_does_the_one_above_it() {
+        use scheduler::watch::{Fact, Seen};
+        let text = "\
+tick 100000000
+node n1 cpu=2000 memory=274877906944 pods=110
+queue company
+queue a parent=company
+queue b parent=company
+";
+        let name = proto::names::kai::SCHEDULER_NAME;
+        let mut shadow = Shadow::of_text(text, scheduler_core::Config::default(), name)
+            .unwrap_or_else(|why| panic!("{why}"));
+        let mut pod = |name: &str, queue: &str, cpu: &str, runs: Option<&str>| {
+            let mut pod = serde_json::json!({
+                "metadata": {"name": name, "namespace": "team", "uid": name,
+                    "labels": {"kai.scheduler/queue": queue}},
+                "spec": {"schedulerName": proto::names::kai::SCHEDULER_NAME, "containers": [
+                    {"name": "main", "resources": {"requests": {"cpu": cpu}}}]},
+            });
+            if let Some(time) = runs {
+                pod["metadata"]["annotations"] =
+                    serde_json::json!({"aliquot.dev/expected-run-time": time});
+                pod["spec"]["nodeName"] = "n1".into();
+                // Forty minutes before.
+                pod["status"] =
+                    serde_json::json!({"phase": "Running", "startTime": "1970-01-02T03:06:40Z"});
+            }
+            shadow.take(Fact::Pod(Seen::There(serde_json::from_value(pod).unwrap())));
+        };
+        pod("one", "a", "1", Some("2h"));
+        pod("two", "a", "1", Some("3h"));
+        pod("first", "a", "1", None);
+        pod("next", "b", "2", None);
+        let told = output_of(&mut shadow);
+        let of = |queue: &str| {
+            let line = told
+                .lines()
+                .find(|line| line.trim_start().starts_with(queue));
+            line.unwrap().to_owned()
+        };
+        assert!(of("a").ends_with("in 1 h 20 min"), "{told}");
+        assert!(of("company").ends_with("in 1 h 20 min"), "{told}");
+        // What follows the first one has no known end.
+        assert!(of("b").ends_with('-'), "{told}");
     }
 }

@@ -27,7 +27,7 @@ use scheduler::shard::{Live, Shard};
 use scheduler::telemetry::AgentEvent;
 use scheduler::trial::{self, AdmittedPod, ClaimTemplates, TrialResult};
 use scheduler::watch::{Fact, Seen};
-use scheduler_core::ids::PodUid;
+use scheduler_core::ids::{PodUid, QueueName};
 use scheduler_core::units::{Duration, Time};
 use scheduler_core::{Core, Decision, Event, QueueView, Step, text};
 use serde_json::Value;
@@ -386,9 +386,14 @@ impl Shadow {
         self.apply(Event::Config(Box::new(config)));
     }
 
+    /// Returns the queue of a pod.
+    pub(crate) fn queue_of(&self, pod: &PodUid) -> Option<QueueName> {
+        self.core.queue_of(pod)
+    }
+
     /// Estimates when each waiting pod starts. A snapshot does not say how long pods run.
     pub(crate) fn forecast(&self) -> Forecast {
-        let run_times = self.world.run_times();
+        let run_times = self.world.run_times(self.now);
         forecast::forecast(self.core.fork(), &run_times, self.now, Budget::of_one())
     }
 

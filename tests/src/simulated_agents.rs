@@ -152,6 +152,8 @@ impl SimulatedAgents {
 
     /// Ends the agents, and deletes their nodes.
     pub(crate) async fn end(self, client: &Client) -> Result<()> {
+        // Their streams first: a scheduler is not to hear of nodes that are gone.
+        drop(self);
         let (now, ours) = (DeleteParams::default(), ListParams::default().labels(LABEL));
         let nodes = Api::<Node>::all(client.clone());
         nodes.delete_collection(&now, &ours).await?;

@@ -5,6 +5,7 @@
 //! judges it as it would judge the real one. Must never change the cluster.
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::client::Body;
 use serde_json::Value;
@@ -27,6 +28,17 @@ impl Write {
             path: path.into(),
             body,
         }
+    }
+
+    /// Returns the pod that the write creates in a namespace. `None`: it does something else.
+    ///
+    /// # Errors
+    /// The pod cannot be read.
+    pub fn created_pod(&self, namespace: &str) -> Result<Option<Pod>> {
+        let creates =
+            self.method == "POST" && self.path == format!("/api/v1/namespaces/{namespace}/pods");
+        let pod = creates.then(|| serde_json::from_value(self.body.clone()));
+        pod.transpose().context("the pod cannot be read")
     }
 
     /// A replacement: the body has the object's resource version.

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 const AGAIN: Duration = Duration::from_secs(1);
 /// Interval at which what can be allocated is read again: a restarted kubelet may reserve more.
 const IDLE: Duration = Duration::from_secs(30);
+
 /// What is known, and of whom.
 struct Follower {
     lister: Lister,

@@ -1,5 +1,6 @@
 //! A container that runs with an answer of ours and without the hook's proof was started by a runtime
-//! that ignored the CDI name, or the hook. Such containers are ended. Pure.
+//! that ignored the CDI name, or the hook. Those that this agent let start are ended; older ones are
+//! left alone, and the node offers nothing while they run. Pure.
 
 use super::event::Effect;
 use super::note::Note;

@@ -332,7 +332,7 @@ fn a_pod_that_waits_is_told_when_it_starts() {
         report.document.unwrap()["estimatedStart"],
         json!({"kind": "about", "timeMs": 104_800_000, "after": "team/runs", "knownRunTimes": 1, "podsInTheWay": 1})
     );
-    // It says nothing, and three like it have ended.
+    // It says nothing, and three like it have ended, one of them sooner than it.
     let mut silent = runs;
     silent["/spec/restartPolicy"] = json!("Never");
     for (name, end) in [("one", "00:10"), ("two", "03:00"), ("three", "02:00")] {
@@ -346,7 +346,7 @@ fn a_pod_that_waits_is_told_when_it_starts() {
     shadow.take(pod("runs", silent));
     let told = text(&waits(&shadow));
     assert!(
-        told.contains("about 05:06 UTC (in 1 h 20 min), when team/runs ends (expected after 2 h, the median of 3 past runs); the run time of all pods in its way is known"),
+        told.contains("about 06:06 UTC (in 2 h 20 min), when team/runs ends (expected after 3 h, the median of 2 past runs); the run time of all pods in its way is known"),
         "{told}"
     );
 }

@@ -10,7 +10,7 @@ use cluster::{Demo, until};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-const READ: [&[&str]; 12] = [
+const READ: [&[&str]; 13] = [
     &["nodes"],
     &["nodes", "node-1"],
     &["cards"],
@@ -23,6 +23,7 @@ const READ: [&[&str]; 12] = [
     &["events"],
     &["fit", "--gpu-memory", "1Gi", "--count", "2"],
     &["doctor"],
+    &["plan"],
 ];
 
 #[test]

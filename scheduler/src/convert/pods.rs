@@ -51,7 +51,7 @@ impl World {
             Some(said) => self.resizes.insert(uid.clone(), said),
             None => self.resizes.remove(&uid),
         };
-        self.run_times.show(&uid, &pod);
+        self.run_times.show(&converted.uid, &pod);
         if self.is_given_up(&uid, &pod, seen_before)
             && let Phase::Releasing(Some(placement)) = converted.phase
         {
@@ -149,7 +149,7 @@ impl World {
         self.reasons.remove(uid);
         self.placed_on.remove(uid);
         self.resizes.remove(uid);
-        self.run_times.forget(uid);
+        self.run_times.forget(&PodUid::new(uid));
         self.leaving.remove(uid);
         self.wishes.forget(uid);
         self.storage.forget(uid);

@@ -84,12 +84,20 @@ impl Said {
         self.expected.is_none() && self.deadline.is_none()
     }
 
+    /// Returns how long the pod has run.
+    pub(super) fn age(&self, now: Time) -> Duration {
+        self.started
+            .map_or(Duration(0), |started| now.since(started))
+    }
+
     /// Returns the run time. `None`: nothing is known. Of what the pod says and what pods like it took,
-    /// the longer one counts: the shorter one has been wrong before, or promises more than was seen. No
-    /// pod runs longer than Kubernetes lets it.
-    pub(super) fn run_time(&self, past: Option<Median>) -> Option<RunTime> {
-        let past = past.filter(|past| self.expected.is_none_or(|said| past.length > said));
-        let expected = match (past, self.expected) {
+    /// the longer one counts: the shorter one has been wrong before, or promises more than was seen. A
+    /// time that the pod has already outlived says nothing. No pod runs longer than Kubernetes lets it.
+    pub(super) fn run_time(&self, past: Option<Median>, now: Time) -> Option<RunTime> {
+        let age = self.age(now);
+        let said = self.expected.filter(|said| *said > age);
+        let past = past.filter(|past| past.length > said.unwrap_or(age));
+        let expected = match (past, said) {
             (Some(Median { length, runs }), said) => Some((length, Basis::Past { runs, said })),
             (None, said) => said.map(|said| (said, Basis::Said)),
         };
@@ -152,7 +160,7 @@ mod tests {
     #[test]
     fn the_shorter_of_what_a_pod_says_counts() {
         let says = |annotation: &str, deadline: Value| {
-            let run = Said::on(&pod(annotation, deadline)).run_time(None)?;
+            let run = Said::on(&pod(annotation, deadline)).run_time(None, Time(1))?;
             assert_eq!(run.end(Time(1)), Time(10_000 + run.length.0));
             Some((run.length.0, run.basis == Basis::Limit))
         };
@@ -172,7 +180,9 @@ mod tests {
                 length: Duration::seconds(100),
                 runs: 5,
             };
-            let run = Said::on(&pod(annotation, deadline)).run_time(Some(past))?;
+            let said = Said::on(&pod(annotation, deadline));
+            // It has run for 10 s.
+            let run = said.run_time(Some(past), Time(20_000))?;
             Some((run.length.0 / 1000, run.basis))
         };
         let runs = |said: Option<u64>| Basis::Past {
@@ -184,6 +194,10 @@ mod tests {
         assert_eq!(past("150s", Value::Null), Some((150, Basis::Said)));
         assert_eq!(past("", json!(300)), Some((100, runs(None))));
         assert_eq!(past("50s", json!(80)), Some((80, Basis::Limit)));
+        // It has outlived what it said, and has a limit or nothing.
+        let said = |deadline| Said::on(&pod("5s", deadline)).run_time(None, Time(20_000));
+        assert_eq!(said(json!(80)).unwrap().basis, Basis::Limit);
+        assert_eq!(said(Value::Null), None);
     }
 
     #[test]
@@ -197,7 +211,7 @@ mod tests {
             ("", "it is not a duration"),
         ] {
             let pod = pod(text, Value::Null);
-            assert_eq!(Said::on(&pod).run_time(None), None, "{text}");
+            assert_eq!(Said::on(&pod).run_time(None, Time(1)), None, "{text}");
             let warning = warning(&pod).unwrap();
             for part in [RUN_TIME, why, "such as 2h30m"] {
                 assert!(warning.contains(part), "{warning}");

@@ -7,113 +7,165 @@
 
 use super::run_time::{Median, RunTime, Said};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt as _;
 use scheduler_core::ids::PodUid;
-use scheduler_core::units::Duration;
-use std::collections::{BTreeMap, VecDeque};
+use scheduler_core::units::{Duration, Time};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 
 /// The runs that a median is taken of: the code behind a template changes, so old runs say less.
 const RUNS: usize = 9;
 /// With fewer runs nothing is known: a single one may have been a trial.
 const ENOUGH: usize = 3;
-/// The templates that are remembered, about 200 bytes each. Beyond it, the one whose last run is the
-/// oldest is forgotten.
-const TEMPLATES: usize = 10_000;
+/// The templates of a namespace that are remembered, about 300 bytes each. Arguments may be different
+/// in each run, and no namespace is to push out the templates of another.
+const TEMPLATES: usize = 500;
 
-/// A digest of 64 bits: it only says whether two pods are alike.
+/// The pods of one template in a namespace. A digest of 64 bits: it only says whether two pods are
+/// alike.
 type Template = u64;
 
 /// What is known of the run times of pods that end by themselves, or say when they end.
 #[derive(Debug, Default)]
 pub(super) struct RunTimes {
     pods: BTreeMap<PodUid, PodRun>,
-    templates: BTreeMap<Template, PastRuns>,
-    /// The number of runs that were noted.
-    noted: u64,
+    templates: BTreeMap<Arc<str>, BTreeMap<Template, PastRuns>>,
+    /// The number of pods that say something.
+    saying: usize,
+    /// The number of templates with [`ENOUGH`] runs.
+    usable: usize,
 }
 
 #[derive(Debug)]
 struct PodRun {
     said: Said,
+    namespace: Arc<str>,
     template: Template,
     /// True once its own run is among the past ones.
     ended: bool,
 }
 
-#[derive(Debug, Default)]
-struct PastRuns {
-    /// [`RunTimes::noted`] at the last run.
-    last: u64,
-    /// Oldest first.
-    lengths: VecDeque<Duration>,
+/// One run of a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Run {
+    ended: Time,
+    length: Duration,
+    /// A digest of the controller's UID: the pods of one Job are one run.
+    owner: u64,
 }
 
+/// The last runs of a template, in the order in which they ended.
+#[derive(Debug, Default)]
+struct PastRuns(Vec<Run>);
+
 impl PastRuns {
-    fn median(&self) -> Option<Median> {
-        let runs = self.lengths.len();
-        let mut lengths: Vec<Duration> = self.lengths.iter().copied().collect();
+    /// Returns the median of the runs that took longer than `age`, which a pod has reached already.
+    fn median(&self, age: Duration) -> Option<Median> {
+        if self.0.len() < ENOUGH {
+            return None;
+        }
+        let lengths = self.0.iter().map(|run| run.length);
+        let mut lengths: Vec<Duration> = lengths.filter(|length| *length > age).collect();
         lengths.sort_unstable();
-        let length = *lengths.get(runs / 2)?;
-        (runs >= ENOUGH).then_some(Median { length, runs })
+        let length = *lengths.get(lengths.len() / 2)?;
+        let runs = lengths.len();
+        Some(Median { length, runs })
+    }
+
+    fn note(&mut self, run: Run) {
+        self.0.retain(|known| known.owner != run.owner);
+        let at = self.0.partition_point(|known| *known < run);
+        self.0.insert(at, run);
+        if self.0.len() > RUNS {
+            self.0.remove(0);
+        }
+    }
+
+    fn is_usable(&self) -> bool {
+        self.0.len() >= ENOUGH
     }
 }
 
 impl RunTimes {
     /// Takes in a pod as it is now.
-    pub(super) fn show(&mut self, uid: &str, pod: &Pod) {
+    pub(super) fn show(&mut self, uid: &PodUid, pod: &Pod) {
         let said = Said::on(pod);
-        let Some(spec) = &pod.spec else { return };
+        let policy = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.restart_policy.as_deref());
         // Pods that are always restarted have no end of their own.
-        let ends = spec
-            .restart_policy
-            .as_deref()
-            .is_some_and(|policy| policy != "Always");
-        let uid = PodUid::new(uid);
+        let ends = policy.is_some_and(|policy| policy != "Always");
         if !ends && said.is_nothing() {
-            self.pods.remove(&uid);
+            self.forget(uid);
             return;
         }
-        let template = template(pod);
-        let known = self.pods.entry(uid).or_insert(PodRun {
-            said,
-            template,
-            ended: false,
-        });
+        if !self.pods.contains_key(uid) {
+            let run = PodRun {
+                said,
+                namespace: self.namespace(pod),
+                template: template(pod),
+                ended: false,
+            };
+            self.saying += usize::from(!said.is_nothing());
+            self.pods.insert(uid.clone(), run);
+        }
+        let Some(known) = self.pods.get_mut(uid) else {
+            return;
+        };
+        self.saying -= usize::from(!known.said.is_nothing());
+        self.saying += usize::from(!said.is_nothing());
         known.said = said;
         if !known.ended
-            && let Some(length) = length(pod)
+            && let Some(run) = run(pod)
         {
             known.ended = true;
-            self.note(template, length);
+            let (namespace, template) = (Arc::clone(&known.namespace), known.template);
+            self.note(namespace, template, run);
         }
+    }
+
+    /// Returns the name of a pod's namespace, shared with those that are known.
+    fn namespace(&self, pod: &Pod) -> Arc<str> {
+        let name = pod.namespace().unwrap_or_default();
+        let known = self.templates.get_key_value(name.as_str());
+        known.map_or_else(|| name.as_str().into(), |(known, _)| Arc::clone(known))
     }
 
     /// Forgets a pod that is gone. Its run stays known.
-    pub(super) fn forget(&mut self, uid: &str) {
-        self.pods.remove(&PodUid::new(uid));
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        if let Some(run) = self.pods.remove(uid) {
+            self.saying -= usize::from(!run.said.is_nothing());
+        }
     }
 
-    fn note(&mut self, template: Template, length: Duration) {
-        self.noted += 1;
-        let past = self.templates.entry(template).or_default();
-        past.last = self.noted;
-        past.lengths.push_back(length);
-        if past.lengths.len() > RUNS {
-            past.lengths.pop_front();
-        }
-        if self.templates.len() > TEMPLATES {
-            let oldest = self.templates.iter().min_by_key(|(_, past)| past.last);
-            if let Some(oldest) = oldest.map(|(template, _)| *template) {
-                self.templates.remove(&oldest);
+    fn note(&mut self, namespace: Arc<str>, template: Template, run: Run) {
+        let templates = self.templates.entry(namespace).or_default();
+        let past = templates.entry(template).or_default();
+        self.usable -= usize::from(past.is_usable());
+        past.note(run);
+        self.usable += usize::from(past.is_usable());
+        if templates.len() > TEMPLATES {
+            let last = |past: &PastRuns| past.0.last().copied();
+            let others = templates.iter().filter(|(other, _)| **other != template);
+            let least = others.min_by_key(|(_, past)| (past.is_usable(), last(past)));
+            if let Some(least) = least.map(|(template, _)| *template)
+                && let Some(past) = templates.remove(&least)
+            {
+                self.usable -= usize::from(past.is_usable());
             }
         }
     }
 
     /// Returns the run time of every pod of which one is known.
-    pub(super) fn known(&self) -> BTreeMap<PodUid, RunTime> {
+    pub(super) fn known(&self, now: Time) -> BTreeMap<PodUid, RunTime> {
         let of = |run: &PodRun| {
-            let past = self.templates.get(&run.template);
-            run.said.run_time(past.and_then(PastRuns::median))
+            let templates = self.templates.get(&run.namespace);
+            let past = templates.and_then(|templates| templates.get(&run.template));
+            let median = past.and_then(|past| past.median(run.said.age(now)));
+            run.said.run_time(median, now)
         };
         let known = self.pods.iter();
         known
@@ -123,16 +175,21 @@ impl RunTimes {
 
     /// Returns true if [`RunTimes::known`] may return any.
     pub(super) fn is_any_known(&self) -> bool {
-        let is_enough = |past: &PastRuns| past.lengths.len() >= ENOUGH;
-        self.templates.values().any(is_enough)
-            || self.pods.values().any(|run| !run.said.is_nothing())
+        self.usable > 0 || self.saying > 0
     }
 }
 
-/// Returns how long a pod ran that has succeeded: one that failed ended before its time.
-fn length(pod: &Pod) -> Option<Duration> {
+/// Returns the run of a pod that has succeeded. One that failed ended before its time, and so did one
+/// that was evicted or deleted, even if its programs ended without an error.
+fn run(pod: &Pod) -> Option<Run> {
     let status = pod.status.as_ref()?;
-    if status.phase.as_deref() != Some("Succeeded") {
+    let mut conditions = status.conditions.iter().flatten();
+    let is_disrupted =
+        conditions.any(|one| one.type_ == "DisruptionTarget" && one.status == "True");
+    if status.phase.as_deref() != Some("Succeeded")
+        || is_disrupted
+        || pod.metadata.deletion_timestamp.is_some()
+    {
         return None;
     }
     let ends = status.container_statuses.iter().flatten();
@@ -140,17 +197,28 @@ fn length(pod: &Pod) -> Option<Duration> {
         let ended = container.state.as_ref()?.terminated.as_ref()?;
         Some(ended.finished_at.as_ref()?.0.as_millisecond())
     });
-    let start = status.start_time.as_ref()?.0.as_millisecond();
-    let length = u64::try_from(ends.max()?.checked_sub(start)?).ok()?;
-    (length > 0).then_some(Duration(length))
+    let (start, end) = (status.start_time.as_ref()?.0.as_millisecond(), ends.max()?);
+    let length = u64::try_from(end.checked_sub(start)?).ok()?;
+    let mut hasher = DefaultHasher::new();
+    match controller(pod) {
+        Some(owner) => owner.uid.hash(&mut hasher),
+        None => pod.metadata.uid.hash(&mut hasher),
+    }
+    (length > 0).then_some(Run {
+        ended: Time(u64::try_from(end).ok()?),
+        length: Duration(length),
+        owner: hasher.finish(),
+    })
+}
+
+fn controller(pod: &Pod) -> Option<&OwnerReference> {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
 }
 
 fn template(pod: &Pod) -> Template {
     let mut hasher = DefaultHasher::new();
-    pod.metadata.namespace.hash(&mut hasher);
-    let mut owners = pod.metadata.owner_references.iter().flatten();
-    let controller = owners.find(|owner| owner.controller == Some(true));
-    controller.map(|owner| &owner.kind).hash(&mut hasher);
+    controller(pod).map(|owner| &owner.kind).hash(&mut hasher);
     let spec = pod.spec.iter();
     for container in spec.flat_map(|spec| {
         spec.init_containers
@@ -182,7 +250,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn pod(args: &str, ended_after: Option<u64>) -> Pod {
+    fn pod(args: &str, owner: &str, ended_after: Option<u64>) -> Pod {
         let ended = ended_after.map(|seconds| {
             let at = jiff::Timestamp::from_second(i64::try_from(10 + seconds).unwrap()).unwrap();
             json!([{"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
@@ -190,8 +258,8 @@ mod tests {
         });
         serde_json::from_value(json!({
             "metadata": {"namespace": "team-a", "name": format!("run-{args}"),
-                "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "any",
-                    "uid": "any", "controller": true}]},
+                "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": owner,
+                    "uid": owner, "controller": true}]},
             "spec": {"restartPolicy": "Never", "containers": [
                 {"name": "c", "image": "train", "args": [args]}]},
             "status": {
@@ -203,59 +271,98 @@ mod tests {
         .unwrap()
     }
 
-    fn known(times: &RunTimes, uid: &str) -> Option<(u64, Basis)> {
-        let run = *times.known().get(&PodUid::new(uid))?;
-        Some((run.length.0 / 1000, run.basis))
+    fn show(times: &mut RunTimes, uid: &str, pod: &Pod) {
+        times.show(&PodUid::new(uid), pod);
+    }
+
+    /// What is known so many seconds after the pods started.
+    fn known_after(times: &RunTimes, uid: &str, seconds: u64) -> Option<(u64, usize)> {
+        let known = times.known(Time((10 + seconds) * 1000));
+        let run = known.get(&PodUid::new(uid))?;
+        let Basis::Past { runs, said: None } = run.basis else {
+            panic!("{run:?}");
+        };
+        Some((run.length.0 / 1000, runs))
     }
 
     #[test]
     fn a_pod_is_expected_to_run_as_long_as_the_middle_one_of_those_like_it() {
         let mut times = RunTimes::default();
-        times.show("now", &pod("a", None));
+        show(&mut times, "now", &pod("a", "now", None));
         for (uid, length) in [("1", 60), ("2", 3600), ("3", 90)] {
-            assert_eq!(known(&times, "now"), None, "{uid}");
+            assert_eq!(known_after(&times, "now", 0), None, "{uid}");
             assert!(!times.is_any_known());
-            // Its last state comes more than once.
-            times.show(uid, &pod("a", None));
-            times.show(uid, &pod("a", Some(length)));
-            times.show(uid, &pod("a", Some(length)));
-            times.forget(uid);
+            // Its last state comes more than once, and other pods of its Job end, too.
+            show(&mut times, uid, &pod("a", uid, None));
+            show(&mut times, uid, &pod("a", uid, Some(length)));
+            show(&mut times, uid, &pod("a", uid, Some(length)));
+            show(&mut times, &format!("{uid}b"), &pod("a", uid, Some(length)));
+            times.forget(&PodUid::new(uid));
         }
         assert!(times.is_any_known());
-        let past = |runs| Basis::Past { runs, said: None };
-        assert_eq!(known(&times, "now"), Some((90, past(3))));
-        times.show("other", &pod("b", None));
-        assert_eq!(known(&times, "other"), None, "its arguments are others");
-        // The last nine count.
-        for uid in 10..20 {
-            times.show(&uid.to_string(), &pod("a", Some(200)));
+        assert_eq!(known_after(&times, "now", 0), Some((90, 3)));
+        // What it has outlived is no estimate any more.
+        assert_eq!(known_after(&times, "now", 90), Some((3600, 1)));
+        assert_eq!(known_after(&times, "now", 3600), None);
+        show(&mut times, "other", &pod("b", "other", None));
+        assert_eq!(
+            known_after(&times, "other", 0),
+            None,
+            "its arguments are others"
+        );
+        // The nine that ended last count, in whatever order a listing has them.
+        for uid in (10..20).rev() {
+            let uid = uid.to_string();
+            show(&mut times, &uid, &pod("a", &uid, Some(10_000)));
         }
-        assert_eq!(known(&times, "now"), Some((200, past(9))));
+        show(&mut times, "old", &pod("a", "old", Some(5)));
+        assert_eq!(known_after(&times, "now", 0), Some((10_000, 9)));
     }
 
     #[test]
-    fn a_failed_run_says_nothing_and_a_server_has_no_end() {
+    fn only_whole_runs_count_and_a_server_has_no_end() {
         let mut times = RunTimes::default();
         for uid in ["1", "2", "3"] {
-            let mut failed = pod("a", Some(5));
+            let mut failed = pod("a", uid, Some(5));
             failed.status.as_mut().unwrap().phase = Some("Failed".to_owned());
-            times.show(uid, &failed);
+            show(&mut times, uid, &failed);
+            let mut deleted = serde_json::to_value(pod("a", uid, Some(5))).unwrap();
+            deleted["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:00:12Z");
+            let deleted = serde_json::from_value(deleted).unwrap();
+            show(&mut times, &format!("{uid} deleted"), &deleted);
+            let mut evicted = serde_json::to_value(pod("a", uid, Some(5))).unwrap();
+            evicted["status"]["conditions"] =
+                json!([{"type": "DisruptionTarget", "status": "True"}]);
+            let evicted = serde_json::from_value(evicted).unwrap();
+            show(&mut times, &format!("{uid} evicted"), &evicted);
         }
-        times.show("now", &pod("a", None));
-        assert_eq!(known(&times, "now"), None);
-        let mut server = pod("a", None);
+        show(&mut times, "now", &pod("a", "now", None));
+        assert_eq!(known_after(&times, "now", 0), None);
+        let mut server = pod("a", "server", None);
         server.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
-        times.show("server", &server);
+        show(&mut times, "server", &server);
         assert!(!times.pods.contains_key(&PodUid::new("server")));
     }
 
     #[test]
-    fn templates_that_ran_last_are_kept() {
+    fn a_namespace_with_many_templates_keeps_those_that_say_something_and_harms_no_other() {
         let mut times = RunTimes::default();
-        for template in 0..=TEMPLATES as u64 {
-            times.note(template, Duration(1));
+        let run = |at: u64| Run {
+            ended: Time(at),
+            length: Duration(1),
+            owner: at,
+        };
+        for at in 0..3 {
+            times.note("quiet".into(), 1, run(at));
+            times.note("busy".into(), u64::MAX, run(at));
         }
-        assert_eq!(times.templates.len(), TEMPLATES);
-        assert!(!times.templates.contains_key(&0));
+        for template in 0..2 * TEMPLATES as u64 {
+            times.note("busy".into(), template, run(10 + template));
+        }
+        let kept = &times.templates["busy"];
+        assert_eq!(kept.len(), TEMPLATES);
+        assert!(kept.contains_key(&u64::MAX), "it has enough runs");
+        assert!(times.templates["quiet"].contains_key(&1));
+        assert_eq!(times.usable, 2);
     }
 }

@@ -502,9 +502,9 @@ impl World {
         &self.queue_conditions
     }
 
-    /// Returns how long pods run, of those of which it is known.
-    pub fn run_times(&self) -> BTreeMap<PodUid, RunTime> {
-        self.run_times.known()
+    /// Returns how long pods run, of those of which it is known at that time.
+    pub fn run_times(&self, now: Time) -> BTreeMap<PodUid, RunTime> {
+        self.run_times.known(now)
     }
 
     /// Returns false if [`World::run_times`] returns none. It costs less.

@@ -33,10 +33,11 @@ impl Cycle {
         let Ok(turn) = line.forks.try_reserve() else {
             return;
         };
+        let now = self.clock.now();
         turn.send(Fork {
             core: self.core.fork(),
-            run_times: self.world.run_times(),
-            now: self.clock.now(),
+            run_times: self.world.run_times(now),
+            now,
         });
         self.outputs.meters.forked(begin.elapsed());
     }

@@ -164,7 +164,7 @@ fn clock_time(time: Time, now: Time) -> String {
 }
 
 /// Returns a duration in its two largest units, the smaller one rounded up.
-fn in_words(duration: Duration) -> String {
+pub fn in_words(duration: Duration) -> String {
     let seconds = duration.0.div_ceil(1000);
     let minutes = seconds.div_ceil(60);
     let two = |large: u64, unit: &str, small: u64, part: &str| match small {

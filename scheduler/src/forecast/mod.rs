@@ -15,6 +15,6 @@ mod play;
 mod task;
 mod way;
 
-pub use estimate::{EndedPod, Estimate, Forecast};
+pub use estimate::{EndedPod, Estimate, Forecast, in_words};
 pub use play::{Budget, forecast};
 pub(crate) use task::{AGAIN, Fork, Line, PACE, run};

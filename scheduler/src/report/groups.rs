@@ -33,8 +33,8 @@ pub(super) struct GroupStatus {
 pub(super) struct GroupStatuses {
     due: BTreeMap<GroupName, GroupStatus>,
     /// The last status of each group of which a write had no answer, and until when that write
-    /// may be carried out.
-    unknown: BTreeMap<GroupName, (Instant, GroupStatus)>,
+    /// may be carried out. `None`: the group is gone, and another one may get its name.
+    unknown: BTreeMap<GroupName, (Instant, Option<GroupStatus>)>,
 }
 
 impl GroupStatuses {
@@ -42,7 +42,9 @@ impl GroupStatuses {
         match report {
             GroupReport::All(pool) => {
                 self.due.retain(|_, status| status.pool != pool);
-                self.unknown.retain(|_, (_, status)| status.pool != pool);
+                let is_of_another = |status: &GroupStatus| status.pool != pool;
+                self.unknown
+                    .retain(|_, (_, status)| status.as_ref().is_some_and(is_of_another));
             }
             GroupReport::Change(pool, GroupChange::Changed(view)) => {
                 let name = view.group.clone();
@@ -55,9 +57,8 @@ impl GroupStatuses {
                 if self.due.get(&name).is_some_and(is_of_pool) {
                     self.due.remove(&name);
                 }
-                let unknown = self.unknown.get(&name);
-                if unknown.is_some_and(|(_, status)| is_of_pool(status)) {
-                    self.unknown.remove(&name);
+                if let Some((_, status)) = self.unknown.get_mut(&name) {
+                    status.take_if(|status| is_of_pool(status));
                 }
             }
         }
@@ -67,7 +68,9 @@ impl GroupStatuses {
     /// arrive: it may have arrived after its successor.
     pub(super) fn settle(&mut self, now: Instant) {
         for (name, (_, status)) in self.unknown.extract_if(.., |_, (until, _)| *until <= now) {
-            self.due.entry(name).or_insert(status);
+            if let Some(status) = status {
+                self.due.entry(name).or_insert(status);
+            }
         }
     }
 
@@ -91,9 +94,10 @@ impl GroupStatuses {
         lost_until: Option<Instant>,
     ) {
         if let Some(until) = lost_until {
-            self.unknown.insert(name.clone(), (until, status.clone()));
+            self.unknown
+                .insert(name.clone(), (until, Some(status.clone())));
         } else if let Some((_, last)) = self.unknown.get_mut(&name) {
-            last.clone_from(&status);
+            *last = Some(status.clone());
         }
         if !is_done {
             self.due.entry(name).or_insert(status);
@@ -179,5 +183,32 @@ mod tests {
         groups.settle(until);
         assert_eq!(pending(&groups.take_due()), [2]);
         assert_eq!(groups.settles_at(), None);
+    }
+
+    #[test]
+    fn a_lost_write_of_a_group_that_is_gone_may_reach_the_next_one_of_its_name() {
+        let mut groups = GroupStatuses::default();
+        let begin = Instant::now();
+        let until = begin + Duration::from_mins(1);
+        let write = |groups: &mut GroupStatuses, lost_until: Option<Instant>| {
+            for (name, status) in groups.take_due() {
+                groups.ended(name, status, lost_until.is_none(), lost_until);
+            }
+        };
+        groups.take(change("a", 1));
+        write(&mut groups, Some(until));
+        groups.take(gone("a"));
+        groups.settle(begin);
+        assert!(groups.take_due().is_empty());
+        groups.take(change("a", 2));
+        write(&mut groups, None);
+        groups.settle(until);
+        assert_eq!(pending(&groups.take_due()), [2]);
+        // Without a next one, nothing is written.
+        groups.take(change("a", 3));
+        write(&mut groups, Some(until));
+        groups.take(gone("a"));
+        groups.settle(until);
+        assert!(groups.take_due().is_empty());
     }
 }

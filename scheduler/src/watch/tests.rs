@@ -312,6 +312,35 @@ fn as_users_have_it(phase: &str) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
+/// Estimates take pods that run the same for runs of one template.
+#[test]
+fn what_a_container_runs_is_kept_as_a_digest_where_its_pod_ends() {
+    let kept = |change: fn(&mut Pod)| {
+        let mut pod = as_users_have_it("Running");
+        change(&mut pod);
+        kept::trim(&mut pod);
+        pod.spec.unwrap().containers[0].args.clone()
+    };
+    let plain = kept(|_| {});
+    assert!(plain.as_ref().is_some_and(|args| args[0].len() == 16));
+    assert_eq!(
+        plain,
+        kept(|pod| pod.metadata.name = Some("other".to_owned()))
+    );
+    let args = |pod: &mut Pod| {
+        pod.spec.as_mut().unwrap().containers[0].args = Some(vec!["other".to_owned()]);
+    };
+    let image = |pod: &mut Pod| {
+        pod.spec.as_mut().unwrap().containers[0].image = Some("other".to_owned());
+    };
+    assert_ne!(plain, kept(args));
+    assert_ne!(plain, kept(image));
+    let server = |pod: &mut Pod| {
+        pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
+    };
+    assert_eq!(kept(server), None);
+}
+
 #[test]
 fn what_is_kept_of_a_pod_decides_as_the_whole_pod_does() {
     for phase in ["Pending", "Running"] {
@@ -326,7 +355,10 @@ fn what_is_kept_of_a_pod_decides_as_the_whole_pod_does() {
             events.extend(world.take(Fact::ConfigMap(Seen::Listing)));
             events.extend(world.take(Fact::ConfigMap(Seen::Listed)));
             events.extend(world.elapse(scheduler_core::units::Time(0)));
-            format!("{events:#?} {:?}", world.run_times())
+            format!(
+                "{events:#?} {:?}",
+                world.run_times(scheduler_core::units::Time(0))
+            )
         };
         let (of_whole, of_kept) = (events(&whole), events(&kept));
         assert_eq!(of_whole, of_kept);

@@ -81,9 +81,30 @@ impl Table {
                 "{write:?} is refused, but not by {policy} with `{word}`: {why}"
             );
             ensure!(why.lines().count() == 1, "more than one line: {why}");
+            self.foreseen(write, true)?;
             // The first one waited for the policy; from here on it is in force.
             limit = Duration::ZERO;
         }
+        Ok(())
+    }
+
+    /// `aliquot plan` foresees what the policies for pods do, from a copy of their rules. Pods of other
+    /// namespaces are left out: these may be exempt.
+    fn foreseen(&self, write: &Write, is_refused: bool) -> Result<()> {
+        const FORESEEN: [&str; 3] = [
+            "aliquot-visible-devices",
+            "aliquot-runtime-classes",
+            "aliquot-host-paths",
+        ];
+        let pod = write.created_pod(&self.namespace)?;
+        let Some(pod) = pod.filter(|_| FORESEEN.contains(&self.policy)) else {
+            return Ok(());
+        };
+        let foreseen = api::guard::refusal(&pod);
+        ensure!(
+            foreseen.as_ref().map(|one| one.policy) == is_refused.then_some(self.policy),
+            "{write:?}: the policy and api::guard disagree: {foreseen:?}"
+        );
         Ok(())
     }
 
@@ -94,6 +115,7 @@ impl Table {
             if let Verdict::Refused(why) = judge(&self.client, write).await? {
                 anyhow::bail!("{write:?} is refused: {why}");
             }
+            self.foreseen(write, false)?;
         }
         Ok(())
     }
