@@ -25,12 +25,13 @@ fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     browser.click("#copy-0");
     browser.until("window.copied === 'kubectl aliquot explain demo/later'");
     browser.until("document.getElementById('said').textContent.startsWith('Copied: kubectl')");
-    // Three pods suffer from it: it is now the first row.
+    // Two or three pods suffer from it, as the one that exceeds its share may be between two runs: it
+    // is now the first row.
     demo.aliquot(&["cordon", "node-3/0"]);
     browser.until(
         "document.querySelector('.problems li .what')?.textContent === 'node-3 / 0: cordoned'",
     );
-    browser.until("document.querySelectorAll('.problems li:first-child .hurt a').length === 3");
+    browser.until("document.querySelectorAll('.problems li:first-child .hurt a').length >= 2");
     browser.click("#copy-0");
     browser.until("window.copied === 'kubectl aliquot uncordon node-3/0'");
     browser.until("document.querySelector('.card.cordoned') !== null");
@@ -38,7 +39,10 @@ fn a_button_copies_the_command_of_the_row_that_it_is_in() {
     browser.until("document.querySelectorAll('.nodes .card').length === 24");
     picture(&mut browser, "page-overview.png");
     // The button also works from the keyboard.
-    browser.evaluate("window.copied = ''; document.getElementById('copy-1').focus()");
+    browser.evaluate(
+        "window.copied = ''; [...document.querySelectorAll('.problems li')] \
+         .find(row => row.textContent.includes('demo/later')).querySelector('button').focus()",
+    );
     browser.press("Enter");
     browser.until("window.copied === 'kubectl aliquot explain demo/later'");
     let none: Vec<String> = Vec::new();
