@@ -8,7 +8,7 @@
 //!
 //! In the order of the data's way:
 //! - [`config`]: flags; [`shard`]: several node pools, each with a core of its own;
-//!   `endpoints`: where requests come in; [`mod@run`]: starts everything, ends with the first part
+//!   `endpoints`: where requests come in; [`run()`]: starts everything, ends with the first part
 //!   that ends.
 //! - [`preflight`]: checks for other schedulers: nothing starts beside another one for the same
 //!   pods.

@@ -1,6 +1,6 @@
 //! What the core would decide, tried on a copy of it: nothing is carried out.
 //!
-//! - [`mod@settle`], [`decide_in_time`]: one decision after another, each with what came of the last.
+//! - [`settle()`], [`decide_in_time`]: one decision after another, each with what came of the last.
 //! - [`take_pod`]: a pod that does not exist, as the webhook would amend and the watch show it, with its
 //!   claims.
 //! - [`advice`]: changes that would let a waiting pod run; [`ClusterState`]: what they start from.
