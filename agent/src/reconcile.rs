@@ -104,7 +104,7 @@ impl Local {
         (proof.pod_uid == share.pod.uid && proof.container == share.container).then_some(proof)
     }
 
-    /// What came of the driver's own limit for a share's container.
+    /// The result of setting the driver's own limit for a share's container.
     pub fn limited(&self, share: &Share) -> Option<&Limited> {
         self.proof_of(share)?.limited.as_ref()
     }

@@ -4,7 +4,7 @@ use crate::gpu::Profile;
 use proto::names;
 use std::borrow::Cow;
 
-/// Which of our resources.
+/// An extended resource of the agent's device plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Tokens, `<GPU-UUID>::<n>`.
@@ -37,7 +37,7 @@ impl Resource {
         }
     }
 
-    /// Whether its IDs are the devices themselves.
+    /// Returns true if its IDs are those of the devices themselves.
     pub fn is_of_devices(self) -> bool {
         self != Self::Share
     }

@@ -8,6 +8,15 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec};
 use proto::names::request;
 
+/// The policy about environment variables and mounts by which NVIDIA's runtime hands out GPUs.
+pub const VISIBLE_DEVICES: &str = "aliquot-visible-devices";
+/// The policy about NVIDIA's runtime classes.
+pub const RUNTIME_CLASSES: &str = "aliquot-runtime-classes";
+/// The policy about folders of Aliquot, of MPS and of the driver.
+pub const HOST_PATHS: &str = "aliquot-host-paths";
+/// The policies that [`refusal`] knows.
+pub const POLICIES: [&str; 3] = [VISIBLE_DEVICES, RUNTIME_CLASSES, HOST_PATHS];
+
 /// Runtime classes whose handler is NVIDIA's runtime.
 const CLASSES: [&str; 4] = [
     "nvidia",
@@ -46,26 +55,24 @@ const AROUND: [&str; 8] = [
 pub struct Refusal {
     /// The name of the `ValidatingAdmissionPolicy`.
     pub policy: &'static str,
-    /// One sentence with the fix.
+    /// The reason in one sentence, with the fix.
     pub why: String,
 }
 
 /// Returns why one policy refuses a pod.
 type Judge = fn(&Pod, &PodSpec) -> Option<String>;
 
-/// Returns why the policies `aliquot-visible-devices`, `aliquot-runtime-classes` or
-/// `aliquot-host-paths` refuse the creation of a pod. `None`: they admit it.
+/// Returns why one of the [`POLICIES`] refuses the creation of a pod. `None`: they admit it.
 pub fn refusal(pod: &Pod) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
-    let policies: [(&'static str, Judge); 3] = [
-        ("aliquot-visible-devices", visible_devices),
-        ("aliquot-runtime-classes", runtime_classes),
-        ("aliquot-host-paths", host_paths),
-    ];
-    policies.into_iter().find_map(|(policy, judge)| {
-        let why = judge(pod, spec)?;
-        Some(Refusal { policy, why })
-    })
+    let judges: [Judge; 3] = [visible_devices, runtime_classes, host_paths];
+    POLICIES
+        .into_iter()
+        .zip(judges)
+        .find_map(|(policy, judge)| {
+            let why = judge(pod, spec)?;
+            Some(Refusal { policy, why })
+        })
 }
 
 fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {

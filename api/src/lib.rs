@@ -10,6 +10,7 @@
 //! - [`lint`]: the mistakes of a manifest that nothing refuses, each with its field and its fix.
 //! - [`node_topology`]: the policy of a kubelet's topology manager, as a `NodeResourceTopology` says
 //!   it.
+//! - [`owner`]: the controller of an object.
 //! - [`quantity`]: amounts as Kubernetes writes them, exactly.
 //! - [`share_config`]: a claim's other requests, besides cards and memory.
 //! - [`units`]: MiB and nano-GPU, and the enums that cross crates.
@@ -26,6 +27,7 @@ pub mod isolation;
 pub mod kai;
 pub mod lint;
 pub mod node_topology;
+pub mod owner;
 pub mod quantity;
 pub mod request;
 pub mod share_config;

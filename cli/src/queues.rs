@@ -63,7 +63,7 @@ fn look(shadow: &mut Shadow) -> Report {
     report(&queues, &starts)
 }
 
-/// When the first of each queue's waiting pods is estimated to start.
+/// The estimated start of the first waiting pod of each queue.
 #[derive(Debug, Default)]
 struct Starts {
     now: Time,
@@ -343,7 +343,7 @@ queue b parent=company
         };
         assert!(of("a").ends_with("in 1 h 20 min"), "{told}");
         assert!(of("company").ends_with("in 1 h 20 min"), "{told}");
-        // What follows the first one has no known end.
+        // The pod that runs before this one has no known end.
         assert!(of("b").ends_with('-'), "{told}");
     }
 }

@@ -58,7 +58,7 @@ impl Cluster {
         self.delete_queues().await?;
         for name in ours.iter().filter(|name| *name != "default") {
             match namespaces.delete(name, &DeleteParams::default()).await {
-                // One of an earlier claim, gone since the list was made.
+                // An object of an earlier claim, which has gone since the list was made.
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 outcome => {
                     outcome?;

@@ -2,18 +2,18 @@
 
 use crate::machine::ADDRESS;
 
-/// Where the API server calls admission's webhook.
+/// Admission's webhook, which the API server calls.
 pub(crate) const WEBHOOK_PORT: u16 = 8443;
-/// Where admission's health is.
+/// Admission's health.
 pub(crate) const ADMISSION_METRICS_PORT: u16 = 9403;
-/// Where the scheduler answers about resizes.
+/// The scheduler's answers about resizes.
 pub(crate) const ANSWERS_PORT: u16 = 8445;
-/// Of the status page.
+/// The status page.
 pub const PAGE_PORT: u16 = 8444;
-/// Where the scheduler shows its metrics and its health.
+/// The scheduler's metrics and health.
 pub const SCHEDULER_METRICS: &str = "127.0.0.1:9401";
 
-/// Where agents reach the scheduler.
+/// The scheduler's endpoint for agents.
 pub fn telemetry_endpoint() -> String {
     format!("{ADDRESS}:{}", proto::names::telemetry::PORT)
 }

@@ -15,9 +15,9 @@ pub struct Programs {
     pub ours: PathBuf,
     /// This workspace's programs that are linked statically.
     pub ours_static: PathBuf,
-    /// What `tests/cluster/tools/operators` made, where it was run.
+    /// The output folder of `tests/cluster/tools/operators`, if it was run.
     pub operators: Option<PathBuf>,
-    /// What `tests/cluster/tools/extended` made, where it was run.
+    /// The output folder of `tests/cluster/tools/extended`, if it was run.
     pub extended: Option<PathBuf>,
     /// The layout of the image that `deploy/image/build` made, where it was run.
     pub image: Option<PathBuf>,
@@ -41,7 +41,7 @@ impl Programs {
     }
 }
 
-/// What a program under test needs to know.
+/// The settings of a program under test.
 #[derive(Debug)]
 pub struct Place<'a> {
     pub programs: &'a Programs,
@@ -54,7 +54,7 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// What `deploy/` gives a container of a workload.
+    /// The resources that `deploy/` gives a container of a workload.
     pub(crate) fn memory(&self, container: [&str; 3], name: &str) -> Result<MemoryLimit> {
         MemoryLimit::deployed(&self.programs.tree, container, &self.cgroup, name)
     }

@@ -216,7 +216,7 @@ async fn recruit(client: &Client, name: String, cards: u32) -> Result<(NodeState
     agent_of(client, &made, Cards::h100(cards)).await
 }
 
-/// What a node's agent says, and the token that it says it with.
+/// The message of a node's agent, and the token with which it is sent.
 async fn agent_of(client: &Client, node: &Node, cards: Cards) -> Result<(NodeState, String)> {
     let name = node.name_any();
     let gpu_node = json!({

@@ -1,12 +1,12 @@
 //! The compute mode of a card is the driver's rule about which processes may use it.
 
-/// Which processes may create a context on a card.
+/// The number of processes that may have a context on a card at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Anyone.
     #[default]
     Default,
-    /// One process.
+    /// One process may have a context.
     ExclusiveProcess,
     /// No one.
     Prohibited,

@@ -8,15 +8,15 @@ use super::GpuUuid;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How slices are offered: NVIDIA's `migStrategy`.
+/// The resources as which slices are offered; NVIDIA calls it `migStrategy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum MigStrategy {
-    /// Not at all: cards in MIG mode are left to others.
+    /// Slices are not offered: cards in MIG mode are left to others.
     #[default]
     None,
-    /// As `nvidia.com/gpu`, if all cards are in MIG mode and all slices have one profile.
+    /// Slices are `nvidia.com/gpu`, if all cards are in MIG mode and all slices have one profile.
     Single,
-    /// As `nvidia.com/mig-<profile>`, beside the other cards.
+    /// Slices are `nvidia.com/mig-<profile>`; other cards are offered beside them.
     Mixed,
 }
 
@@ -50,7 +50,7 @@ impl Profile {
         })
     }
 
-    /// From what NVML says of an instance: its GPU slices, its MiB, its card's bytes, and its
+    /// Computes the profile of an instance from its GPU slices, its MiB, its card's bytes, and its
     /// product's name, which ends with the attribute where there is one (`1g.10gb+me`). GB are
     /// counted as NVIDIA's device plugin does: eighths of the card, rounded up, of its GiB.
     pub fn of(slices: u32, memory_mib: u64, card_bytes: u64, product: &str) -> Option<Self> {
@@ -93,7 +93,7 @@ pub struct Slice {
     pub compute_instance: u32,
 }
 
-/// How many slices of each profile a card has, or is to have.
+/// The number of slices of each profile that a card has, or is to have.
 pub type MigLayout = BTreeMap<Profile, u32>;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Shares of a card are granted in one of two ways.
 
-/// By which way shares of a card are granted. A card has one at a time, as it has one mode.
+/// The way in which shares of a card are granted. A card has one front at a time, as it has one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
-    /// By the scheduler's signed grant, over the kubelet's device-plugin API.
+    /// The scheduler signs a grant, and the kubelet asks over its device-plugin API.
     Plugin,
-    /// By a `ResourceClaim`'s allocation, over the kubelet's DRA API.
+    /// A `ResourceClaim` is allocated, and the kubelet asks over its DRA API.
     Dra,
 }
 

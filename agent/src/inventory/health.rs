@@ -22,10 +22,10 @@ pub const LOST_AFTER: Duration = Duration::from_secs(15);
 /// must not be able to close a card permanently.
 pub const SUSPECT_FOR: Duration = Duration::from_mins(10);
 
-/// Whether a card works.
+/// The health of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {
-    /// As far as the driver knows.
+    /// The driver reports no fault.
     #[default]
     Healthy,
     /// No new pods are placed on it.
@@ -60,7 +60,7 @@ impl Health {
         }
     }
 
-    /// Whether the card's containers should leave it.
+    /// Returns true if the card's containers should leave it.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Unhealthy { lasting: true, .. })
     }

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Interval at which what can be allocated is read again: a restarted kubelet may reserve more.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// What is known, and of whom.
+/// The last answer of the kubelet and the sources that it is computed from.
 struct Follower {
     lister: Lister,
     machine: Machine,
@@ -28,7 +28,7 @@ struct Follower {
     used: BTreeMap<String, Used>,
 }
 
-/// Follows it, until `stop`.
+/// Follows the kubelet's allocations, until `stop`.
 pub async fn follow(
     lister: Lister,
     sys: PathBuf,

@@ -6,24 +6,24 @@ use crate::inventory::Front;
 use api::grant::PodIdentity;
 use api::{Mib, Mode};
 
-/// What a verified grant, or a claim's allocation, asks for one container.
+/// The request of a verified grant, or of a claim's allocation, for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Whose pod.
+    /// The pod.
     pub pod: PodIdentity,
-    /// Which container.
+    /// The name of the container.
     pub container: String,
-    /// When the container runs beside the others of its pod.
+    /// The time in which the container runs, relative to the others of its pod.
     pub turn: Turn,
-    /// Which cards.
+    /// The cards.
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
     pub memory: Mib,
-    /// What of each of them is kept for it, at most the limit.
+    /// The memory of each card that is kept for it, at most the limit.
     pub kept: Mib,
     /// Compute ceiling, 1 to 100 per cent.
     pub compute_percent: u8,
-    /// How the cards are shared.
+    /// The mode of the cards.
     pub mode: Mode,
     /// The decision that it came from.
     pub decision: String,
@@ -34,7 +34,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What identifies its holder.
+    /// Returns the key of the container that will hold the share.
     pub fn key(&self) -> HolderKey {
         HolderKey {
             pod_uid: self.pod.uid.clone(),
@@ -42,7 +42,7 @@ impl Claim {
         }
     }
 
-    /// What it counts with, once it is bound to this allocation.
+    /// Returns the scope whose shares have one limit together, once it is bound to this allocation.
     pub(super) fn limit_scope(&self, alloc: Option<AllocId>) -> LimitScope {
         match (&self.claimed, alloc) {
             (Some(_), Some(alloc)) => LimitScope::Claim(alloc),
@@ -50,7 +50,7 @@ impl Claim {
         }
     }
 
-    /// Which of the two it is.
+    /// Returns the front by which it is granted.
     pub(super) fn front(&self) -> Front {
         match self.claimed {
             None => Front::Plugin,
@@ -69,7 +69,7 @@ impl Claim {
 }
 
 impl Share {
-    /// As a claim has it, nothing started.
+    /// Makes the share of a claim of which nothing has started.
     pub(super) fn reserved(claim: &Claim, gpus: Vec<GpuUuid>) -> Self {
         Self {
             pod: claim.pod.clone(),

@@ -69,9 +69,9 @@ pub struct ShareOptions {
 /// identity and use only: see [`LimitScope`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whose pod.
+    /// The pod.
     pub pod: PodIdentity,
-    /// Which container.
+    /// The name of the container.
     pub container: String,
     /// When the container runs. This is the default for a share by claim, which is counted once for
     /// all containers of the claim.
@@ -81,11 +81,11 @@ pub struct Share {
     pub gpus: Vec<GpuUuid>,
     /// Limit on each of them.
     pub memory: Mib,
-    /// What of each of them is kept for it: its limit, or less where it may burst.
+    /// The memory of each card that is kept for it: its limit, or less where it may burst.
     pub kept: Mib,
     /// Compute ceiling, 1 to 100 per cent.
     pub compute_percent: u8,
-    /// How the cards are shared.
+    /// The mode of the cards.
     pub mode: Mode,
     /// The decision that it came from; empty for a pod that another scheduler placed.
     pub decision: String,

@@ -2,18 +2,18 @@
 
 use tonic::metadata::MetadataMap;
 
-/// Which of a client's plans one is. Calls of one connection may be handled in another order
+/// The position of a plan among those of its client. Calls of one connection may be handled in another order
 /// than they were sent in, also one that its client has dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlanSequence {
-    /// Of this client.
+    /// A random number of the client's process.
     pub(super) client: u128,
-    /// It rises with each call.
+    /// The number of the plan, which rises with each call.
     pub(super) plan: u64,
 }
 
 impl PlanSequence {
-    /// Metadata of a call.
+    /// The name of the call's metadata.
     const KEY: &str = "aliquot-plan";
 
     pub(super) fn mark(self, metadata: &mut MetadataMap) {
@@ -31,7 +31,7 @@ impl PlanSequence {
         })
     }
 
-    /// The same client sent that one later.
+    /// Returns true if the same client sent the other plan later.
     pub(super) fn is_before(self, other: Self) -> bool {
         self.client == other.client && self.plan < other.plan
     }

@@ -25,9 +25,9 @@ pub(super) struct Allocations {
     /// The holder of each ID.
     pub(super) held: Held,
     absences: Absences,
-    /// What cannot be read, and since when.
+    /// The sources that cannot be read, and the time since when.
     unreadable: BTreeMap<LocalSource, Instant>,
-    /// What could not be read for too long, and why.
+    /// The source that could not be read for too long, and the reason.
     pub(super) long_unreadable: Option<(LocalSource, String)>,
 }
 

@@ -35,7 +35,7 @@ struct BrokenServer {
     mended: bool,
     /// Containers that had clients of it.
     lost: BTreeSet<HolderKey>,
-    /// What is said of them.
+    /// The sentence about these containers.
     text: String,
 }
 

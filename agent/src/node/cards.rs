@@ -68,7 +68,7 @@ impl Cards {
             let mut shares = ledger.on(card);
             servers.contains(&process.pid)
                 || shares.any(|share| match share.mode {
-                    // All of the card is its pod's.
+                    // The whole card belongs to its pod.
                     Mode::Exclusive => owner == Some(share.pod.uid.as_str()),
                     _ => is_of(process, share, ledger),
                 })

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 /// Why a container should not stay, or what it did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Complaint {
-    /// One sentence.
+    /// The complaint in one sentence.
     pub text: String,
     /// Its pod should be evicted for it.
     pub evict: bool,
@@ -70,7 +70,7 @@ impl Grounds<'_> {
         if let Some(text) = wrong {
             return Some(Complaint { text, evict: false });
         }
-        // One for which its pod must go is not hidden by one that is only reported.
+        // A complaint for which the pod must go is not hidden by one that is only reported.
         let hold = share.limit_scope();
         let held: Vec<(ViolationKind, &str)> = self.guard.complaints(&hold).collect();
         let evicts = |(wrong, _): &&(ViolationKind, &str)| {

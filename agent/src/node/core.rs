@@ -249,7 +249,7 @@ impl Core {
         self.ungranted
             .report(ungranted, self.terms.ungranted_grace, now, effects);
         if !dead.is_empty() {
-            // What the dead held is a stranger's now, if it is still there.
+            // Memory of a container that has ended belongs to a stranger now, if it is still held.
             self.take_stock(now, effects);
         }
     }
@@ -327,7 +327,7 @@ impl Core {
         }
     }
 
-    /// Whether a share's container has a process, or may have one, or a process of its pod
+    /// Returns true if a share's container has a process, or may have one, or a process of its pod
     /// is on its cards.
     pub(super) fn lives(&self, share: &Share) -> bool {
         self.allocations.may_live(share) || self.cards.has_process_of(share)
@@ -480,7 +480,7 @@ impl Core {
         None
     }
 
-    /// What the kubelet is offered.
+    /// Returns the offer to the kubelet.
     pub fn offer(&self) -> Offer {
         let open = self.withdrawn().is_none();
         let alone = !self.obstacles.contains_key(&Obstacle::OtherPlugin);
@@ -524,7 +524,7 @@ impl Core {
         }
     }
 
-    /// Which cards are to be sampled, and how closely.
+    /// Returns the cards that are to be sampled, and how closely.
     pub fn watched(&self, now: Instant) -> Watched {
         self.guard.watched(&self.ledger, now)
     }

@@ -59,7 +59,7 @@ pub enum Event {
     Minted {
         /// Our answer's name.
         alloc: AllocId,
-        /// Of which resource.
+        /// The resource.
         resource: Resource,
         /// The IDs.
         ids: BTreeSet<String>,

@@ -22,13 +22,13 @@ pub(super) struct Fences {
     compute_modes: BTreeMap<GpuUuid, ComputeModeWatch>,
     /// The number of times that a card with shares was seen in another compute mode.
     pub(super) mode_faults: BTreeMap<GpuUuid, u32>,
-    /// Of cards in mode `mps`.
+    /// The ceilings of cards in mode `mps`.
     ceilings: BTreeMap<GpuUuid, Ceilings>,
 }
 
 impl Fences {
-    /// Whether cards are in the compute mode that the shares on them need, and the limits
-    /// with which processes came to the servers of cards in mode `mps`.
+    /// Compares the cards' compute modes with those that their shares need, and the limits with which
+    /// processes came to the servers of cards in mode `mps` with the granted ones.
     pub(super) fn compare(
         &mut self,
         cards: &Cards,
@@ -76,7 +76,7 @@ impl Fences {
         self.ceilings = ceilings;
     }
 
-    /// What is wrong with a card's compute mode, in one sentence.
+    /// Returns the fault of a card's compute mode in one sentence.
     pub(super) fn wrong_mode_of(&self, inventory: &Inventory, uuid: &GpuUuid) -> Option<String> {
         let (watch, card) = (self.compute_modes.get(uuid)?, inventory.card(uuid)?);
         let needed = fence::compute_mode(watch.mode())?;
@@ -108,7 +108,7 @@ impl Fences {
             let Some(watch) = self.compute_modes.get(card) else {
                 return Some(true);
             };
-            // What a card had when it last answered says nothing of now.
+            // The last answer of a card that is silent says nothing about now.
             let answers = cards.looks.answers(card);
             watch.is_right(now).map(|right| right && answers)
         });

@@ -42,7 +42,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Which cards are to be sampled, and how closely.
+    /// Returns the cards that are to be sampled, and how closely.
     pub(super) fn watched(&self, ledger: &Ledger, now: Instant) -> Watched {
         Watched {
             cards: ledger.watched(),
@@ -196,7 +196,7 @@ pub(super) fn react(
     policy: &Policy,
     effects: &mut Vec<Effect>,
 ) {
-    // Of several containers, the one of the first process represents all.
+    // If several containers are affected, that of the first process represents all.
     let of_first = |share: &&Share| {
         let mut own = finding.own.iter();
         own.any(|own| own.pod_uid == share.pod.uid && own.container_id == share.container_id)

@@ -88,7 +88,7 @@ impl Layouts {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let cards = &uses.cards.inventory.cards;
-        // What was ordered is finished first: its slices must not be allocated, even if the policy
+        // An ordered layout is finished first: its slices must not be allocated, even if the policy
         // no longer wants it.
         let ordered = self.0.iter().filter(|(card, change)| match change.step {
             Step::Making => true,

@@ -3,7 +3,7 @@
 use proto::mps::{Observation, Plan};
 use std::collections::BTreeSet;
 
-/// What the MPS supervisor has done.
+/// The state of the MPS supervisor, as the node's core knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MpsView {
     /// The plan that it last accepted.

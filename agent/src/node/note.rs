@@ -5,8 +5,7 @@ use crate::inventory::Health;
 use api::grant::PodIdentity;
 use std::time::Duration;
 
-/// What happened once, for counters, histograms and the schedulers. Never awaited by
-/// the sender.
+/// An occurrence for counters, histograms and the schedulers. The sender never waits for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A grant that is not honoured; goes to every scheduler.
@@ -27,7 +26,7 @@ pub enum Note {
     Claimed {
         /// Since the kubelet asked, waits and questions to the API server included.
         took: Duration,
-        /// What of it was spent waiting for others: the API server, the card's MPS server, and
+        /// The part that was spent waiting for others: the API server, the card's MPS server, and
         /// the runtime, which has to see the CDI file.
         waited: Duration,
         /// False: refused.
@@ -42,16 +41,16 @@ pub enum Note {
     },
     /// The driver reported a fault.
     Xid {
-        /// On which card.
+        /// The card.
         gpu: GpuUuid,
         /// NVIDIA's number.
         xid: u64,
     },
     /// A card is unhealthy, for another reason than before, or healthy again.
     Health {
-        /// Which.
+        /// The card.
         gpu: GpuUuid,
-        /// As it is now.
+        /// Its health now.
         health: Health,
     },
     /// A card had the driver's memory limits, and probes find that it no longer has them.
@@ -63,11 +62,11 @@ pub enum Note {
     },
     /// A card's compute mode was changed, not by us. It is set again.
     ComputeMode {
-        /// Which.
+        /// The card.
         gpu: GpuUuid,
-        /// As it is.
+        /// Its compute mode.
         is: ComputeMode,
-        /// As the shares on it need it.
+        /// The compute mode that its shares need.
         needed: ComputeMode,
     },
     /// A share was freed because its holder has ended.
@@ -83,18 +82,18 @@ pub enum Note {
         container: String,
         /// The kind of problem, as a metric label.
         wrong: &'static str,
-        /// What is done about it: warned, reported, evicted, killed.
+        /// The agent's reaction: warned, reported, evicted, killed.
         action: &'static str,
-        /// One sentence.
+        /// The violation in one sentence.
         text: String,
     },
     /// A pod's process uses a card without a grant.
     Stranger {
-        /// On which card.
+        /// The card.
         gpu: GpuUuid,
         /// UID of its pod.
         pod_uid: String,
-        /// What is done about it: reported, evicted, killed.
+        /// The agent's reaction: reported, evicted, killed.
         action: &'static str,
     },
     /// An MPS server does not take clients any more.
@@ -105,7 +104,7 @@ pub enum Note {
         state: &'static str,
         /// The pod whose client did it, where that can be told, else `unknown`.
         blamed: String,
-        /// One line.
+        /// The reason in one line.
         reason: String,
     },
     /// It takes clients again.
@@ -135,7 +134,7 @@ pub struct RefusedGrant {
     pub container: String,
     /// From the grant, where it is readable.
     pub decision: String,
-    /// One sentence, the same that the kubelet shows.
+    /// The reason in one sentence, the same that the kubelet shows.
     pub reason: String,
     /// Only a new decision helps; the agent will say the same again.
     pub is_final: bool,
@@ -148,8 +147,8 @@ pub struct Ungranted {
     pub pod: PodIdentity,
     /// Its name.
     pub container: String,
-    /// Of which resource.
+    /// The resource.
     pub resource: String,
-    /// How many devices of it.
+    /// The number of its devices.
     pub devices: usize,
 }

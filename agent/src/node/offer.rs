@@ -18,7 +18,7 @@ use proto::deviceplugin::{Device, NumaNode, TopologyInfo};
 use proto::names::kubelet::{HEALTHY, UNHEALTHY};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the kubelet is offered.
+/// The offer to the kubelet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
     /// Tokens, in the cards' order.

@@ -11,7 +11,7 @@ static NONE: LazyLock<Policy> = LazyLock::new(Policy::default);
 /// `GpuNode.spec` and where it came from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {
-    /// As written.
+    /// The spec as it was written.
     pub spec: GpuNodeSpec,
     /// `metadata.generation`.
     pub generation: i64,

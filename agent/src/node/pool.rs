@@ -4,19 +4,19 @@ use crate::gpu::GpuUuid;
 use crate::inventory::Inventory;
 use std::collections::BTreeMap;
 
-/// Where the kubelet shows a card, by its own account.
+/// The resources in which the kubelet counts a card, by its own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// Not asked yet.
+    /// The kubelet was not asked yet.
     #[default]
     Unknown,
-    /// As `nvidia.com/gpu`, and by its tokens.
+    /// It counts the card as `nvidia.com/gpu`, and its tokens.
     Whole,
-    /// As `nvidia.com/gpu` only: a pod holds it, or held it a moment ago.
+    /// It counts the card as `nvidia.com/gpu` only: a pod holds it, or held it a moment ago.
     WholeOnly,
-    /// By its tokens alone.
+    /// It counts the tokens alone.
     Shared,
-    /// Not at all.
+    /// It does not count the card.
     None,
 }
 

@@ -25,7 +25,7 @@ const AMBIGUOUS_GRACE: Duration = Duration::from_mins(2);
 /// What the kubelet asks, and where identities can be read.
 #[derive(Clone, Debug)]
 pub struct PrepareRequest {
-    /// Of which resource.
+    /// The resource.
     pub resource: Resource,
     /// Exactly these.
     pub ids: BTreeSet<String>,
@@ -56,7 +56,7 @@ pub struct Outcome {
 /// Why an allocation is not bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unready {
-    /// One line.
+    /// The reason in one line.
     pub reason: String,
     /// Waiting can help.
     pub may_pass: bool,

@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 /// Time passes at least so often: hysteresis and graces end without an event.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Where results go.
+/// The channels into which results go.
 #[derive(Debug)]
 pub struct OwnerChannels {
-    /// What everyone reads.
+    /// The state that everyone reads.
     pub state: watch::Sender<Arc<State>>,
-    /// What the kubelet is offered.
+    /// The offer to the kubelet.
     pub offer: watch::Sender<Arc<Offer>>,
     /// To the disk's task.
     pub disk: channel::Sender<DiskRequest>,
@@ -139,7 +139,7 @@ fn matters_to_disk(event: &Event) -> bool {
     )
 }
 
-/// Which cards are sampled, and how closely.
+/// The cards that are sampled, and how closely.
 fn watch_out(core: &Core, outputs: &OwnerChannels, now: Instant) {
     let watched = core.watched(now);
     outputs.watched.send_if_modified(|old| {

@@ -23,7 +23,7 @@ pub(super) struct Unproven {
     /// Proofs of containers that this agent let start: one without is no container of an
     /// earlier agent's time.
     let_start: BTreeSet<ProofName>,
-    /// When the runtime was last seen to ignore CDI, and by what.
+    /// The time at which the runtime was last seen to ignore CDI, and the evidence.
     cdi_ignored: Option<(Instant, String)>,
 }
 
@@ -88,7 +88,7 @@ impl Unproven {
                 pod: pod.identity.clone(),
                 container: key.container.clone(),
             }));
-            // What ran before this agent did may have had its proof; it is left alone.
+            // A container that is older than this agent may have had its proof; it is left alone.
             if !self.let_start.contains(&unproven.name) {
                 continue;
             }

@@ -7,18 +7,18 @@ use std::time::Duration;
 /// reading, so a longer interval would report fences that are gone.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
-/// What the owner needs to know.
+/// The settings of the thread that owns NVML.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the library may be. The first path that exists is loaded, otherwise the last one is
+    /// The paths at which the library may be. The first path that exists is loaded, otherwise the last one is
     /// tried, which may be a name for the dynamic loader.
     pub libraries: Vec<PathBuf>,
     /// Time between two full readings.
     pub interval: Duration,
-    /// Between two samples of the cards that are watched.
+    /// Time between two samples of the cards that are watched.
     pub sample_interval: Duration,
-    /// Where processes are looked up.
+    /// The folder in which processes are looked up.
     pub proc_root: PathBuf,
-    /// Whether the slices of cards in MIG mode are read.
+    /// True if the slices of cards in MIG mode are read.
     pub slices: bool,
 }

@@ -16,7 +16,7 @@ pub(super) type Used = BTreeMap<(String, String), u64>;
 /// The namespace of the pods by which a KAI scheduler holds GPUs for its shares.
 const RESERVATIONS: &str = "kai-resource-reservation";
 
-/// What a cluster has, and who holds it.
+/// The GPUs of a cluster, and the pods that hold them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fleet {
     /// Nodes on which a pod gets a GPU of its own.
@@ -62,18 +62,18 @@ impl Holder {
     }
 }
 
-/// How a node hands out its GPUs.
+/// The way in which a node hands out its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Front {
-    /// Each to one pod.
+    /// Each GPU goes to one pod.
     Whole,
-    /// Each to several pods: time-slicing or MPS of NVIDIA's device plugin, or another plugin.
+    /// Each GPU goes to several pods: time-slicing or MPS of NVIDIA's device plugin, or another plugin.
     Shared,
-    /// As MIG slices.
+    /// The GPUs are MIG slices.
     Mig,
 }
 
-/// What a node says of its GPUs.
+/// The GPUs of a node, by its capacity and its labels.
 struct OfNode {
     gpus: u64,
     front: Front,

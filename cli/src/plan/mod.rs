@@ -13,6 +13,8 @@ use crate::connect::{ClusterArgs, block_on};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Cell, Column, Output, Report, Table, Tone};
 use crate::shadow::clock;
+use api::guard::{HOST_PATHS, POLICIES};
+use api::owner::controller;
 use holders::{Fleet, Holder, Used};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt as _;
@@ -165,12 +167,10 @@ fn refused(pods: &[Pod], exempt: &BTreeSet<String>) -> Refused {
         };
         // KAI's webhook writes variables and a runtime class into the pods of its shares; under Aliquot
         // they have none.
-        if api::guard::requests_share(pod) && refusal.policy != "aliquot-host-paths" {
+        if api::guard::requests_share(pod) && refusal.policy != HOST_PATHS {
             continue;
         }
-        let mut owners = pod.metadata.owner_references.iter().flatten();
-        let controller = owners.find(|owner| owner.controller == Some(true));
-        let name = match controller {
+        let name = match controller(pod) {
             Some(owner) => format!("{namespace}/{} ({})", owner.name, owner.kind),
             None => format!("{namespace}/{}", pod.name_any()),
         };
@@ -195,7 +195,7 @@ fn report(args: &Args, fleet: &Fleet, refused: &Refused) -> Report {
     let packing = Packing::of(&fleet.holders, args.headroom);
     let mut table = Table::new(COLUMNS, "no pod holds a GPU");
     let mut holders: Vec<&Holder> = fleet.holders.iter().collect();
-    // What would gain most comes first.
+    // The pod that would free most memory comes first.
     holders.sort_by_key(|one| {
         let free = share(one).map(|share| one.card_mib.unwrap_or(0).saturating_sub(share));
         (std::cmp::Reverse(free), &one.namespace, &one.pod)
@@ -294,17 +294,16 @@ fn above(args: &Args, fleet: &Fleet, packing: &Packing) -> Vec<Cell> {
 }
 
 fn below(refused: &Refused) -> Vec<Cell> {
-    /// The policies that the verb judges by; the others need more than a pod to judge.
-    const JUDGED: &str = "aliquot-visible-devices, aliquot-runtime-classes and aliquot-host-paths";
+    let judged = POLICIES.join(", ");
     let mut lines = Vec::new();
     if refused.is_empty() {
         lines.push(Cell::from(format!(
-            "the policies {JUDGED} would refuse no existing pod"
+            "of the policies {judged}, none would refuse an existing pod"
         )));
     } else {
         lines.push(
             Cell::from(format!(
-                "the policies {JUDGED} would refuse {} when they are created again, unless their namespaces have the label {}={}:",
+                "the policies {judged} would refuse {} when they are created again, unless their namespaces have the label {}={}:",
                 count(refused.values().sum(), "existing pod"),
                 proto::names::guard::LABEL,
                 proto::names::guard::EXEMPT

@@ -37,7 +37,7 @@ impl Packing {
         }
         for ((_, card), mut shares) in shares {
             shares.sort_unstable_by(|a, b| b.cmp(a));
-            // What each card has left, and how many shares it has.
+            // The memory that each card has left, and the number of its shares.
             let mut cards: Vec<(u64, usize)> = Vec::new();
             for share in shares {
                 let mut known = cards.iter_mut();

@@ -96,7 +96,7 @@ fn pods_that_use_little_of_a_gpu_of_their_own_fit_on_fewer_as_shares() {
         "1 node not counted: the GPUs there are MIG slices",
         "1 pod with a share already",
         "2 pods used at most half of their GPU's memory in the last 24 h; with shares of that and 25 % more, they fit on 1 GPU in place of 2, by GPU memory alone",
-        "would refuse no existing pod",
+        "none would refuse an existing pod",
         "docs/evaluate.md",
     ] {
         assert!(told.contains(part), "{part}: {told}");

@@ -242,14 +242,7 @@ fn forget_cards(state: &mut State, node: NodeKey, named: &BTreeSet<crate::ids::G
 /// What holds are worth depends on what their cards have: counted again when that came
 /// or changed, so that the order of events makes no difference.
 fn revalue(state: &mut State, config: &Config, node: NodeKey) {
-    let tasks: Vec<TaskKey> = state
-        .index
-        .on_node
-        .get(node)
-        .into_iter()
-        .flatten()
-        .copied()
-        .collect();
+    let tasks: Vec<TaskKey> = state.index.pods_on(node).collect();
     for task in tasks {
         let Some(cell) = state.cells.tasks.get(task).cloned() else {
             continue;

@@ -174,11 +174,7 @@ impl Cycle<'_> {
         let promised: Vec<TaskKey> = self
             .state
             .index
-            .on_node
-            .get(node)
-            .into_iter()
-            .flatten()
-            .copied()
+            .pods_on(node)
             .filter(|task| self.state.cell(*task).status == Status::Promised)
             .collect();
         for task in promised {

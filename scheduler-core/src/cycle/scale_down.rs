@@ -123,15 +123,7 @@ impl Cycle<'_> {
         let row = self.state.nodes.get(node).filter(|row| !row.is_plain())?;
         row.node.as_ref().filter(|node| node.removable)?;
         let (mut tasks, mut jobs, mut held) = (Vec::new(), BTreeSet::new(), 0);
-        for task in self
-            .state
-            .index
-            .on_node
-            .get(node)
-            .into_iter()
-            .flatten()
-            .copied()
-        {
+        for task in self.state.index.pods_on(node) {
             let row = self.state.tasks.get(task)?;
             let Some(job) = row.job else {
                 if self.has_gpus(task) {

@@ -142,7 +142,7 @@ fn remaining(
         cards: vec![CardSums::default(); row.cards.len()],
         ..Remaining::default()
     };
-    for task in state.index.on_node.get(key).into_iter().flatten().copied() {
+    for task in state.index.pods_on(key) {
         let (Some(cell), Some(own)) = (
             state.cells.tasks.get(task),
             state

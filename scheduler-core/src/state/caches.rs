@@ -1,4 +1,4 @@
-//! What is computed from the rest of the state, and kept for the next decision.
+//! Values that are computed from the rest of the state and kept for the next decision.
 
 use crate::state::keys::SpecKey;
 use crate::state::room::Rooms;

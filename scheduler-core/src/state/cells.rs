@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use slotmap::SecondaryMap;
 use std::sync::Arc;
 
-/// Where pods are, and the sums that follow from it.
+/// The places of pods, and the sums that follow from them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cells {
     pub tasks: SecondaryMap<TaskKey, TaskCell>,

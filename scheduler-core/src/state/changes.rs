@@ -1,4 +1,4 @@
-//! What has changed since it was looked at: stamps that only rise, and lists.
+//! Changes since they were last looked at: stamps that only rise, and lists.
 
 use crate::state::keys::JobKey;
 
@@ -51,14 +51,14 @@ pub(crate) struct ChangedJobs {
 }
 
 impl ChangedJobs {
-    /// One has moved whose stamp was this.
+    /// Notes a job of which a pod has moved, with the stamp that the job had before.
     pub(super) fn note(&mut self, job: JobKey, stamp: u64) {
         if stamp <= self.since {
             self.jobs.push(job);
         }
     }
 
-    /// All of them, looked at now.
+    /// Returns all of them, and counts them as looked at now.
     pub(crate) fn take(&mut self, now: u64) -> Vec<JobKey> {
         self.since = now;
         std::mem::take(&mut self.jobs)

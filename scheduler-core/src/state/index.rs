@@ -29,6 +29,13 @@ pub(crate) struct Index {
     pub soft_nodes: usize,
 }
 
+impl Index {
+    /// Returns the pods placed on a node.
+    pub(crate) fn pods_on(&self, node: NodeKey) -> impl Iterator<Item = TaskKey> {
+        self.on_node.get(node).into_iter().flatten().copied()
+    }
+}
+
 /// The place of a job with placed pods in [`Index::standing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedEntry {

@@ -6,7 +6,7 @@ use crate::units::Mib;
 /// How a node offers MIG, by KAI's reading of its labels and resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MigStrategy {
-    /// Not at all.
+    /// Slices are not offered.
     #[default]
     Off,
     /// It does, and does not say how.

@@ -1,4 +1,4 @@
-//! What the shell was told last, and what it still has to be told.
+//! The last reports to the shell, and the reports that it still has to get.
 
 use crate::ids::GroupName;
 use crate::reason::WaitReason;

@@ -1,4 +1,4 @@
-//! What is not tried before its time.
+//! Pauses of pods, cards, evictions and searches.
 
 use crate::action::EvictCause;
 use crate::ids::GroupName;

@@ -24,7 +24,7 @@ pub(super) async fn evict(
     if evict.cause == EvictCause::GrantRefused {
         match answer::read(permit, || api.get_opt(&evict.name)).await {
             Ok(Some(pod)) if pod.uid().as_deref() == Some(evict.pod.as_str()) => {
-                if !is_owned(&pod) {
+                if api::owner::controller(&pod).is_none() {
                     tell(context, evict);
                     return OutcomeResult::Stays;
                 }
@@ -81,13 +81,6 @@ async fn asked(api: &Api<Pod>, evict: &Evict, permit: &mut Permit) -> OutcomeRes
         || leaving(api, evict),
     )
     .await
-}
-
-/// A controller creates such a pod again.
-fn is_owned(pod: &Pod) -> bool {
-    pod.owner_references()
-        .iter()
-        .any(|owner| owner.controller == Some(true))
 }
 
 /// Tells the user of a bare pod why its grant is not honoured. The pod is not deleted, because nothing

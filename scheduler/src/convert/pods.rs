@@ -6,6 +6,7 @@ use super::shown::Shown;
 use super::world::{Leaving, World};
 use super::{isolation, resources, scale_down, whole};
 use crate::stored_pod::StoredPod;
+use api::owner::controller;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::ResourceExt as _;
 use scheduler_core::ids::{NodeName, PodUid};
@@ -112,7 +113,7 @@ impl World {
             let asks = converted.gpus.iter_mut();
             asks.for_each(|ask| pod::hold(ask, self.bursts));
         }
-        converted.immovable = !self.moves_bare && !scale_down::has_controller(pod);
+        converted.immovable = !self.moves_bare && controller(pod).is_none();
         converted.safe_to_evict = self.removable.is_some() && scale_down::is_safe_to_evict(pod);
         Some(converted)
     }

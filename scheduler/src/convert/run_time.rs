@@ -1,4 +1,4 @@
-//! The run time of one pod: what it says, and what pods like it took.
+//! The run time of one pod, from what it declares and from past runs of its template.
 //!
 //! In: the annotation [`RUN_TIME`] and `activeDeadlineSeconds`, and the median of past runs. Out: the
 //! run time for estimates of start times, or a warning if the annotation counts for nothing. No
@@ -19,13 +19,13 @@ const MAX: Duration = Duration::seconds(366 * 24 * 3600);
 pub struct RunTime {
     /// The time from the pod's start to its end.
     pub length: Duration,
-    /// What the length rests on.
+    /// The source of the length.
     pub basis: Basis,
     /// The time at which the kubelet took the pod in. `None`: it has not yet.
     pub started: Option<Time>,
 }
 
-/// What a run time rests on.
+/// The source of a run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
     /// Kubernetes ends the pod after that time (`activeDeadlineSeconds`).
@@ -36,7 +36,7 @@ pub enum Basis {
     Past {
         /// The number of these runs.
         runs: usize,
-        /// What the annotation says instead, which is shorter.
+        /// The shorter time that the annotation declares.
         said: Option<Duration>,
     },
 }
@@ -55,7 +55,7 @@ pub(super) struct Median {
     pub(super) runs: usize,
 }
 
-/// What a pod says about its run time.
+/// The times that a pod declares about its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Said {
     expected: Option<Duration>,

@@ -1,4 +1,4 @@
-//! The run times of all pods: what each says, and what pods of the same template took.
+//! The run times of all pods, from what each declares and from past runs of its template.
 //!
 //! In: pods as the watch shows them. Out: the run times that estimates of start times use. A template
 //! is the namespace, the kind of the controller, and the image, command, arguments and resources of
@@ -6,8 +6,8 @@
 //! knows the runs of the finished pods that are still there.
 
 use super::run_time::{Median, RunTime, Said};
+use api::owner::controller;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
 use scheduler_core::ids::PodUid;
 use scheduler_core::units::{Duration, Time};
@@ -27,15 +27,12 @@ const TEMPLATES: usize = 500;
 /// alike.
 type Template = u64;
 
-/// What is known of the run times of pods that end by themselves, or say when they end.
+/// The declared and the past run times of pods that end by themselves, or declare when they end.
 #[derive(Debug, Default)]
 pub(super) struct RunTimes {
     pods: BTreeMap<PodUid, PodRun>,
+    /// The templates of each namespace.
     templates: BTreeMap<Arc<str>, BTreeMap<Template, PastRuns>>,
-    /// The number of pods that say something.
-    saying: usize,
-    /// The number of templates with [`ENOUGH`] runs.
-    usable: usize,
 }
 
 #[derive(Debug)]
@@ -47,7 +44,7 @@ struct PodRun {
     ended: bool,
 }
 
-/// One run of a template.
+/// A run of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Run {
     ended: Time,
@@ -102,21 +99,13 @@ impl RunTimes {
             self.forget(uid);
             return;
         }
-        if !self.pods.contains_key(uid) {
-            let run = PodRun {
-                said,
-                namespace: self.namespace(pod),
-                template: template(pod),
-                ended: false,
-            };
-            self.saying += usize::from(!said.is_nothing());
-            self.pods.insert(uid.clone(), run);
-        }
-        let Some(known) = self.pods.get_mut(uid) else {
-            return;
-        };
-        self.saying -= usize::from(!known.said.is_nothing());
-        self.saying += usize::from(!said.is_nothing());
+        let templates = &self.templates;
+        let known = self.pods.entry(uid.clone()).or_insert_with(|| PodRun {
+            said,
+            namespace: shared_name(templates, pod),
+            template: template(pod),
+            ended: false,
+        });
         known.said = said;
         if !known.ended
             && let Some(run) = run(pod)
@@ -127,34 +116,25 @@ impl RunTimes {
         }
     }
 
-    /// Returns the name of a pod's namespace, shared with those that are known.
-    fn namespace(&self, pod: &Pod) -> Arc<str> {
-        let name = pod.namespace().unwrap_or_default();
-        let known = self.templates.get_key_value(name.as_str());
-        known.map_or_else(|| name.as_str().into(), |(known, _)| Arc::clone(known))
-    }
-
     /// Forgets a pod that is gone. Its run stays known.
     pub(super) fn forget(&mut self, uid: &PodUid) {
-        if let Some(run) = self.pods.remove(uid) {
-            self.saying -= usize::from(!run.said.is_nothing());
-        }
+        self.pods.remove(uid);
+    }
+
+    /// Forgets the runs of a namespace that is gone.
+    pub(super) fn forget_namespace(&mut self, name: &str) {
+        self.templates.remove(name);
     }
 
     fn note(&mut self, namespace: Arc<str>, template: Template, run: Run) {
         let templates = self.templates.entry(namespace).or_default();
-        let past = templates.entry(template).or_default();
-        self.usable -= usize::from(past.is_usable());
-        past.note(run);
-        self.usable += usize::from(past.is_usable());
+        templates.entry(template).or_default().note(run);
         if templates.len() > TEMPLATES {
             let last = |past: &PastRuns| past.0.last().copied();
             let others = templates.iter().filter(|(other, _)| **other != template);
             let least = others.min_by_key(|(_, past)| (past.is_usable(), last(past)));
-            if let Some(least) = least.map(|(template, _)| *template)
-                && let Some(past) = templates.remove(&least)
-            {
-                self.usable -= usize::from(past.is_usable());
+            if let Some(least) = least.map(|(template, _)| *template) {
+                templates.remove(&least);
             }
         }
     }
@@ -172,11 +152,13 @@ impl RunTimes {
             .filter_map(|(uid, run)| Some((uid.clone(), of(run)?)))
             .collect()
     }
+}
 
-    /// Returns true if [`RunTimes::known`] may return any.
-    pub(super) fn is_any_known(&self) -> bool {
-        self.usable > 0 || self.saying > 0
-    }
+/// Returns the name of a pod's namespace, shared with the map if it is there.
+fn shared_name<V>(known: &BTreeMap<Arc<str>, V>, pod: &Pod) -> Arc<str> {
+    let name = pod.namespace().unwrap_or_default();
+    let known = known.get_key_value(name.as_str());
+    known.map_or_else(|| name.as_str().into(), |(known, _)| Arc::clone(known))
 }
 
 /// Returns the run of a pod that has succeeded. One that failed ended before its time, and so did one
@@ -209,11 +191,6 @@ fn run(pod: &Pod) -> Option<Run> {
         length: Duration(length),
         owner: hasher.finish(),
     })
-}
-
-fn controller(pod: &Pod) -> Option<&OwnerReference> {
-    let mut owners = pod.metadata.owner_references.iter().flatten();
-    owners.find(|owner| owner.controller == Some(true))
 }
 
 fn template(pod: &Pod) -> Template {
@@ -275,7 +252,7 @@ mod tests {
         times.show(&PodUid::new(uid), pod);
     }
 
-    /// What is known so many seconds after the pods started.
+    /// Returns the run time and the number of past runs, so many seconds after the pods started.
     fn known_after(times: &RunTimes, uid: &str, seconds: u64) -> Option<(u64, usize)> {
         let known = times.known(Time((10 + seconds) * 1000));
         let run = known.get(&PodUid::new(uid))?;
@@ -291,7 +268,6 @@ mod tests {
         show(&mut times, "now", &pod("a", "now", None));
         for (uid, length) in [("1", 60), ("2", 3600), ("3", 90)] {
             assert_eq!(known_after(&times, "now", 0), None, "{uid}");
-            assert!(!times.is_any_known());
             // Its last state comes more than once, and other pods of its Job end, too.
             show(&mut times, uid, &pod("a", uid, None));
             show(&mut times, uid, &pod("a", uid, Some(length)));
@@ -299,9 +275,8 @@ mod tests {
             show(&mut times, &format!("{uid}b"), &pod("a", uid, Some(length)));
             times.forget(&PodUid::new(uid));
         }
-        assert!(times.is_any_known());
         assert_eq!(known_after(&times, "now", 0), Some((90, 3)));
-        // What it has outlived is no estimate any more.
+        // A time that the pod has outlived is no estimate any more.
         assert_eq!(known_after(&times, "now", 90), Some((3600, 1)));
         assert_eq!(known_after(&times, "now", 3600), None);
         show(&mut times, "other", &pod("b", "other", None));
@@ -363,6 +338,7 @@ mod tests {
         assert_eq!(kept.len(), TEMPLATES);
         assert!(kept.contains_key(&u64::MAX), "it has enough runs");
         assert!(times.templates["quiet"].contains_key(&1));
-        assert_eq!(times.usable, 2);
+        times.forget_namespace("busy");
+        assert!(times.templates.keys().eq([&Arc::from("quiet")]));
     }
 }

@@ -20,15 +20,9 @@ pub(super) fn is_safe_to_evict(pod: &KubePod) -> bool {
     let own = said
         .get(names::SAFE_TO_EVICT)
         .or_else(|| said.get(names::SAFE_TO_EVICT_AUTOSCALER));
-    has_controller(pod)
+    api::owner::controller(pod).is_some()
         && own.is_none_or(|own| own == "true")
         && !is_true(said, names::DO_NOT_DISRUPT)
-}
-
-/// Returns whether a controller creates the pod again when it is deleted.
-pub(super) fn has_controller(pod: &KubePod) -> bool {
-    let mut owners = pod.owner_references().iter();
-    owners.any(|owner| owner.controller == Some(true))
 }
 
 fn is_true(annotations: &BTreeMap<String, String>, key: &str) -> bool {

@@ -120,7 +120,7 @@ pub struct World {
     pub(super) unread: BTreeSet<Arc<str>>,
     /// What the kubelet says of a resize that is not over, by UID of the pod.
     pub(super) resizes: BTreeMap<String, String>,
-    /// What is known of how long pods run.
+    /// The declared and the past run times of pods.
     pub(super) run_times: RunTimes,
     /// Running pods that are being deleted, while their end is counted on.
     pub(super) leaving: BTreeMap<String, Leaving>,
@@ -339,6 +339,9 @@ impl World {
             }
             Fact::Namespace(seen) => {
                 self.namespaces.note(&seen);
+                if let Seen::Gone(name) = &seen {
+                    self.run_times.forget_namespace(name);
+                }
                 namespaces::event(seen).into_iter().collect()
             }
             Fact::ConfigMap(seen) => {
@@ -505,11 +508,6 @@ impl World {
     /// Returns how long pods run, of those of which it is known at that time.
     pub fn run_times(&self, now: Time) -> BTreeMap<PodUid, RunTime> {
         self.run_times.known(now)
-    }
-
-    /// Returns false if [`World::run_times`] returns none. It costs less.
-    pub fn is_any_run_time_known(&self) -> bool {
-        self.run_times.is_any_known()
     }
 
     /// Returns the waiting pods whose shown reason has changed since the last call.

@@ -8,14 +8,13 @@ use scheduler_core::{Action, Decision};
 use tokio::time::Instant;
 
 impl Cycle {
-    /// Plans a forecast if pods wait and the run time of any pod may be known. The cycle calls it when it has
+    /// Plans a forecast if pods wait. The cycle calls it when it has
     /// counted the queues.
     pub(super) fn plan_forecast(&mut self, leading: bool) {
         let waits = |queue: &scheduler_core::QueueView| queue.waiting > 0;
         let due = leading
             && self.forecasts.is_some()
-            && self.outputs.views.borrow().queues.iter().any(waits)
-            && self.world.is_any_run_time_known();
+            && self.outputs.views.borrow().queues.iter().any(waits);
         let now = Instant::now();
         let next = self.forecasted.map_or(now, |at| (at + PACE).max(now));
         self.forecast_at = due.then_some(next);
@@ -34,9 +33,13 @@ impl Cycle {
             return;
         };
         let now = self.clock.now();
+        let run_times = self.world.run_times(now);
+        if run_times.is_empty() {
+            return;
+        }
         turn.send(Fork {
             core: self.core.fork(),
-            run_times: self.world.run_times(now),
+            run_times,
             now,
         });
         self.outputs.meters.forked(begin.elapsed());

@@ -66,7 +66,7 @@ impl GroupFeed {
             permit.send(GroupReport::All(Arc::clone(&pool)));
             self.all = None;
         }
-        // Not announced: the receiver's own writes without an answer may still be carried out.
+        // This is not announced: the receiver's own writes without an answer may still be carried out.
         if is_due(self.once_more) {
             core.forget_taken_groups();
             self.once_more = None;

@@ -173,8 +173,11 @@ async fn starts_are_estimated_while_pods_wait_and_at_most_once_in_half_a_minute(
     };
     cycle.read("queue default-queue gpu=-1/-1/1\nnode n1 cpu=4000 memory=1000 pods=10 gpus=1\n");
     cycle.read("pod waits gpus.main=1 created=9\n");
-    // No pod says how long it runs.
-    assert_eq!(plan(&mut cycle, true), None);
+    // No pod says how long it runs: nothing is copied.
+    assert_eq!(plan(&mut cycle, true), Some(Instant::now()));
+    cycle.forecast();
+    assert_eq!(cycle.forecasts.as_ref().unwrap().forks.capacity(), 1);
+    tokio::time::advance(crate::forecast::PACE).await;
     let mut runs = pod("runs", Some("n1"), 1);
     runs["metadata"]["annotations"] = serde_json::json!({proto::names::request::RUN_TIME: "1h"});
     cycle.take(Fact::Pod(there(runs)));
@@ -182,6 +185,7 @@ async fn starts_are_estimated_while_pods_wait_and_at_most_once_in_half_a_minute(
     let now = Instant::now();
     assert_eq!(plan(&mut cycle, true), Some(now));
     cycle.forecast();
+    assert_eq!(cycle.forecasts.as_ref().unwrap().forks.capacity(), 0);
     assert_eq!(cycle.forecast_at, Some(now + crate::forecast::AGAIN));
     assert_eq!(
         plan(&mut cycle, true),

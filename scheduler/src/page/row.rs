@@ -221,12 +221,10 @@ pub(super) fn tenant(pod: &Pod) -> Option<Tenant> {
     let text = pod.annotations().get(grant::GRANT)?;
     let queue = api::Grant::peek(text).ok().and_then(|grant| grant.queue);
     let queue = queue.unwrap_or_default();
-    let owners = pod.owner_references();
-    let owner = owners.iter().find(|owner| owner.controller == Some(true));
     Some(Tenant {
         queue: queue.into(),
         namespace: pod.namespace().unwrap_or_default().into(),
-        owner: match owner {
+        owner: match api::owner::controller(pod) {
             Some(owner) => workload(pod, owner),
             None => format!("Pod/{}", pod.name_any()),
         }

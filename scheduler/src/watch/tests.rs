@@ -312,33 +312,60 @@ fn as_users_have_it(phase: &str) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
-/// Estimates take pods that run the same for runs of one template.
+/// Estimates take pods that run the same for runs of one template, by what the watch keeps of them.
 #[test]
-fn what_a_container_runs_is_kept_as_a_digest_where_its_pod_ends() {
-    let kept = |change: fn(&mut Pod)| {
+fn past_runs_are_told_from_those_of_other_programs_by_what_is_kept_of_their_pods() {
+    let kept = |uid: &str, image: &str, args: &str, ended: bool| {
         let mut pod = as_users_have_it("Running");
-        change(&mut pod);
+        pod.metadata.uid = Some(uid.to_owned());
+        pod.metadata.name = Some(uid.to_owned());
+        // Each is a run by itself, and declares no time.
+        pod.metadata.owner_references = None;
+        let annotations = pod.metadata.annotations.as_mut().unwrap();
+        annotations.retain(|key, _| key == "gpu-memory");
+        let spec = pod.spec.as_mut().unwrap();
+        spec.active_deadline_seconds = None;
+        spec.containers[0].image = Some(image.to_owned());
+        spec.containers[0].args = Some(vec![args.to_owned()]);
+        if ended {
+            let status = pod.status.as_mut().unwrap();
+            status.phase = Some("Succeeded".to_owned());
+            let state =
+                json!({"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T01:00:01Z"}});
+            for container in status.container_statuses.iter_mut().flatten() {
+                container.state = Some(serde_json::from_value(state.clone()).unwrap());
+            }
+        }
         kept::trim(&mut pod);
-        pod.spec.unwrap().containers[0].args.clone()
+        Fact::Pod(Seen::There(Box::new(pod)))
     };
-    let plain = kept(|_| {});
-    assert!(plain.as_ref().is_some_and(|args| args[0].len() == 16));
+    let mut world = crate::convert::World::new("kai-scheduler");
+    for uid in ["1", "2", "3"] {
+        world.take(kept(uid, "train", "--epochs=9", true));
+    }
+    for (uid, image, args) in [
+        ("same", "train", "--epochs=9"),
+        ("args", "train", "--epochs=1"),
+        ("image", "serve", "--epochs=9"),
+    ] {
+        world.take(kept(uid, image, args, false));
+    }
+    let start = scheduler_core::units::Time(1_767_225_601_000);
+    let known = world.run_times(start);
+    let of = |uid: &str| {
+        known
+            .get(&scheduler_core::ids::PodUid::new(uid))
+            .map(|run| run.length.0)
+    };
     assert_eq!(
-        plain,
-        kept(|pod| pod.metadata.name = Some("other".to_owned()))
+        (of("same"), of("args"), of("image")),
+        (Some(3_600_000), None, None)
     );
-    let args = |pod: &mut Pod| {
-        pod.spec.as_mut().unwrap().containers[0].args = Some(vec!["other".to_owned()]);
-    };
-    let image = |pod: &mut Pod| {
-        pod.spec.as_mut().unwrap().containers[0].image = Some("other".to_owned());
-    };
-    assert_ne!(plain, kept(args));
-    assert_ne!(plain, kept(image));
-    let server = |pod: &mut Pod| {
-        pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
-    };
-    assert_eq!(kept(server), None);
+    world.take(Fact::Namespace(Seen::Gone("team-a".into())));
+    assert!(
+        world.run_times(start).is_empty(),
+        "runs go with their namespace"
+    );
 }
 
 #[test]

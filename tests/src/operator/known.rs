@@ -9,7 +9,7 @@ pub struct Operator {
     pub program: &'static str,
     /// The image that its manifests name.
     pub image: &'static str,
-    /// Where it runs.
+    /// The namespace in which it runs.
     pub namespace: &'static str,
     pub deployment: &'static str,
     /// Its objects, for `kubectl delete`.
@@ -64,7 +64,7 @@ pub static KUEUE: Operator = Operator {
     deployment: "kueue-controller-manager",
     kinds: &["jobs.batch"],
 };
-/// What it puts into each of its pods is [`ARGO_EXECUTOR`].
+/// It puts [`ARGO_EXECUTOR`] into each of its pods.
 pub static ARGO: Operator = Operator {
     name: "argo",
     program: "workflow-controller",

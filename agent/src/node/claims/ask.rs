@@ -21,7 +21,7 @@ pub(in crate::node) struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// What a pod asks the ledger for: a row for each of its containers that takes a part.
+    /// Returns the pod's requests to the ledger: a row for each of its containers that takes a part.
     pub(in crate::node) fn part_claims(
         &self,
         allocated: &Allocated,
@@ -75,7 +75,7 @@ impl Ask<'_> {
         }
         let config = &first.config;
         let observes = first.observes;
-        // One that is held stays as it is.
+        // A part that is held stays as it is.
         let held = self.ledger.by_alloc(allocated.part(part)).next();
         let mode = match held {
             _ if observes => Mode::Exclusive,
@@ -101,7 +101,7 @@ impl Ask<'_> {
             kept: memory,
             compute_percent: config.compute_percent.unwrap_or(100),
             mode,
-            // By another scheduler.
+            // Another scheduler has placed the pod.
             decision: String::new(),
             claimed: Some(Claimed {
                 uid: allocated.uid.clone(),
@@ -135,7 +135,7 @@ impl Ask<'_> {
         Ok(found)
     }
 
-    /// Of a claim against the admin's word: it can only be stricter.
+    /// Returns the options of a claim. It can only be stricter than the admin's policy.
     fn wishes(&self, claim: &str, config: &Config, observes: bool) -> Result<ShareOptions, String> {
         let without =
             (config.on_violation).unwrap_or_else(|| self.policy.reaction(ViolationKind::Memory));
@@ -153,7 +153,7 @@ impl Ask<'_> {
     }
 }
 
-/// What of each of its cards a part has.
+/// Returns the memory that a part has of each of its cards.
 fn memory(
     claim: &str,
     devices: &[&Device],
@@ -176,7 +176,7 @@ fn memory(
                 device.device
             ));
         };
-        // One that is held may have been allocated by another reserve.
+        // A part that is held may have been allocated under another reserve.
         if mode == Mode::Exclusive && !again && memory < card.capacity() {
             return Err(format!(
                 "claim {claim} asks for card {} whole, and for {memory} of it: leave the amount out",

@@ -51,7 +51,7 @@ pub struct Device {
 /// Other requests of class and claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// How the cards are shared.
+    /// The mode of the cards.
     pub mode: Option<Mode>,
     /// No weaker fence.
     pub minimum_fence: Option<Fence>,

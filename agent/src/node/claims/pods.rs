@@ -32,9 +32,9 @@ type Listed = (BTreeSet<HolderKey>, BTreeMap<String, String>);
 /// The pods of prepared claims.
 #[derive(Debug, Default)]
 pub(in crate::node) struct ClaimPods {
-    /// By the UIDs of prepared claims: the pods that they were reserved for, when that was read.
+    /// The pods for which each prepared claim was reserved when it was read, by the UID of the claim.
     reserved: BTreeMap<String, BTreeSet<String>>,
-    /// By the UIDs of prepared claims, their pods on this node.
+    /// The pods of each prepared claim on this node, by the UID of the claim.
     pub(in crate::node) claimants: BTreeMap<String, Claimants>,
     /// The containers that may have each share of a claim, as last listed.
     listed: BTreeMap<AllocId, Listed>,
@@ -168,7 +168,7 @@ impl Claimants {
     }
 }
 
-/// What a pod's containers get of a claim with these rows.
+/// Returns the containers of a pod that get each of a claim's rows.
 fn joins(
     ledger: &Ledger,
     rows: &[Share],

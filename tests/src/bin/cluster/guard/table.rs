@@ -91,13 +91,8 @@ impl Table {
     /// `aliquot plan` foresees what the policies for pods do, from a copy of their rules. Pods of other
     /// namespaces are left out: these may be exempt.
     fn foreseen(&self, write: &Write, is_refused: bool) -> Result<()> {
-        const FORESEEN: [&str; 3] = [
-            "aliquot-visible-devices",
-            "aliquot-runtime-classes",
-            "aliquot-host-paths",
-        ];
         let pod = write.created_pod(&self.namespace)?;
-        let Some(pod) = pod.filter(|_| FORESEEN.contains(&self.policy)) else {
+        let Some(pod) = pod.filter(|_| api::guard::POLICIES.contains(&self.policy)) else {
             return Ok(());
         };
         let foreseen = api::guard::refusal(&pod);
